@@ -1,0 +1,1 @@
+"""Token shards: made from text, downloaded, checked, and served as batches."""

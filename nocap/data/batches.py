@@ -1,0 +1,86 @@
+"""Which tokens make a batch: a pure function of (seed, step), the same for every arm, device count and micro-batch.
+
+All windows of seq_len tokens (and one more, the last target) are numbered over the shards; an order maps the n-th sequence of training to
+a window. There is no loader state to save, and a resumed run reads what the uninterrupted one would have read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nocap.data.shards import Shard, map_tokens
+from nocap.schema import Order
+
+
+def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijective 64-bit hash (Steele, Lea & Flood 2014). NumPy's own shuffles may change between versions; this cannot."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def permutation(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A pseudo-random order of range(n): its elements sorted by a hash of (seed, epoch, element)."""
+    key = splitmix64(splitmix64(np.array([seed], np.uint64)) ^ np.uint64(epoch))
+    return np.argsort(splitmix64(np.arange(n, dtype=np.uint64) ^ key), kind="stable")
+
+
+class Windows:
+    """The windows of a set of shards in the order that training or validation reads them."""
+
+    def __init__(self, shards: Sequence[Shard], *, seq_len: int, order: Order, read_sequences: int, seed: int) -> None:
+        """`read_sequences` counts in sequential order only: a shard is left when it cannot give that many sequences at once.
+
+        Errors:
+            ValueError: the shards do not hold one window.
+        """
+        unit = read_sequences if order is Order.sequential else 1
+        self.counts = np.array([(shard.tokens - 1) // (seq_len * unit) * unit for shard in shards], np.int64)
+        self.n = int(self.counts.sum())
+        if self.n == 0:
+            tokens = sum(shard.tokens for shard in shards)
+            raise ValueError(
+                f"data must hold at least {unit} × model.seq_len + 1 = {unit * seq_len + 1} tokens in a shard, got {tokens} in all"
+            )
+        self.seq_len, self.order, self.seed = seq_len, order, seed
+        self._tokens = [map_tokens(shard.path) for shard in shards]
+        self._ends = np.cumsum(self.counts)
+        self._epoch, self._permutation = -1, np.empty(0, np.int64)
+
+    def _window(self, sequence: int) -> int:
+        epoch, index = divmod(sequence, self.n)
+        if self.order is Order.sequential:
+            return index
+        if epoch != self._epoch:
+            self._epoch, self._permutation = epoch, permutation(self.n, seed=self.seed, epoch=epoch)
+        return int(self._permutation[index])
+
+    def read(self, sequences: Sequence[int]) -> NDArray[np.int32]:
+        """The n-th sequences of training, (len(sequences), seq_len + 1) token ids."""
+        out = np.empty((len(sequences), self.seq_len + 1), np.int32)
+        for row, sequence in enumerate(sequences):
+            window = self._window(sequence)
+            shard = int(np.searchsorted(self._ends, window, side="right"))
+            start = (window - int(self._ends[shard] - self.counts[shard])) * self.seq_len
+            out[row] = self._tokens[shard][start : start + self.seq_len + 1]
+        return out
+
+
+def sequences_of(*, step: int, rank: int, world: int, microbatches: int, micro_batch: int) -> list[int]:
+    """The sequences that a rank reads for a step, micro-batch after micro-batch.
+
+    The global batch is cut into micro-batches that go round the ranks, so that one rank with twice the accumulation sums the same terms.
+    """
+    first = step * microbatches * world * micro_batch
+    chunks = (first + (i * world + rank) * micro_batch for i in range(microbatches))
+    return [chunk + j for chunk in chunks for j in range(micro_batch)]
+
+
+def target_bytes(windows: Windows, lengths: NDArray[np.int32], *, tokens: int) -> int:
+    """UTF-8 bytes of the targets in the first `tokens` // seq_len windows; `lengths` gives each token's bytes, end-of-text none."""
+    sequences = range(tokens // windows.seq_len)
+    return sum(int(lengths[windows.read([s])[:, 1:]].sum()) for s in sequences)

@@ -1,0 +1,291 @@
+"""Text and synthetic sources made into token shards in the cache, once.
+
+A made set is a folder `cache_dir/corpora/<kind>-<vocabulary>-<key>`, its key a hash of everything that the shards depend on. The folder
+appears by a rename, whole, so neither a killed process nor a racing one leaves a half-made set behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nocap.data import synthetic as chain
+from nocap.data import tokenizer
+from nocap.data.shards import ShardSet, Tokens, os_errors_refused, shard_sha256, write_json, write_shard
+from nocap.schema import Stdlib, Synthetic, Text, Vocabulary
+
+if TYPE_CHECKING:
+    import tiktoken
+
+FORMAT = 1  # of the shards' content; a change makes every set anew
+PIECE_BYTES = 32 * 1024  # of text, the unit that goes to training or to validation
+BATCH_PIECES = 64  # encoded at once
+SHARD_TOKENS = 100_000_000  # a shard is closed once it has as many
+NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+
+Made = tuple[dict[str, object], dict[str, list[dict[str, object]]]]  # facts for the record; shards by split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Bytes `start` to `stop` of a file; `key` is hashed to choose the split, so it must not depend on where the files lie."""
+
+    path: Path
+    key: str
+    start: int
+    stop: int
+
+
+def stdlib(data: Stdlib, vocabulary: Vocabulary, *, cache_dir: Path, folder: Path | None = None) -> ShardSet:
+    """The standard library's own source: a file is a document. Tests and files that are not UTF-8 are left out; the latter are named."""
+    folder = folder or Path(sysconfig.get_path("stdlib"))
+    files = [(name, path) for name, path in _walk(folder, without=NOT_LIBRARY) if name.endswith(".py")]
+    if len(files) < 2:
+        raise ValueError(f"data=stdlib: Python's library must have .py files in {folder}, got {len(files)}; use data=text")
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    key = _text_key(files, vocabulary, data.val_fraction) | {"python": python, "folder": str(folder)}
+
+    def make(target: Path) -> Made:
+        pieces, skipped = [], []
+        for name, path in files:
+            raw = path.read_bytes()
+            try:
+                raw.decode()
+            except UnicodeDecodeError:
+                skipped.append(name)
+                continue
+            if raw:
+                pieces.append(Piece(path=path, key=name, start=0, stop=len(raw)))
+        facts, shards = _write_text(target, pieces, data.val_fraction, vocabulary, cache_dir)
+        return facts | {"python": python, "skipped": skipped}, shards
+
+    return _made("stdlib", vocabulary, key, cache_dir=cache_dir, make=make)
+
+
+def text(data: Text, vocabulary: Vocabulary, *, cache_dir: Path) -> ShardSet:
+    """The user's UTF-8 files, in pieces of up to 32 KiB cut at a line's end, so that one big file still gives both splits."""
+    items = data.path if isinstance(data.path, list) else [data.path]
+    files = _text_files(items)
+    key = _text_key(files, vocabulary, data.val_fraction)
+
+    def make(target: Path) -> Made:
+        pieces = [piece for name, path in files for piece in _cut(name, path)]
+        if len(pieces) < 2:
+            rule = f"hold more than {PIECE_BYTES // 1024} KiB of text, so that training and validation each get a piece"
+            raise ValueError(f"data.path must {rule}, got {sum(piece.stop - piece.start for piece in pieces)} bytes")
+        facts, shards = _write_text(target, pieces, data.val_fraction, vocabulary, cache_dir)
+        return facts | {"files": len(files)}, shards
+
+    return _made("text", vocabulary, key, cache_dir=cache_dir, make=make)
+
+
+def synthetic(data: Synthetic, vocabulary: Vocabulary, *, cache_dir: Path) -> ShardSet:
+    """A Markov chain over the vocabulary's ids; see `nocap.data.synthetic`. No token stands for text."""
+    lengths = {"train": data.train_tokens, "val": data.val_tokens}
+    size = tokenizer.vocab_size(vocabulary)
+
+    def make(target: Path) -> Made:
+        walks = {
+            split: chain.tokens(count, vocab_size=size, seed=data.source_seed, stream=stream)
+            for stream, (split, count) in enumerate(lengths.items())
+        }
+        return {"text": False}, {split: _write_shards(target, split, walk) for split, walk in walks.items()}
+
+    key = {"lengths": lengths, "source_seed": data.source_seed, "vocab_size": size}
+    return _made("synthetic", vocabulary, key, cache_dir=cache_dir, make=make)
+
+
+# --- files and pieces --------------------------------------------------------------------------------------------------------------
+
+
+def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
+    """Every file below a folder as (relative name, path), sorted by name; not the hidden ones, nor those in folders named in `without`."""
+    top, found = str(folder), []
+    for root, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+        found += [os.path.join(root, name) for name in names if not name.startswith(".")]
+    return sorted((os.path.relpath(path, top).replace(os.sep, "/"), Path(path)) for path in found)
+
+
+def _text_files(items: list[str]) -> list[tuple[str, Path]]:
+    """The files of `data.path`, each once, in the order given; names are relative to the folder named, or to a glob's fixed part."""
+    files: dict[str, tuple[str, Path]] = {}
+    for item in items:
+        path = Path(item).expanduser()
+        if path.exists():
+            base, matches = (path, [path]) if path.is_dir() else (path.parent, [path])
+        else:
+            fixed = [part for index, part in enumerate(path.parts) if not any(set("*?[") & set(p) for p in path.parts[: index + 1])]
+            base, matches = Path(*fixed), [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+        found = [file for match in matches for file in ([file for _, file in _walk(match)] if match.is_dir() else [match])]
+        if not found:
+            raise ValueError(f"data.path must match at least one file that is not hidden, got {item!r}")
+        for file in sorted(found):
+            files.setdefault(os.path.realpath(file), (file.relative_to(base).as_posix(), file))
+    return list(files.values())
+
+
+def _text_key(files: list[tuple[str, Path]], vocabulary: Vocabulary, val_fraction: float) -> dict[str, Any]:
+    listing = []
+    for name, path in files:
+        with os_errors_refused(str(path)):
+            stat = path.stat()
+        listing.append([name, os.path.realpath(path), stat.st_size, stat.st_mtime_ns])
+    return {"files": listing, "vocabulary": vocabulary.name, "val_fraction": val_fraction}
+
+
+def _cut(name: str, path: Path) -> Iterator[Piece]:
+    """A file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to its last whole character."""
+    start, index, left = 0, 0, b""
+    with os_errors_refused(str(path)), path.open("rb") as file:
+        while left := left + file.read(PIECE_BYTES - len(left)):
+            at_end = len(left) < PIECE_BYTES
+            size = len(left) if at_end else left.rfind(b"\n") + 1 or len(left)
+            try:
+                left[:size].decode()
+            except UnicodeDecodeError as error:
+                if at_end or error.reason != "unexpected end of data":
+                    what = f"byte 0x{left[error.start]:02x} at offset {start + error.start}"
+                    raise ValueError(f"{path}: data.path must hold UTF-8 text, got {what}") from None
+                size = error.start
+            yield Piece(path=path, key=f"{name}:{index}", start=start, stop=start + size)
+            start, index, left = start + size, index + 1, left[size:]
+
+
+def _validation(pieces: list[Piece], fraction: float) -> set[str]:
+    """Keys of the pieces for validation: those whose hash is below `fraction`; at least one, and never all."""
+    assert len(pieces) >= 2
+    share = {piece.key: int.from_bytes(hashlib.sha256(piece.key.encode()).digest()[:8], "big") / 2**64 for piece in pieces}
+    ranked = sorted(share, key=lambda key: (share[key], key))
+    chosen = sum(share[key] < fraction for key in ranked)
+    return set(ranked[: min(max(chosen, 1), len(ranked) - 1)])
+
+
+# --- shards ------------------------------------------------------------------------------------------------------------------------
+
+
+def _write_text(target: Path, pieces: list[Piece], fraction: float, vocabulary: Vocabulary, cache_dir: Path) -> Made:
+    encoding = tokenizer.load(vocabulary, cache_dir=cache_dir)
+    validation = _validation(pieces, fraction)
+    sides = {"train": [p for p in pieces if p.key not in validation], "val": [p for p in pieces if p.key in validation]}
+    shards = {split: _write_shards(target, split, _encoded(side, encoding)) for split, side in sides.items()}
+    facts: dict[str, object] = {
+        "text": True,
+        "documents": {split: len(side) for split, side in sides.items()},
+        "bytes": {split: sum(piece.stop - piece.start for piece in side) for split, side in sides.items()},
+    }
+    return facts, shards
+
+
+def _encoded(pieces: list[Piece], encoding: tiktoken.Encoding) -> Iterator[Tokens]:
+    """Tokens of one split's pieces. End-of-text stands wherever the text before is not the text before: at the start of a file, and
+    where the piece between went to the other split, so that no window joins two sentences that were never neighbours."""
+    before: tuple[Path, int] | None = None
+    end_of_text = np.array([encoding.eot_token], dtype=np.uint16)
+    for first in range(0, len(pieces), BATCH_PIECES):
+        batch = pieces[first : first + BATCH_PIECES]
+        for piece, ids in zip(batch, _encode([_read(piece) for piece in batch], encoding), strict=True):
+            if before != (piece.path, piece.start):
+                yield end_of_text
+            yield ids
+            before = (piece.path, piece.stop)
+
+
+def _read(piece: Piece) -> bytes:
+    with os_errors_refused(str(piece.path)), piece.path.open("rb") as file:
+        file.seek(piece.start)
+        return file.read(piece.stop - piece.start)
+
+
+def _encode(texts: list[bytes], encoding: tiktoken.Encoding) -> list[Tokens]:
+    if encoding.n_vocab == tokenizer.vocab_size(Vocabulary.bytes):  # a byte is its own id: twenty times faster than asking
+        return [np.frombuffer(text, dtype=np.uint8).astype(np.uint16) for text in texts]
+    return [np.array(ids, dtype=np.uint16) for ids in encoding.encode_ordinary_batch([text.decode() for text in texts])]
+
+
+def _write_shards(target: Path, split: str, runs: Iterable[Tokens]) -> list[dict[str, object]]:
+    """Write runs of tokens as shards of about SHARD_TOKENS, none of them empty."""
+    shards: list[dict[str, object]] = []
+    held: list[Tokens] = []
+
+    def close() -> None:
+        tokens, name = np.concatenate(held), f"{split}_{len(shards):06d}.bin"
+        write_shard(target / name, tokens)
+        shards.append({"name": name, "tokens": tokens.size, "sha256": shard_sha256(tokens)})
+        held.clear()
+
+    waiting = 0
+    for run in runs:
+        held.append(run)
+        waiting += run.size
+        if waiting >= SHARD_TOKENS:
+            close()
+            waiting = 0
+    if held:
+        close()
+    return shards
+
+
+def _made(kind: str, vocabulary: Vocabulary, key: dict[str, Any], *, cache_dir: Path, make: Callable[[Path], Made]) -> ShardSet:
+    """The set of this key, made first if it is not in the cache."""
+    digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
+    folder = cache_dir / "corpora" / f"{kind}-{vocabulary.name}-{digest[:16]}"
+    if not folder.is_dir():
+        with os_errors_refused(str(folder)):
+            _make(folder, kind, vocabulary, make)
+    return _open(folder)
+
+
+def _make(folder: Path, kind: str, vocabulary: Vocabulary, make: Callable[[Path], Made]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # freed with its process, however that ends
+        if folder.is_dir():
+            return  # made by the one who held the lock
+        temporary = folder.parent / f".{folder.name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            facts, shards = make(temporary)
+            source = {"kind": kind, "vocabulary": vocabulary.name} | facts
+            write_json(temporary / "manifest.json", {"format": FORMAT, "source": source, "shards": shards})
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _open(folder: Path) -> ShardSet:
+    manifest = read_manifest(folder)
+    paths = {split: [folder / str(row["name"]) for row in rows] for split, rows in manifest["shards"].items()}
+    rows = [row for rows in manifest["shards"].values() for row in rows]
+    return ShardSet(
+        train=tuple(paths["train"]),
+        val=tuple(paths["val"]),
+        source=manifest["source"],
+        expected={folder / row["name"]: row["sha256"] for row in rows},
+        remedy={folder / row["name"]: f"remove {folder} to have it made again" for row in rows},
+    )
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a made set holds; `ValueError` when its manifest is missing or no manifest."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
+        ok = manifest["format"] == FORMAT and all(manifest["shards"][split] for split in ("train", "val")) and bool(manifest["source"])
+    except (OSError, ValueError, KeyError, TypeError):
+        ok = False
+    if not ok:
+        raise ValueError(f"{folder / 'manifest.json'}: must be the manifest of a made set; remove {folder} to have it made again")
+    return manifest

@@ -1,0 +1,54 @@
+"""A Markov chain with four equally likely successors a token: needs no file, can be learned, and its entropy is exactly ln 4 nats.
+
+Everything comes from an integer hash, so the tokens are the same under every version of NumPy and Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK_TOKENS = 1_000_000
+_SUCCESSORS, _FIRST, _CHOICES = 0, 1, 2  # what a draw is for
+
+Words = npt.NDArray[np.uint64]
+
+
+def splitmix64(words: Words) -> Words:
+    """The splitmix64 generator's output for each 64-bit state."""
+    z = words + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _draw(words: Words, *, seed: int, purpose: int) -> Words:
+    key = splitmix64(splitmix64(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(purpose))
+    return splitmix64(words ^ key)
+
+
+def successors(*, vocab_size: int, seed: int) -> npt.NDArray[np.int64]:
+    """The four different tokens that may follow each token, of shape (vocab_size, 4)."""
+    assert vocab_size >= 4
+    table = _draw(np.arange(vocab_size * 4, dtype=np.uint64).reshape(-1, 4), seed=seed, purpose=_SUCCESSORS) % np.uint64(vocab_size)
+    for choice in range(1, 4):  # two equal successors would lower the entropy: a repeated one moves to the next free token
+        while (repeated := (table[:, :choice] == table[:, choice, None]).any(axis=1)).any():
+            table[repeated, choice] = (table[repeated, choice] + np.uint64(1)) % np.uint64(vocab_size)
+    return table.astype(np.int64)
+
+
+def tokens(count: int, *, vocab_size: int, seed: int, stream: int) -> Iterator[npt.NDArray[np.uint16]]:
+    """`count` tokens of the chain in chunks. Streams (training, validation) walk the same chain by independent choices."""
+    table = successors(vocab_size=vocab_size, seed=seed).ravel().tolist()
+    first = _draw(np.array([stream], dtype=np.uint64), seed=seed, purpose=_FIRST)
+    token = int(first[0]) % vocab_size
+    for start in range(0, count, CHUNK_TOKENS):
+        positions = np.arange(start, min(start + CHUNK_TOKENS, count), dtype=np.uint64)
+        choices = _draw(positions, seed=seed, purpose=_CHOICES + stream) & np.uint64(3)
+        walk = []
+        for choice in choices.tolist():
+            token = table[4 * token + choice]
+            walk.append(token)
+        yield np.array(walk, dtype=np.uint16)

@@ -1,0 +1,82 @@
+"""Vocabularies: 256 bytes and an end-of-text, or GPT-2's, both as tiktoken encodings."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nocap.schema import Vocabulary
+
+if TYPE_CHECKING:
+    import tiktoken
+
+END_OF_TEXT = "<|endoftext|>"
+FETCH_TIMEOUT_S = 30.0  # tiktoken itself would wait for a silent server for ever
+GPT2_FILES = {"6d1cbeee0f20b3d9449abfede4726ed8212e3aee": "vocab.bpe", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6": "encoder.json"}
+
+
+def vocab_size(vocabulary: Vocabulary) -> int:
+    """Tokens in a vocabulary, end-of-text included, without loading it."""
+    return {Vocabulary.bytes: 257, Vocabulary.gpt2: 50257}[vocabulary]
+
+
+def load(vocabulary: Vocabulary, *, cache_dir: Path) -> tiktoken.Encoding:
+    """The encoding. `ValueError` when GPT-2's files are not here and cannot be fetched; says how to get them.
+
+    tiktoken keeps GPT-2's files in `$TIKTOKEN_CACHE_DIR`, here `cache_dir/tiktoken` unless that is set.
+    """
+    encoding = _bytes() if vocabulary is Vocabulary.bytes else _gpt2(cache_dir / "tiktoken")
+    assert encoding.n_vocab == vocab_size(vocabulary)
+    return encoding
+
+
+def token_bytes(encoding: tiktoken.Encoding) -> npt.NDArray[np.int32]:
+    """Bytes of text that each token stands for, of shape (n_vocab,); end-of-text and other special tokens stand for none."""
+    special = {encoding.encode_single_token(text) for text in encoding.special_tokens_set}
+    lengths = [0 if token in special else len(encoding.decode_single_token_bytes(token)) for token in range(encoding.n_vocab)]
+    return np.array(lengths, dtype=np.int32)
+
+
+def _bytes() -> tiktoken.Encoding:
+    import tiktoken
+
+    return tiktoken.Encoding(
+        "bytes",
+        pat_str=r"[\s\S]{1,64}",  # long pieces: five times faster than a piece a character
+        mergeable_ranks={bytes([value]): value for value in range(256)},
+        special_tokens={END_OF_TEXT: 256},
+        explicit_n_vocab=257,
+    )
+
+
+def _gpt2(default_folder: Path) -> tiktoken.Encoding:
+    import tiktoken
+
+    folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(default_folder))
+    got: list[tiktoken.Encoding] = []
+    failed: list[Exception] = []
+
+    def fetch() -> None:
+        try:
+            got.append(tiktoken.get_encoding("gpt2"))
+        except Exception as error:  # handed to the caller below, where only what a missing network raises is refused
+            failed.append(error)
+
+    thread = threading.Thread(target=fetch, name="fetch-gpt2-vocabulary", daemon=True)
+    thread.start()
+    thread.join(FETCH_TIMEOUT_S)
+    if got:
+        return got[0]
+    if failed and not isinstance(failed[0], OSError | ValueError):
+        raise failed[0]
+    cause = f"no answer in {FETCH_TIMEOUT_S:g} s" if not failed else type(failed[0]).__name__
+    files = " and ".join(f"{name} as {sha1}" for sha1, name in GPT2_FILES.items())
+    raise ValueError(
+        f"tokenizer=gpt2: its vocabulary must be in TIKTOKEN_CACHE_DIR or be fetched, got {cause}; "
+        f"put GPT-2's {files} into {folder}, run once with a network, or use tokenizer=bytes"
+    ) from (failed[0] if failed else None)

@@ -1,0 +1,147 @@
+"""What this machine is, asked without importing torch: the door answers in a fraction of a second and starts workers that agree with it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from nocap.schema import Device, Kernel, Precision
+
+# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: name as the driver reports it → (bf16 tensor cores, fp32 with TF32 off).
+# The first pattern found in the name counts. A chip that is not here has no MFU: another chip's peak would be a lie.
+PEAK_TFLOPS = {
+    r"H200": (989.0, 67.0),
+    r"H100 PCIe": (756.0, 51.0),
+    r"H100 NVL": (835.0, 60.0),
+    r"H100": (989.0, 67.0),
+    r"GH200": (989.0, 67.0),
+    r"A100": (312.0, 19.5),
+    r"A40\b": (149.7, 37.4),
+    r"A10G": (70.0, 35.0),
+    r"A10\b": (125.0, 31.2),
+    r"L40S": (362.0, 91.6),
+    r"L4\b": (121.0, 30.3),
+    r"RTX 5090": (209.5, 104.8),
+    r"RTX 4090": (165.2, 82.6),
+    r"RTX 4080": (97.5, 48.7),
+    r"RTX 3090": (71.0, 35.6),
+}
+
+
+@cache
+def cuda_devices() -> tuple[str, ...]:
+    """Names of the GPUs that torch will see, from the CUDA driver; `CUDA_VISIBLE_DEVICES` is respected. Empty: none, or no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    names = []
+    for index in range(count.value):
+        driver.cuDeviceGetName(name, len(name), index)
+        names.append(name.value.decode())
+    return tuple(names)
+
+
+@cache
+def torch_build() -> dict[str, str | None]:
+    """The installed torch's `version` and `cuda`, read from its version file: importing torch would cost over a second."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ValueError("torch is not installed: pip install 'torch>=2.11,<2.14'")
+    source = Path(spec.origin).with_name("version.py").read_text()
+    found = {key: re.search(rf"^{key}\b[^=]*= *'([^']*)'", source, re.M) for key in ("__version__", "cuda")}
+    return {key.strip("_"): match.group(1) if match else None for key, match in found.items()}
+
+
+def default_device() -> Device:
+    """CUDA where there are a GPU and a torch built for it, else the CPU."""
+    return Device.cuda if torch_build()["cuda"] and cuda_devices() else Device.cpu
+
+
+def check_device(device: Device, devices: int) -> None:
+    """Refuse CUDA where it is absent, and more workers than GPUs."""
+    if device is Device.cpu:
+        return
+    if not torch_build()["cuda"]:
+        raise ValueError(f"trainer.device=cuda needs a torch built for CUDA, got torch {torch_build()['version']}")
+    if not cuda_devices():
+        raise ValueError("trainer.device=cuda needs a GPU, and the CUDA driver shows none")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
+    if local > len(cuda_devices()):
+        raise ValueError(f"trainer.devices must be at most the {len(cuda_devices())} visible GPU(s), got {local}")
+
+
+def default_precision(device: Device) -> Precision:
+    """bf16 where the hardware multiplies it natively, else fp32."""
+    if device is Device.cuda:
+        return Precision.bf16
+    return Precision.bf16 if {"avx512_bf16", "amx_bf16", "bf16"} & _cpu_facts()[1] else Precision.fp32
+
+
+def default_threads(device: Device, devices: int) -> int:
+    """CPU threads per worker: the cores this process may use, shared out; on CUDA the CPU computes nothing that threads would speed up."""
+    if device is Device.cuda:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // devices)
+
+
+def device_name(device: Device) -> str:
+    return cuda_devices()[0] if device is Device.cuda else _cpu_facts()[0]
+
+
+@cache
+def _cpu_facts() -> tuple[str, frozenset[str]]:
+    """The CPU's model name and feature flags; off Linux just the platform's word for it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine(), frozenset()
+    name = re.search(r"^model name\s*: (.*)$", text, re.M)
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.M)
+    return name.group(1) if name else platform.machine(), frozenset(flags.group(1).split() if flags else ())
+
+
+def describe(device: Device, threads: int) -> dict[str, object]:
+    """The record's `hardware`. Times are comparable only between runs of one `fingerprint`, which names the host too."""
+    facts: dict[str, object] = {
+        "device": device.value,
+        "name": device_name(device),
+        "cpu": _cpu_facts()[0],
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch": torch_build()["version"],
+        "cuda": torch_build()["cuda"] if device is Device.cuda else None,
+    }
+    facts["fingerprint"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    return facts
+
+
+def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]:
+    """FLOP/s that the chip could do at most, and where the figure is from; `None`, and why, where it is not known."""
+    name = device_name(device)
+    if device is Device.cuda:
+        for pattern, (bf16, fp32) in PEAK_TFLOPS.items():
+            if re.search(pattern, name):
+                tflops = bf16 if precision is Precision.bf16 else fp32
+                return tflops * 1e12, f"{name}: {tflops:g} TFLOP/s dense {precision.value} (data sheet)"
+    return None, f"no peak is known for {name} in {precision.value}"
+
+
+def sdpa_kernel(kernel: Kernel, device: Device, precision: Precision) -> Kernel:
+    """The kernel that `fused` means here. CUDA's flash kernel takes no fp32, so fp32 there is `efficient`; the CPU's flash takes both."""
+    if kernel is not Kernel.fused:
+        return kernel
+    return Kernel.efficient if device is Device.cuda and precision is Precision.fp32 else Kernel.flash

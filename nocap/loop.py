@@ -1,0 +1,337 @@
+"""The training loop: set up, then a story a step long."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nocap import hardware
+from nocap.data.batches import Windows, sequences_of
+from nocap.data.shards import Shard
+from nocap.model.flops import flops_per_token
+from nocap.model.gpt import GPT, build_model, count_parameters
+from nocap.optimizer import build_optimizers, set_lr
+from nocap.run import checkpoint, memory
+from nocap.run.evaluate import autocast, bits_per_byte, validate
+from nocap.run.ledger import Ledger
+from nocap.run.record import Metrics, Row
+from nocap.run.world import World
+from nocap.schedule import multiplier
+from nocap.schema import Compile, Hybrid, Order, Precision, Run, Sliding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run, its tokens and its place, and how to tell the one who asked."""
+
+    run: Run
+    train_shards: tuple[Shard, ...]
+    val_shards: tuple[Shard, ...]
+    vocab_size: int
+    val_bytes: int | None  # of text behind the validation targets; None where unknown
+    run_dir: Path
+    world: World
+    started: float  # time.monotonic() of this attempt's first moment
+    on_start: Callable[[list[Row]], None]  # the rows that stand, before the first step
+    on_row: Callable[[Row], None]
+    say: Callable[[str], None]
+    stop_asked: Callable[[], bool]
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """How training ended and what it measured once."""
+
+    status: str  # finished, preempted or diverged
+    step: int
+    ledger: Ledger
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Trainee:
+    """What a step changes, and what it reads."""
+
+    model: GPT
+    optimizers: list[torch.optim.Optimizer]
+    forward: nn.Module  # the model, behind DDP where there are ranks
+    train: Windows
+    val: Windows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """One optimizer step, seen from all ranks."""
+
+    loss: float
+    grad_norm: float
+    lrs: list[float]
+    stop: bool
+    step_ms: float
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+def train(job: Job) -> Outcome:
+    """Train from the newest checkpoint, or from the start, to the last step, a request to stop, or a loss that is no number."""
+    run, t = job.run, job.run.trainer
+    configure_numerics(run)
+    trainee = build(job)
+    step, ledger, metrics = resume(job, trainee)
+    with ledger.charge("compile"):
+        saved_mib = warm_up(job, trainee)
+    ledger.started_up()
+    outcome = Outcome(status="finished", step=step, ledger=ledger)
+    stopping, first = False, step
+    while True:
+        row: Row = {"step": step, "tokens": step * t.batch_tokens}
+        last = step == t.steps
+        if step > first and (last or stopping or _due(step, t.checkpoint_every)):
+            with ledger.charge("checkpoint"):
+                save(job, trainee, step=step, ledger=ledger, metrics=metrics)
+        if stopping and not last:
+            outcome.status = "preempted"
+            break
+        if last or step == 0 or _due(step, t.val_every):
+            with ledger.charge("val"):
+                row |= score(job, trainee)
+        if not last:
+            with ledger.charge("train"):
+                update = take_step(job, trainee, ledger, step=step)
+            stopping = update.stop
+            row |= describe(job, update)
+        if "val/loss" in row or _due(step, t.log_every):
+            log(job, metrics, row, ledger)
+        if not last and not update.finite:
+            outcome.status = "diverged"
+            outcome.facts["diverged"] = {"step": step, "loss": repr(update.loss), "grad_norm": repr(update.grad_norm), **_batch(job, step)}
+            break
+        if last:
+            break
+        step += 1
+    outcome.step = step
+    outcome.facts |= account(job, trainee, saved_mib)
+    return outcome
+
+
+# --- setup -------------------------------------------------------------------------------------------------------------------------
+
+
+def configure_numerics(run: Run) -> None:
+    """Threads as configured; fp32 means fp32, TF32 off."""
+    torch.set_num_threads(run.trainer.threads)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def build(job: Job) -> Trainee:
+    run, world = job.run, job.world
+    model = build_model(run, vocab_size=job.vocab_size).to(world.device)
+    optimizers = build_optimizers(run.optimizer, model)
+    if run.trainer.compile is Compile.regional:
+        for block in model.blocks:
+            block.compile(fullgraph=True, dynamic=False)
+        model.head.compile(fullgraph=True, dynamic=False)
+    elif run.trainer.compile is Compile.full:
+        model.compile(fullgraph=True, dynamic=False)
+    forward: nn.Module = model
+    if world.size > 1:
+        # Nothing to broadcast at run time: every rank builds the same weights from the seed, and the only buffers are constants.
+        forward = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    data, T = run.data, run.model.seq_len
+    windows = Windows(job.train_shards, seq_len=T, order=data.order, read_sequences=data.read_sequences, seed=run.seed)
+    val = Windows(job.val_shards, seq_len=T, order=Order.sequential, read_sequences=1, seed=0)
+    return Trainee(model=model, optimizers=optimizers, forward=forward, train=windows, val=val)
+
+
+def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
+    """Load the newest valid checkpoint on every rank, and cut the metrics back to it.
+
+    Errors:
+        NoneValid: there are checkpoints and none is valid. Starting over would hide the loss.
+    """
+    root, metrics = job.run_dir / "checkpoints", Metrics(job.run_dir / "metrics.jsonl")
+    found = job.world.from_main(checkpoint.find(root) if job.world.is_main else None)
+    assert found is not None
+    for problem in found.invalid:
+        job.say(f"checkpoint not used: {problem}")
+    if found.path is None and found.invalid:
+        raise checkpoint.NoneValid(f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over")
+    state: dict[str, Any] = {}
+    if found.path is not None:
+        state = checkpoint.load(found.path, model=trainee.model, optimizers=trainee.optimizers)
+        job.say(f"resuming from step {found.step}")
+    before, lost_s = state.get("clock_s", {}), 0.0
+    if job.world.is_main:
+        rows = metrics.rows()
+        wall = sum(before.values())
+        lost_s = max(0.0, rows[-1]["clock/wall_s"] - wall) if rows else 0.0
+        job.on_start(metrics.cut_back(found.step))
+    return found.step, Ledger(started=job.started, before=before, lost_s=lost_s), metrics
+
+
+def warm_up(job: Job, trainee: Trainee) -> float:
+    """One forward and backward and one validation forward on dummy tokens, so that compilation and first-call costs are on a line of their own.
+
+    No weight, no random state and no optimizer state changes. Returns MiB that the forward keeps for its backward.
+    """
+    run = job.run
+    tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=job.world.device)
+    parameters = list(trainee.model.parameters())
+    with _no_sync(trainee), memory.saved_for_backward(parameters) as kept:
+        with autocast(run, run.trainer.precision):
+            loss = trainee.forward(tokens, tokens)
+        saved_mib = sum(kept.values()) / memory.MIB
+        loss.backward()
+    for p in parameters:
+        p.grad = None
+    trainee.model.eval()
+    with torch.no_grad(), autocast(run, run.trainer.val_precision):
+        trainee.model(tokens, tokens)
+    trainee.model.train()
+    job.world.synchronize()
+    return saved_mib
+
+
+# --- the step ----------------------------------------------------------------------------------------------------------------------
+
+
+def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
+    """Accumulate the step's micro-batches, agree with the other ranks, update. A loss or gradient that is no number stops before the update."""
+    began, run, world = time.perf_counter(), job.run, job.world
+    set_lr(trainee.optimizers, multiplier(run.schedule, step=step, steps=run.trainer.steps))
+    with ledger.charge("data"):
+        batch = fetch(job, trainee, step=step)
+    n = run.microbatches
+    losses = torch.zeros((), dtype=torch.float64, device=world.device)
+    for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
+        tokens = tokens.long()
+        with nullcontext() if i == n - 1 else _no_sync(trainee):
+            with autocast(run, run.trainer.precision):
+                loss = trainee.forward(tokens[:, :-1], tokens[:, 1:])
+            (loss / n).backward()
+        losses += loss.detach()
+    parameters = list(trainee.model.parameters())
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    sums = world.sum(torch.stack([losses / (n * world.size), losses.new_tensor(float(job.stop_asked()))]))
+    mean, stops, norm_value = torch.cat([sums, norm.double()[None]]).tolist()  # the step's one wait for the device before its update
+    if math.isfinite(mean) and math.isfinite(norm_value):
+        if run.trainer.grad_clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, run.trainer.grad_clip, norm)
+        for optimizer in trainee.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    world.synchronize()
+    lrs = [optimizer.param_groups[0]["lr"] for optimizer in trainee.optimizers]
+    return Update(loss=mean, grad_norm=norm_value, lrs=lrs, stop=stops > 0, step_ms=(time.perf_counter() - began) * 1e3)
+
+
+def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
+    """This rank's sequences of the step, (sequences, T + 1) int32 on the device, in one copy."""
+    run, world = job.run, job.world
+    t = run.trainer
+    rows = sequences_of(step=step, rank=world.rank, world=world.size, microbatches=run.microbatches, micro_batch=t.micro_batch)
+    batch = torch.from_numpy(trainee.train.read(rows))
+    return batch.pin_memory().to(world.device, non_blocking=True) if world.device.type == "cuda" else batch
+
+
+def score(job: Job, trainee: Trainee) -> Row:
+    loss = validate(trainee.model, trainee.val, run=job.run, world=job.world)
+    row: Row = {"val/loss": loss if math.isfinite(loss) else None}
+    if job.val_bytes is not None and math.isfinite(loss):
+        row["val/bpb"] = bits_per_byte(loss, tokens=job.run.trainer.val_tokens, n_bytes=job.val_bytes)
+    return row
+
+
+def save(job: Job, trainee: Trainee, *, step: int, ledger: Ledger, metrics: Metrics) -> None:
+    """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first."""
+    if not job.world.is_main:
+        return
+    metrics.sync()
+    clock = {line: s for line, s in ledger.seconds().items() if line != "wall"}
+    root = job.run_dir / "checkpoints"
+    checkpoint.save(root, step=step, model=trainee.model, optimizers=trainee.optimizers, state={"clock_s": clock})
+    checkpoint.prune(root, keep=1 if step == job.run.trainer.steps else job.run.trainer.keep_checkpoints)
+
+
+# --- the record --------------------------------------------------------------------------------------------------------------------
+
+
+def describe(job: Job, update: Update) -> Row:
+    """The row of a step: `null` where the value is no number."""
+    run = job.run
+    tokens_per_s = run.trainer.batch_tokens / (update.step_ms / 1e3)
+    peak, _ = hardware.peak_flops(run.trainer.device, run.trainer.precision)
+    achieved = tokens_per_s * flops_per_token(run, vocab_size=job.vocab_size)
+    names = ("train/lr", "train/lr_muon")
+    return {
+        "train/loss": update.loss if math.isfinite(update.loss) else None,
+        "train/grad_norm": update.grad_norm if math.isfinite(update.grad_norm) else None,
+        **dict(zip(names, update.lrs, strict=False)),
+        "perf/step_ms": update.step_ms,
+        "perf/tokens_per_s": tokens_per_s,
+        "perf/mfu": achieved / (peak * job.world.size) if peak else None,
+    }
+
+
+def log(job: Job, metrics: Metrics, row: Row, ledger: Ledger) -> None:
+    """Write the row, with the memory's peak and the clock so far."""
+    if job.world.is_main:
+        row["memory/peak_mib"] = memory.peak_mib(job.world.device)
+        row |= {f"clock/{line}_s": seconds for line, seconds in ledger.seconds().items()}
+        metrics.append(row)
+        job.on_row(row)
+
+
+def account(job: Job, trainee: Trainee, saved_mib: float) -> dict[str, Any]:
+    """What is true of the whole run: sizes, memory in parts, kernels."""
+    run, device = job.run, job.world.device
+    parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers)
+    peak = memory.peak_mib(device)
+    return {
+        "params": count_parameters(trainee.model),
+        "flops_per_token": flops_per_token(run, vocab_size=job.vocab_size),
+        "memory_mib": {"peak": peak, **parts, "activations": saved_mib},
+        "memory_notes": {
+            "peak": "allocated on the GPU" if device.type == "cuda" else "resident, torch's libraries included",
+            "activations": "kept by one micro-batch's forward for its backward",
+        },
+        "kernel": {phase: kernel_name(run, p) for phase, p in (("train", run.trainer.precision), ("val", run.trainer.val_precision))},
+        "train_windows": trainee.train.n,
+    }
+
+
+def kernel_name(run: Run, precision: Precision) -> str:
+    """The attention kernel that runs in this precision; a hybrid has two."""
+    attention = run.attention
+    kernel = hardware.sdpa_kernel(attention.kernel, run.trainer.device, precision).value
+    if not isinstance(attention, Sliding):
+        return kernel
+    local = attention.local_kernel.value
+    return f"{local}+{kernel}" if isinstance(attention, Hybrid) else local
+
+
+def _batch(job: Job, step: int) -> dict[str, Any]:
+    """Which sequences of the data order a step read."""
+    n = job.run.trainer.batch_tokens // job.run.model.seq_len
+    return {"sequences": [step * n, (step + 1) * n]}
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _no_sync(trainee: Trainee) -> Any:
+    """Gradients stay local inside the block; DDP averages them in the backward that follows outside."""
+    return trainee.forward.no_sync() if isinstance(trainee.forward, DistributedDataParallel) else nullcontext()

@@ -1,0 +1,33 @@
+"""Normalisation over channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nocap import schema
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """x / √(mean(x²) + eps) over the last dimension, computed in fp32, returned in x's dtype (arXiv:1910.07467)."""
+    x_float = x.float()
+    return (x_float * torch.rsqrt(x_float.pow(2).mean(-1, keepdim=True) + eps)).type_as(x)
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with an optional learned gain, which starts at 1."""
+
+    def __init__(self, *, d_model: int, eps: float, gain: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(d_model)) if gain else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = rms_norm(x, self.eps)
+        return x if self.gain is None else x * self.gain
+
+
+def build_norm(spec: schema.Norm, d_model: int) -> nn.Module:
+    if spec.norm is schema.NormKind.rms:
+        return RMSNorm(d_model=d_model, eps=spec.eps, gain=spec.gain)
+    return nn.LayerNorm(d_model, eps=spec.eps, elementwise_affine=spec.gain, bias=spec.bias)

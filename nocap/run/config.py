@@ -1,0 +1,179 @@
+"""From Hydra's composed config to a checked `Run`: the schemas in Hydra's store, the resolvers behind the yaml's defaults, the refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nocap import hardware
+from nocap.paths import conf_dir
+from nocap.schema import SCHEMAS, Compile, Device, Kernel, LocalKernel, Precision, Run
+
+EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
+
+
+def register() -> None:
+    """Put the schemas under `schema/` in Hydra's store and the resolvers in OmegaConf. Safe to call twice."""
+    store = ConfigStore.instance()
+    store.store(group="schema", name="run", node=Run, package="_global_")
+    for group, rows in SCHEMAS.items():
+        for kind, schema in rows.items():
+            store.store(group=f"schema/{group}", name=kind, node=schema)
+    for name, resolver in _RESOLVERS.items():
+        OmegaConf.register_new_resolver(f"nocap.{name}", resolver, replace=True)
+
+
+def _gqa_heads(n_head: int) -> int:
+    """Key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
+    for group in (3, 2, 5):
+        if n_head % group == 0:
+            return n_head // group
+    raise ValueError(f"attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit attention.n_kv_heads, got {n_head}")
+
+
+def _fraction(share: float, whole: int) -> int:
+    return math.floor(share * whole)
+
+
+# What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
+_RESOLVERS = {
+    "gqa_heads": _gqa_heads,
+    "fraction": _fraction,
+    "device": lambda: hardware.default_device().name,
+    "precision": lambda device: hardware.default_precision(Device[str(getattr(device, "name", device))]).name,
+    "threads": lambda device, devices: hardware.default_threads(Device[str(getattr(device, "name", device))], devices),
+    "compile": lambda device: (Compile.off if str(getattr(device, "name", device)) == "cpu" else Compile.regional).name,
+    "local_kernel": lambda device: (LocalKernel.blocks if str(getattr(device, "name", device)) == "cpu" else LocalKernel.flex).name,
+}
+
+
+def parse(cfg: DictConfig) -> Run:
+    """A composed config as a checked `Run`.
+
+    Errors:
+        ValueError: a wrong key, type or value; one line with key, rule and value.
+    """
+    _refuse_unknown_keys(cfg, Run, "")
+    try:
+        run = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ValueError(explain(error)) from error
+    assert isinstance(run, Run)
+    hardware.check_device(run.trainer.device, run.trainer.devices)
+    return run
+
+
+def _refuse_unknown_keys(cfg: DictConfig, schema: type, prefix: str) -> None:
+    """Hydra's `+key=value` writes past a schema; nothing may be parsed and then ignored."""
+    known = [f.name for f in dataclasses.fields(schema)]
+    for key in cfg:
+        name = f"{prefix}{key}"
+        if key not in known:
+            raise ValueError(f"{name} is no key of {schema.__name__.lower()}{_suggest(str(key), known)}")
+        node = cfg._get_node(key)
+        if isinstance(node, DictConfig) and dataclasses.is_dataclass(node._metadata.object_type):
+            _refuse_unknown_keys(node, node._metadata.object_type, f"{name}.")
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (it has {', '.join(known)})"
+
+
+def compose(overrides: list[str]) -> Run:
+    """The `Run` of these command-line overrides, without Hydra's application around it.
+
+    Errors:
+        ValueError: as for `parse`, and for an unknown option or malformed override.
+    """
+    register()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return parse(hydra_compose("train", overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(explain(error)) from error
+
+
+def to_plain(run: Run) -> dict[str, Any]:
+    """The run as plain JSON types: what `config.yaml`, the identity and the trackers see."""
+    plain = OmegaConf.to_container(OmegaConf.structured(run), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def dump(plain: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True)
+
+
+def load(path: Path) -> Run:
+    """The `Run` in a record's `config.yaml`; each option's `kind` says which schema it is.
+
+    Errors:
+        ValueError: the file is no config of this version.
+    """
+    try:
+        plain = yaml.safe_load(path.read_text())
+        cfg = OmegaConf.structured(Run)
+        for group, rows in SCHEMAS.items():
+            schema = rows[plain[group].get("kind", next(iter(rows)))]
+            cfg[group] = OmegaConf.merge(OmegaConf.structured(schema), plain.pop(group))
+        run = OmegaConf.to_object(OmegaConf.merge(cfg, plain))
+    except (OSError, KeyError, AttributeError, TypeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path} must be a run's config.yaml: {explain(error)}") from error
+    assert isinstance(run, Run)
+    return run
+
+
+def explain(error: BaseException) -> str:
+    """One line of what a person needs from Hydra's or OmegaConf's several."""
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    text = str(causes[-1]) if isinstance(causes[-1], (ValueError, OmegaConfBaseException)) else str(error)
+    key = next((found.group(1) for cause in causes if (found := re.search(r"full_key: (\S+)", str(cause)))), None)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if unknown := re.match(r"Key '(.*)' not in '(.*)'", lines[0] if lines else ""):
+        return f"{key or unknown.group(1)} is no key of {unknown.group(2).lower()}{_suggest(unknown.group(1), _fields(unknown.group(2)))}"
+    if missing := re.search(r"missing mandatory value: (\S+)", text):
+        return f"{key or missing.group(1)} must be given"
+    noise = r"full_key:|object_type=|reference_type=|Config search path:|provider=|See https:"
+    line = re.sub(r"^In '[^']*': ", "", " ".join(line for line in lines if not re.match(noise, line)))
+    line = re.sub(r"raised while resolving interpolation: ", "", re.sub(r"^(ValueError|TypeError) ", "", line))
+    return f"{key}: {line}" if key and key not in line else line or type(error).__name__
+
+
+def _fields(schema_name: str) -> list[str]:
+    schemas = [Run, *(schema for rows in SCHEMAS.values() for schema in rows.values())]
+    return [f.name for schema in schemas if schema.__name__ == schema_name for f in dataclasses.fields(schema)]
+
+
+def refuse(message: object) -> NoReturn:
+    """Say it in one line on stderr and leave with exit code 2."""
+    print(f"nocap: {message}", file=sys.stderr)
+    raise SystemExit(EXIT_CODES["refused"])
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Bad input inside the block becomes one line on stderr and exit code 2."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        refuse(explain(error))
+    except ValueError as error:
+        refuse(error)

@@ -1,0 +1,215 @@
+"""From a checked `Run` to a finished record: identity, folder, lock, worker. This side never imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+from nocap import __version__, hardware, schema
+from nocap.data.batches import Windows, target_bytes
+from nocap.data.prepare import Dataset, prepare
+from nocap.data.tokenizer import load, token_bytes
+from nocap.paths import PACKAGE, cache_root
+from nocap.run import lock
+from nocap.run.config import EXIT_CODES, dump, to_plain
+from nocap.run.identity import config_that_counts, digest, identity_parts
+from nocap.run.record import read_json, write_atomically, write_json
+from nocap.run.secrets import redact
+from nocap.run.terminal import table
+from nocap.schema import Compile, Device, Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A run that is ready to start: what it is and where it goes."""
+
+    run: Run
+    dataset: Dataset
+    name: str
+    arm: str
+    parts: dict[str, Any]
+    identity: str
+    run_dir: Path
+
+
+def plan(run: Run, *, choices: Mapping[str, str | None]) -> Plan:
+    """Prepare the data, work out the identity, find the folder. `choices` are the names of the options, for people to read.
+
+    Errors:
+        ValueError: the data, the compiler or the output directory will not do.
+    """
+    _check_compiler(run)
+    dataset = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    _check_tokens(run, dataset)
+    words = [choices.get("experiment") or choices.get("model"), *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer"))]
+    name = "-".join(word.replace("/", "_") for word in words if word)
+    parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
+    identity = digest(parts)
+    arm = f"{name}-{digest({**config_that_counts(run), 'seed': None})[:6]}"
+    name = f"{name}-s{run.seed}"
+    root = Path(run.output_dir).expanduser().absolute() / "runs"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output_dir must be a folder that can be written, got {run.output_dir} ({error.strerror})") from error
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise ValueError(f"output_dir must be a folder that can be written, got {run.output_dir} (Permission denied)")
+    existing = sorted(root.glob(f"*-{identity}"))  # the same run under another readable name
+    run_dir = existing[0] if existing else root / f"{name}-{identity}"
+    return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir)
+
+
+def _check_compiler(run: Run) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    needed = run.trainer.compile is not Compile.off and run.trainer.device is Device.cpu
+    if needed and not shutil.which(compiler):
+        raise ValueError(f"trainer.compile={run.trainer.compile.value} on the CPU needs a C++ compiler, and there is no {compiler}")
+
+
+def _check_tokens(run: Run, dataset: Dataset) -> None:
+    """The data must hold a window, and the validation data all of `trainer.val_tokens`."""
+    data, T = run.data, run.model.seq_len
+    Windows(dataset.train, seq_len=T, order=data.order, read_sequences=data.read_sequences, seed=run.seed)
+    available = _val_windows(run, dataset).n * T
+    schema.require(
+        run.trainer.val_tokens <= available,
+        "trainer.val_tokens",
+        f"be at most the {available} that the validation data holds in windows of model.seq_len={T}",
+        run.trainer.val_tokens,
+    )
+
+
+def _val_windows(run: Run, dataset: Dataset) -> Windows:
+    return Windows(dataset.val, seq_len=run.model.seq_len, order=schema.Order.sequential, read_sequences=1, seed=0)
+
+
+def finished(plan: Plan) -> dict[str, Any] | None:
+    """The summary of this run if somebody has finished it."""
+    summary = read_json(plan.run_dir / "summary.json")
+    return summary if summary is not None and summary.get("status") == "finished" else None
+
+
+def start(plan: Plan, *, started: float) -> int:
+    """Train the run, or say that it is done; its exit code.
+
+    Errors:
+        ValueError: another process is training it.
+    """
+    if (summary := finished(plan)) is not None:
+        print(f"already finished: nothing to train\n{table(summary, run_dir=plan.run_dir)}")
+        return 0
+    plan.run_dir.mkdir(exist_ok=True)
+    with lock.acquire(plan.run_dir / ".lock"):
+        write_record_head(plan)
+        print(headline(plan), flush=True)
+        code = _run_worker(plan, started=started)
+        summary = _summary(plan, code)
+        print(table(summary, run_dir=plan.run_dir), flush=True)
+    return code if code == EXIT_CODES["refused"] else EXIT_CODES[summary["status"]]
+
+
+def headline(plan: Plan) -> str:
+    """What was chosen for this machine, said once."""
+    t = plan.run.trainer
+    where = f"{t.devices} × {hardware.device_name(t.device)}" + (f", {t.threads} thread(s) each" if t.device is Device.cpu else "")
+    return f"{plan.run_dir.name}: {where}, {t.precision.value}, compile {t.compile.value}"
+
+
+def write_record_head(plan: Plan) -> None:
+    """`config.yaml` and `manifest.json` of this attempt; a summary of an attempt before it goes, so that what is read later is this one's."""
+    (plan.run_dir / "summary.json").unlink(missing_ok=True)
+    config = redact(to_plain(plan.run), os.environ)
+    write_atomically(plan.run_dir / "config.yaml", dump(config))
+    before = read_json(plan.run_dir / "manifest.json") or {}
+    write_json(plan.run_dir / "manifest.json", manifest(plan, before))
+
+
+def manifest(plan: Plan, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What the identity is made of, and what else a doubter may ask for."""
+    t = plan.run.trainer
+    n_bytes, reason = _val_bytes(plan)
+    attempt = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node(), "devices": t.devices, "threads": t.threads}
+    return {
+        "identity": plan.identity,
+        "name": plan.name,
+        "arm": plan.arm,
+        "parts": plan.parts,
+        "data": {
+            "manifest": plan.dataset.fingerprint,
+            "source": plan.dataset.source,
+            "vocab_size": plan.dataset.vocab_size,
+            "train": [asdict(shard) for shard in plan.dataset.train],
+            "val": [asdict(shard) for shard in plan.dataset.val],
+            "val_bytes": n_bytes,
+            "val_bytes_reason": reason,
+        },
+        "hardware": hardware.describe(t.device, t.threads),
+        "versions": {"nocap": __version__, "python": platform.python_version()}
+        | {package: version(package) for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")}
+        | {"torch": hardware.torch_build()["version"]},
+        "git": git_state(),
+        "attempts": [*before.get("attempts", []), attempt],
+    }
+
+
+def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
+    """UTF-8 bytes of the text behind the validation targets, or why they are unknown."""
+    if isinstance(plan.run.data, schema.Synthetic):
+        return None, "synthetic tokens stand for no text"
+    try:
+        encoding = load(plan.run.tokenizer.vocabulary, cache_dir=cache_root(plan.run.cache_dir))
+    except ValueError as error:  # shards were tokenized elsewhere: they can be trained on without the vocabulary
+        print(f"no bits per byte: {error}", flush=True)
+        return None, str(error)
+    return target_bytes(_val_windows(plan.run, plan.dataset), token_bytes(encoding), tokens=plan.run.trainer.val_tokens), None
+
+
+def git_state() -> dict[str, str] | None:
+    """Commit and uncommitted changes of the checkout that nocap runs from; `None` for an installed package."""
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    try:
+        say = [
+            subprocess.run(["git", "-C", str(PACKAGE.parent), *words], capture_output=True, text=True, check=True, timeout=10).stdout
+            for words in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", "nocap", "conf"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": say[0].strip(), "diff": say[1]}
+
+
+def _run_worker(plan: Plan, *, started: float) -> int:
+    """Start the worker and wait for it. Requests to stop are passed on; the worker decides when it has saved."""
+    threads = str(plan.run.trainer.threads)
+    env = {**os.environ, "NOCAP_PARENT": str(os.getpid()), "NOCAP_STARTED": repr(started), "OMP_NUM_THREADS": threads}
+    env.pop("HYDRA_FULL_ERROR", None)
+    worker = subprocess.Popen([sys.executable, "-m", "nocap.run.worker", str(plan.run_dir)], env=env)
+    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+    previous = {number: signal.signal(number, lambda n, frame: worker.send_signal(n)) for number in passed_on}
+    try:
+        return worker.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _summary(plan: Plan, code: int) -> dict[str, Any]:
+    """The worker's summary; if it died before it could write one, one that says so."""
+    summary = read_json(plan.run_dir / "summary.json")
+    if summary is not None:
+        return summary
+    ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+    summary = {"status": "failed", "identity": plan.identity, "name": plan.name, "arm": plan.arm, "seed": plan.run.seed, "error": f"the worker ended with {ended}"}
+    write_json(plan.run_dir / "summary.json", summary)
+    return summary

@@ -1,0 +1,46 @@
+"""The clock ledger: where the wall-clock went. One line is open at any time, so the lines sum to the wall by construction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+LINES = ("train", "compile", "val", "checkpoint", "data", "startup", "other")
+
+
+class Ledger:
+    """Seconds by line, over all attempts of a run.
+
+    `started` is the attempt's first moment by `time.monotonic()`, a clock that parent and worker share. A resumed run begins with the
+    lines of the checkpoint it starts from; what the attempts before spent since then was lost, and is redone: it goes to `other`.
+    """
+
+    def __init__(self, *, started: float, before: Mapping[str, float] | None = None, lost_s: float = 0.0) -> None:
+        self._seconds = dict.fromkeys(LINES, 0.0) | dict(before or {})
+        self._seconds["other"] += lost_s
+        self._line, self._since = "startup", started
+
+    def _switch(self, line: str) -> str:
+        now, previous = time.monotonic(), self._line
+        self._seconds[previous] += now - self._since
+        self._line, self._since = line, now
+        return previous
+
+    @contextmanager
+    def charge(self, line: str) -> Iterator[None]:
+        """Time inside the block goes to `line`; blocks nest, and the inner one counts."""
+        previous = self._switch(line)
+        try:
+            yield
+        finally:
+            self._switch(previous)
+
+    def started_up(self) -> None:
+        """End the start-up: what no line claims from here on is `other`."""
+        self._switch("other")
+
+    def seconds(self) -> dict[str, float]:
+        """All lines, and `wall`, their sum."""
+        self._switch(self._line)
+        return {**self._seconds, "wall": sum(self._seconds.values())}

@@ -1,0 +1,39 @@
+"""One writer a run directory. The kernel holds the lock and frees it when the holder dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import time
+from pathlib import Path
+from typing import IO
+
+
+class Held(ValueError):
+    """Another process has the lock; the message names it."""
+
+
+def acquire(path: Path, *, wait_s: float = 0.0) -> IO[str]:
+    """Take the lock and return its open file, which holds it until it is closed.
+
+    Errors:
+        Held: another process has it, and still has it after `wait_s`.
+    """
+    file = path.open("a+")
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                holder = file.read().strip() or "a process that has not said who it is"
+                file.close()
+                raise Held(f"{path.parent} must have one writer, and {holder} is training there") from None
+            time.sleep(0.05)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+    file.flush()
+    return file

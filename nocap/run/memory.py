@@ -1,0 +1,50 @@
+"""Memory in parts: what is held by arithmetic, what a step saves for its backward pass, and the peak."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+MIB = 2**20
+
+
+def parts_mib(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
+    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state."""
+    held = _bytes(parameters)
+    state = _bytes(t for o in optimizers for fields in o.state.values() for t in fields.values() if isinstance(t, Tensor))
+    return {"parameters": held / MIB, "gradients": held / MIB, "optimizer": state / MIB}
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@contextmanager
+def saved_for_backward(parameters: Iterable[Tensor]) -> Iterator[dict[int, int]]:
+    """Storage address → bytes of the tensors that a forward inside the block keeps for its backward, parameters left out."""
+    own = {p.untyped_storage().data_ptr() for p in parameters}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # an address must not be used twice while we count
+
+    def pack(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        yield kept
+
+
+def peak_mib(device: torch.device) -> float:
+    """Most MiB at once: allocated on a GPU; resident in this process, torch's libraries included, on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / MIB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / MIB if sys.platform == "darwin" else peak / 1024

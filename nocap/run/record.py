@@ -1,0 +1,85 @@
+"""The local record of a run: the truth that trackers mirror and comparisons read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+Row = dict[str, Any]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file is the old one or the new one, whole, whatever happens meanwhile."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in the file; `None` where there is no file.
+
+    Errors:
+        ValueError: the file is there and holds no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must hold a JSON object, got {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+class Metrics:
+    """`metrics.jsonl`: one object a logged step, each step once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rows(self) -> list[Row]:
+        """All whole rows. A kill can tear the last line; it is left out."""
+        if not self.path.exists():
+            return []
+        rows = []
+        lines = self.path.read_text().splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                if number < len(lines):
+                    raise ValueError(f"{self.path}:{number} must be a JSON object, got {line[:80]!r}") from error
+        return rows
+
+    def cut_back(self, step: int) -> list[Row]:
+        """Keep the rows before `step`, the ones a checkpoint of `step` has behind it, and return them."""
+        kept = [row for row in self.rows() if row["step"] < step]
+        write_atomically(self.path, "".join(_line(row) for row in kept))
+        return kept
+
+    def append(self, row: Row) -> None:
+        with self.path.open("a") as file:
+            file.write(_line(row))
+
+    def sync(self) -> None:
+        """Rows so far survive a power cut."""
+        if self.path.exists():
+            with self.path.open("a") as file:
+                os.fsync(file.fileno())
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"

@@ -1,0 +1,65 @@
+"""`summary.json`: a run in one object, made from its rows, its manifest and what the loop counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nocap import hardware
+from nocap.run.record import Row
+from nocap.schema import Run
+
+
+def summarize(run: Run, manifest: Mapping[str, Any], rows: list[Row], *, status: str, step: int, clock_s: Mapping[str, float],
+              facts: Mapping[str, Any]) -> dict[str, Any]:
+    """All keys of the contract; what could not be measured is null, with the reason beside it."""
+    facts = dict(facts)
+    val = [row for row in rows if row.get("val/loss") is not None]
+    t, training_s = run.trainer, clock_s["train"] + clock_s["data"]
+    tokens_per_s = step * t.batch_tokens / training_s if step and training_s else None
+    epoch_tokens = facts.pop("train_windows", 0) * run.model.seq_len
+    flops = facts.get("flops_per_token")
+    return {
+        "status": status,
+        "identity": manifest["identity"],
+        "name": manifest["name"],
+        "arm": manifest["arm"],
+        "seed": run.seed,
+        "val_loss": val[-1]["val/loss"] if val else None,
+        "val_bpb": val[-1].get("val/bpb") if val else None,
+        "val_bpb_reason": manifest["data"]["val_bytes_reason"],
+        "val_step": val[-1]["step"] if val else None,
+        "steps": step,
+        "tokens": step * t.batch_tokens,
+        "tokens_per_s": tokens_per_s,
+        "epoch_s": epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None,
+        "step_ms": _quantiles([row["perf/step_ms"] for row in rows if "perf/step_ms" in row]),
+        **_mfu(run, tokens_per_s, flops),
+        "flops_per_token": None,
+        "params": {},
+        "memory_mib": {},
+        "clock_s": dict(clock_s),
+        "kernel": {},
+        "hardware": manifest["hardware"],
+        "data": {"manifest": manifest["data"]["manifest"], "name": run.data.kind},
+        "devices": t.devices,
+        "attempts": len(manifest["attempts"]),
+        **facts,
+    }
+
+
+def _quantiles(step_ms: list[float]) -> dict[str, float] | None:
+    if not step_ms:
+        return None
+    p10, median, p90 = np.percentile(step_ms, [10, 50, 90])
+    return {"median": float(median), "p10": float(p10), "p90": float(p90)}
+
+
+def _mfu(run: Run, tokens_per_s: float | None, flops: float | None) -> dict[str, Any]:
+    peak, basis = hardware.peak_flops(run.trainer.device, run.trainer.precision)
+    if peak is None or tokens_per_s is None or flops is None:
+        return {"mfu": None, "mfu_basis": basis if peak is None else "no step was timed"}
+    formula = f"tokens/s × {flops / 1e6:.1f} MFLOP/token (causal attention counted once) / {run.trainer.devices} × {basis}"
+    return {"mfu": tokens_per_s * flops / (peak * run.trainer.devices), "mfu_basis": formula}

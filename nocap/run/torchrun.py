@@ -1,0 +1,44 @@
+"""A rank of a run that somebody else's torchrun started: several nodes, or a cluster's own launcher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from nocap.run import launch, lock
+from nocap.run.config import EXIT_CODES
+from nocap.run.world import join, leave
+from nocap.run.worker import work
+from nocap.schema import Run, require
+
+
+def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float) -> int:
+    """Train as one rank. Every rank reads the same config; rank 0 alone decides whether there is something to do, and where.
+
+    Errors:
+        ValueError: the world is not of `trainer.devices` ranks, or another process is training this run.
+    """
+    world_size = int(os.environ["WORLD_SIZE"])
+    require(run.trainer.devices == world_size, "trainer.devices", f"be torchrun's {world_size} ranks", run.trainer.devices)
+    plan = launch.plan(run, choices=choices)
+    world = join(run.trainer.device)
+    holder, problem, done = None, None, False
+    if world.is_main:
+        done = launch.finished(plan) is not None
+        try:
+            if not done:
+                plan.run_dir.mkdir(exist_ok=True)
+                holder = lock.acquire(plan.run_dir / ".lock")
+                launch.write_record_head(plan)
+        except ValueError as error:
+            problem = str(error)
+    problem, done, run_dir = world.from_main((problem, done, str(plan.run_dir)))
+    if problem:
+        raise ValueError(problem)
+    if world.is_main:
+        print(f"already finished: nothing to train; {run_dir}" if done else launch.headline(plan), flush=True)
+    status = "finished" if done else work(run, Path(run_dir), started=started)
+    if holder is not None:
+        holder.close()
+    leave(EXIT_CODES[status])

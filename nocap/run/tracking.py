@@ -1,0 +1,247 @@
+"""The mirror of the local record: every row of `metrics.jsonl`, under the same names, in Weights & Biases.
+
+The local record is the truth. So a mirror may lag, go offline or go quiet, and training never waits for it longer than
+`tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the end. Only the first rank opens a tracker, and wandb is imported only then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from nocap import schema
+from nocap.run.secrets import redact
+
+PROBE_TIMEOUT_S = 3.0  # a TCP connection to a server that is there takes well under a second
+FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
+
+
+class TrackerSession(Protocol):
+    """Where the rows of one run go besides its own record."""
+
+    url_or_hint: str | None  # the run's address, or the command that uploads an offline run
+
+    def log(self, row: Mapping[str, object]) -> None:
+        """Mirror one row of `metrics.jsonl`."""
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        """Mirror `summary.json` and close."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFacts:
+    """What a tracker is told about a run. `group` and `tags` serve where the tracker's config names none, or more."""
+
+    identity: str
+    name: str
+    arm: str
+    seed: int
+    run_dir: Path
+    config: Mapping[str, object]  # resolved, plain
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class NoTracker:
+    """The local record alone."""
+
+    url_or_hint: str | None = None
+
+    def log(self, row: Mapping[str, object]) -> None:
+        pass
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        pass
+
+
+class WandbTracker:
+    """One open W&B run. The first failure is one warning; after it the mirror is quiet."""
+
+    def __init__(self, *, run: Any) -> None:
+        self._run = run
+        self._silenced = False
+        # A server that knows this run hands back the step after its last: W&B drops earlier rows, with a warning each, so they are not
+        # sent. They are the rows already there: a resumed run repeats them exactly, but for its clock.
+        self._first_step = int(run.step)
+        self._hint = f"wandb sync {run.settings.sync_dir}"
+        self.url_or_hint: str | None = self._hint if run.offline else run.url
+
+    def log(self, row: Mapping[str, object]) -> None:
+        step = row["step"]
+        if self._silenced or not isinstance(step, int) or step < self._first_step:
+            return
+        try:
+            # A null says "unknown" in the record; W&B has no such value, only a curve without that point.
+            self._run.log({key: value for key, value in row.items() if value is not None}, step=step)
+        except Exception as error:
+            self._silenced = True
+            _warn(f"stopped mirroring at step {step}: {_line(error)}")
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        try:
+            self._run.summary.update(dict(_flat(summary)))
+            self._run.finish(exit_code=0 if status == "finished" else 1)
+        except Exception as error:
+            self.url_or_hint = self._hint
+            if not self._silenced:
+                _warn(f"not everything was uploaded ({_line(error)}); later: {self._hint}")
+        self._silenced = True
+
+
+def open_tracker(
+    tracker: schema.Tracker, facts: RunFacts, *, rows: Iterable[Mapping[str, object]] = ()
+) -> TrackerSession:
+    """Open the tracker the config asks for and give it the rows a resumed run already has.
+
+    Online or offline: `tracker.mode`, else `WANDB_MODE` (`disabled` means no tracker), else online with a login and offline without one.
+    Nothing ever prompts. Online that does not work, also when asked for by name, is one warning and offline: nothing is lost, and
+    `wandb sync` uploads it later. A wandb that does not work at all is one warning and no tracker.
+    """
+    if not isinstance(tracker, schema.Wandb):
+        return NoTracker()
+    mode = os.environ.get("WANDB_MODE", "auto") if tracker.mode is schema.WandbMode.auto else tracker.mode.value
+    if mode == "disabled":
+        return NoTracker()
+    try:
+        session = WandbTracker(run=_open_run(tracker, facts, mode={"dryrun": "offline", "run": "online"}.get(mode, mode)))
+    except Exception as error:
+        _warn(f"no mirror of this run: {_line(error)}")
+        return NoTracker()
+    for row in rows:
+        session.log(row)
+    return session
+
+
+def _open_run(tracker: schema.Wandb, facts: RunFacts, *, mode: str) -> Any:
+    deadline = time.monotonic() + tracker.init_timeout_s
+    # Its error telemetry goes to the same server: on one that accepts and never answers, it held the process for 20 s at exit.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    # Silent before the login: a login that may speak asks the server for the user's name, 5 s without a network. `online` only lets it
+    # look for credentials where `WANDB_MODE` says offline and the config says online.
+    setup = wandb.setup(settings=wandb.Settings(silent=True, mode="offline" if mode == "offline" else "online"))
+    if mode != "offline":
+        problem = None
+        if not wandb.login(prompt=False, verify=False):
+            problem = "no login" if mode == "online" else None
+        elif not _reachable(setup.settings.base_url):
+            problem = f"{setup.settings.base_url} does not answer"
+        else:
+            try:
+                return _init(wandb, tracker, facts, mode="online", timeout_s=max(1.0, deadline - time.monotonic()))
+            except Exception as error:
+                problem = _line(error)
+                # The failed attempt still holds the id: without this, the offline run is refused ("run ID is in use").
+                wandb.teardown()
+        if problem:
+            _warn(f"offline: {problem}")
+    return _init(wandb, tracker, facts, mode="offline", timeout_s=float(tracker.init_timeout_s))
+
+
+def _init(wandb: Any, tracker: schema.Wandb, facts: RunFacts, *, mode: str, timeout_s: float) -> Any:
+    _forget_attempts(facts)
+    said = redact(
+        {
+            "name": facts.name,
+            "group": tracker.group or facts.group,
+            "job_type": facts.arm,
+            "tags": [*tracker.tags, *facts.tags],
+            "config": facts.config,
+        },
+        os.environ,
+    )
+    settings = wandb.Settings(
+        init_timeout=timeout_s,
+        finish_timeout=FINISH_TIMEOUT_S,
+        finish_timeout_raises=True,
+        silent=True,
+        # The local record has the console, the code, the hardware and the versions. A command line could also carry a secret.
+        console="off",
+        save_code=False,
+        disable_code=True,
+        disable_git=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+    )
+    run = wandb.init(
+        **said,
+        id=facts.identity,
+        project=tracker.project,
+        entity=tracker.entity,
+        dir=facts.run_dir,
+        mode=mode,
+        resume="allow",
+        reinit="finish_previous",
+        settings=settings,
+    )
+    _define_axes(run)
+    return run
+
+
+def _define_axes(run: Any) -> None:
+    """`step` is the axis of every curve; tokens and training seconds can be chosen instead. Best values are by direction."""
+    for axis in ("step", "tokens", "clock/train_s"):
+        run.define_metric(axis)
+    run.define_metric("*", step_metric="step")
+    for name, best in {"val/loss": "min", "val/bpb": "min", "memory/peak_mib": "max"}.items():
+        run.define_metric(name, step_metric="step", summary=best)
+
+
+def _forget_attempts(facts: RunFacts) -> None:
+    """Remove what earlier attempts of this run left: their rows come again from the record, those after the checkpoint do not."""
+    for folder in facts.run_dir.glob("wandb/*run-*"):
+        if folder.is_dir() and not folder.is_symlink() and folder.name.endswith(f"-{facts.identity}"):
+            shutil.rmtree(folder)
+
+
+def _reachable(base_url: str) -> bool:
+    """Whether the server, or the proxy before it, takes a TCP connection: wandb itself would go on trying for a closed port."""
+    url = urllib.parse.urlsplit(base_url)
+    proxies = {} if urllib.request.proxy_bypass(url.netloc) else urllib.request.getproxies()
+    if proxy := proxies.get(url.scheme) or proxies.get("all"):
+        url = urllib.parse.urlsplit(proxy if "://" in proxy else f"//{proxy}")
+    address = (url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
+    answered = threading.Event()
+
+    def connect() -> None:
+        try:
+            with socket.create_connection(address, timeout=PROBE_TIMEOUT_S):
+                answered.set()
+        except OSError:
+            pass
+
+    # In a thread because no timeout bounds the look-up of a name.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(PROBE_TIMEOUT_S)
+    return answered.is_set()
+
+
+def _flat(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """`clock_s/train` for what `summary.json` nests; nulls are left out."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}/")
+        elif value is not None:
+            yield prefix + key, value
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _warn(message: str) -> None:
+    print(f"nocap: W&B: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,170 @@
+"""A worker: one rank of a run, in a process of its own. `python -m nocap.run.worker RUN_DIR` is what the door starts.
+
+With several devices this process becomes torchrun's agent and starts the ranks, which run this same module.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nocap.data.shards import Shard
+from nocap.loop import Job, Outcome, train
+from nocap.run import checkpoint, lock
+from nocap.run.config import EXIT_CODES, load, to_plain
+from nocap.run.record import Metrics, Row, read_json, write_json
+from nocap.run.summary import summarize
+from nocap.run.terminal import Reporter
+from nocap.run.tracking import RunFacts, TrackerSession, open_tracker
+from nocap.run.world import World, die_with_parent, join, leave
+from nocap.schema import Run
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is Slurm's warning as submitit sends it
+WRITER_WAIT_S = 10.0  # a killed parent's worker needs a moment to die
+
+
+def main() -> None:
+    run_dir = Path(sys.argv[1])
+    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+    run = load(run_dir / "config.yaml")
+    if run.trainer.devices > 1 and "RANK" not in os.environ:
+        leave(start_ranks(run, run_dir))
+    status = work(run, run_dir, started=float(os.environ["NOCAP_STARTED"]))
+    # To torchrun's agent, a rank that wrote its record has succeeded; any other code would have it kill the rest.
+    leave(EXIT_CODES[status] if status in ("failed", "refused") or run.trainer.devices == 1 else 0)
+
+
+def start_ranks(run: Run, run_dir: Path) -> int:
+    """Start a rank per device with torchrun's library and wait for them."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ["NOCAP_PARENT"] = str(os.getpid())
+    with tempfile.TemporaryDirectory() as log_dir:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=run.trainer.devices,
+            run_id=run_dir.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            monitor_interval=0.1,
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "nocap.run.worker", str(run_dir))
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            return _failed(run_dir, f"rank {rank} ended with exit code {failure.exitcode}")
+        except SignalException:
+            return EXIT_CODES["preempted"]
+    return 0
+
+
+def _failed(run_dir: Path, message: str) -> int:
+    print(f"nocap: {message}; see {run_dir / 'train.log'}", file=sys.stderr)
+    return EXIT_CODES["failed"]
+
+
+def work(run: Run, run_dir: Path, *, started: float) -> str:
+    """Train as this process's rank and write the record; returns the status, or `refused`."""
+    asked = _catch_signals()
+    manifest = read_json(run_dir / "manifest.json")
+    assert manifest is not None
+    world = join(run.trainer.device)
+    reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
+    writer = lock.acquire(run_dir / ".writer.lock", wait_s=WRITER_WAIT_S) if world.is_main else None
+    sessions: list[TrackerSession] = []
+
+    def on_start(rows: list[Row]) -> None:
+        sessions.append(open_tracker(run.tracker, _facts(run, run_dir, manifest), rows=rows))
+        reporter.start(len(rows))
+
+    def on_row(row: Row) -> None:
+        reporter.row(row)
+        sessions[0].log(row)
+
+    job = _job(run, run_dir, manifest, world, started, on_start=on_start, on_row=on_row, say=reporter.say, stop_asked=lambda: bool(asked))
+    try:
+        outcome = train(job)
+    except Exception as error:
+        return _report_failure(run, run_dir, manifest, world, error, started)
+    finally:
+        reporter.close()
+    if world.is_main:
+        _conclude(run, run_dir, manifest, outcome, sessions[0])
+        assert writer is not None
+        writer.close()
+    return outcome.status
+
+
+def _job(run: Run, run_dir: Path, manifest: dict[str, Any], world: World, started: float, **hooks: Any) -> Job:
+    data = manifest["data"]
+    return Job(
+        run=run,
+        train_shards=tuple(Shard(**shard) for shard in data["train"]),
+        val_shards=tuple(Shard(**shard) for shard in data["val"]),
+        vocab_size=data["vocab_size"],
+        val_bytes=data["val_bytes"],
+        run_dir=run_dir,
+        world=world,
+        started=started,
+        **hooks,
+    )
+
+
+def _facts(run: Run, run_dir: Path, manifest: dict[str, Any]) -> RunFacts:
+    return RunFacts(
+        identity=manifest["identity"], name=manifest["name"], arm=manifest["arm"], seed=run.seed, run_dir=run_dir, config=to_plain(run)
+    )
+
+
+def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
+    """Write the summary, last of all and again after the tracker: its clock then holds the tracker's end as well."""
+    rows = Metrics(run_dir / "metrics.jsonl").rows()
+
+    def summary() -> dict[str, Any]:
+        clock = outcome.ledger.seconds()
+        return summarize(run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, facts=outcome.facts)
+
+    session.finish(summary=summary(), status=outcome.status)
+    write_json(run_dir / "summary.json", {**summary(), "tracker": session.url_or_hint})
+
+
+def _report_failure(run: Run, run_dir: Path, manifest: dict[str, Any], world: World, error: Exception, started: float) -> str:
+    """The traceback into the log, a line on stderr, the status into the summary."""
+    refused = isinstance(error, checkpoint.NoneValid)
+    line = str(error) if refused else f"{type(error).__name__}: {error}".splitlines()[0]
+    with (run_dir / "train.log").open("a") as file:
+        file.write(f"rank {world.rank} failed\n{traceback.format_exc()}")
+    if world.is_main:
+        clock = {**dict.fromkeys(("train", "data"), 0.0), "wall": time.monotonic() - started}
+        rows = Metrics(run_dir / "metrics.jsonl").rows()
+        step = rows[-1]["step"] if rows else 0
+        content = summarize(run, manifest, rows, status="failed", step=step, clock_s=clock, facts={"error": line})
+        write_json(run_dir / "summary.json", content)
+    print(f"nocap: rank {world.rank}: {line}" if world.size > 1 else f"nocap: {line}", file=sys.stderr)
+    return "refused" if refused else "failed"
+
+
+def _catch_signals() -> list[int]:
+    """From now on a request to stop only leaves a note here; the loop reads it at the end of a step."""
+    asked: list[int] = []
+    handler: Callable[[int, Any], None] = lambda number, frame: asked.append(number)  # noqa: E731
+    for number in STOP_SIGNALS:
+        signal.signal(number, handler)
+    return asked
+
+
+if __name__ == "__main__":
+    main()
