@@ -147,8 +147,9 @@ def build(job: Job) -> Trainee:
         model.compile(fullgraph=True, dynamic=False)
     forward: nn.Module = model
     if world.size > 1:
-        # Nothing to broadcast at run time: every rank builds the same weights from the seed, and the only buffers are constants.
-        forward = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        # The only buffers are constants: without this, every forward would broadcast them.
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [name for name, _ in model.named_buffers()])
+        forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
     data, T = run.data, run.model.seq_len
     windows = Windows(job.train_shards, seq_len=T, order=data.order, read_sequences=data.read_sequences, seed=run.seed)
     val = Windows(job.val_shards, seq_len=T, order=Order.sequential, read_sequences=1, seed=0)

@@ -18,29 +18,24 @@ from nocap.paths import conf_dir  # noqa: E402
 from nocap.run.config import EXIT_CODES, parse, refusals, refuse, register  # noqa: E402
 
 
-class CellFailed(Exception):
-    """A cell of a grid that did not finish; Hydra goes on with the next and raises this at the end."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit code {code}")
-        self.code = code
+_unfinished: list[tuple[str, int]] = []  # cells of this grid that did not finish, with their exit codes
 
 
 def cell(cfg: DictConfig) -> None:
-    """Train what Hydra composed, in a process of its own, and leave with its exit code."""
-    in_grid = HydraConfig.get().mode is RunMode.MULTIRUN
-    started = time.monotonic() if in_grid and HydraConfig.get().job.num else STARTED
+    """Train what Hydra composed, in a process of its own. A grid's cell that fails is noted, and the grid goes on."""
+    config = HydraConfig.get()
+    if config.mode is RunMode.RUN:
+        with refusals():
+            raise SystemExit(train(cfg, started=STARTED))
     try:
-        code = train(cfg, started=started)
-    except ValueError as error:
-        if not in_grid:
-            raise
-        print(f"nocap: {' '.join(HydraConfig.get().overrides.task)}: {error}", file=sys.stderr)
-        code = EXIT_CODES["refused"]
-    if not in_grid or code == EXIT_CODES["preempted"]:
+        with refusals():
+            code = train(cfg, started=time.monotonic() if config.job.num else STARTED)
+    except SystemExit as refused:
+        code = int(refused.code or 0)
+    if code == EXIT_CODES["preempted"]:
         raise SystemExit(code)
     if code:
-        raise CellFailed(code)
+        _unfinished.append((" ".join(config.overrides.task), code))
 
 
 def train(cfg: DictConfig, *, started: float) -> int:
@@ -62,10 +57,11 @@ def main() -> None:
     if "RANK" in os.environ and {"-m", "--multirun"} & set(sys.argv[1:]):
         refuse("--multirun must not run under torchrun: each rank would start the whole grid; use trainer.devices=N, and nocap starts the ranks")
     with refusals():
-        try:
-            hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(cell)()
-        except CellFailed as failure:
-            raise SystemExit(failure.code) from None
+        hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(cell)()
+    for overrides, code in _unfinished:
+        print(f"nocap: not finished (exit code {code}): {overrides}", file=sys.stderr)
+    if _unfinished:
+        raise SystemExit(EXIT_CODES["failed"])
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ import hashlib
 import math
 import os
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nocap.data import corpus, synthetic
+from nocap.data import corpus, made, synthetic
 from nocap.data.prepare import prepare
 from nocap.data.shards import map_tokens
 from nocap.data.tokenizer import load
@@ -38,7 +39,7 @@ def documents(paths) -> list[bytes]:
     tokens = np.concatenate([map_tokens(path) for path in paths])
     assert tokens[0] == EOT
     starts = [*np.flatnonzero(tokens == EOT), tokens.size]
-    return [tokens[a + 1 : b].astype(np.uint8).tobytes() for a, b in zip(starts, starts[1:], strict=False)]
+    return [tokens[a + 1 : b].astype(np.uint8).tobytes() for a, b in pairwise(starts)]
 
 
 def lines(count: int, mark: str) -> str:
@@ -83,17 +84,17 @@ def test_the_real_library(tmp_path):
 
 
 def test_a_made_set_is_made_once_and_follows_its_files(python_folder, tmp_path, monkeypatch):
-    def made() -> list[Path]:
+    def sets() -> list[Path]:
         corpus.stdlib(library(), Vocabulary.bytes, cache_dir=tmp_path / "cache", folder=python_folder)
         return sorted(path for path in (tmp_path / "cache" / "corpora").iterdir() if path.is_dir())
 
-    (first,) = made()
+    (first,) = sets()
     hashes = {path.name: path.read_bytes() for path in first.glob("*.bin")}
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "_make", None)
-        assert made() == [first]
+        patch.setattr(made, "_make", None)
+        assert sets() == [first]
     os.utime(python_folder / "pkg0" / "mod0.py", ns=(1, 1))  # looks new, reads the same
-    (second,) = set(made()) - {first}
+    (second,) = set(sets()) - {first}
     assert {path.name: path.read_bytes() for path in second.glob("*.bin")} == hashes
 
 
@@ -146,7 +147,7 @@ def test_one_big_file_gives_both_splits_and_every_byte_once(tmp_path):
     assert b"".join(pieces) == text.encode()
     assert all(piece.endswith(b"\n") for piece in pieces)
     # Neighbours in one split are one document: training and validation take turns.
-    assert all((one in val) != (two in val) for one, two in zip(pieces, pieces[1:], strict=False))
+    assert all((one in val) != (two in val) for one, two in pairwise(pieces))
     assert 0.1 < sum(map(len, val)) / len(text.encode()) < 0.5
 
 
@@ -177,6 +178,17 @@ def test_a_file_named_twice_counts_once_and_hidden_ones_do_not(tmp_path):
     (tmp_path / "t" / "link.txt").symlink_to("a.txt")
     dataset = prepare(prose([str(tmp_path / "t" / "a.txt"), str(tmp_path / "t"), str(tmp_path / "t" / "*.txt")]), BYTES, cache_dir=tmp_path)
     assert dataset.source["files"] == 1
+
+
+def test_files_of_one_name_are_different_documents(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text(name)
+    dataset = prepare(
+        prose([str(tmp_path / "one" / "notes.txt"), str(tmp_path / "two" / "notes.txt")]), BYTES, cache_dir=tmp_path / "cache"
+    )
+    both = documents([dataset.train[0].path]) + documents([dataset.val[0].path])
+    assert sorted(both) == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])

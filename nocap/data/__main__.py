@@ -56,7 +56,7 @@ def _list(cache_dir: Path) -> int:
 def _cached(cache_dir: Path) -> Iterator[str]:
     import json
 
-    from nocap.data.corpus import read_manifest
+    from nocap.data.made import read_manifest
 
     for folder in sorted((cache_dir / "corpora").glob("[!.]*")):
         try:

@@ -1,20 +1,14 @@
-"""Text and synthetic sources made into token shards in the cache, once.
-
-A made set is a folder `cache_dir/corpora/<kind>-<vocabulary>-<key>`, its key a hash of everything that the shards depend on. The folder
-appears by a rename, whole, so neither a killed process nor a racing one leaves a half-made set behind.
-"""
+"""Text and synthetic sources as token shards: what the documents are, which split each goes to, and how they are encoded."""
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import hashlib
-import json
 import os
 import platform
-import shutil
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +17,17 @@ import numpy as np
 
 from nocap.data import synthetic as chain
 from nocap.data import tokenizer
-from nocap.data.shards import ShardSet, Tokens, os_errors_refused, shard_sha256, write_json, write_shard
+from nocap.data.made import Made, made
+from nocap.data.shards import ShardSet, Tokens, os_errors_refused, shard_sha256, write_shard
 from nocap.schema import Stdlib, Synthetic, Text, Vocabulary
 
 if TYPE_CHECKING:
     import tiktoken
 
-FORMAT = 1  # of the shards' content; a change makes every set anew
 PIECE_BYTES = 32 * 1024  # of text, the unit that goes to training or to validation
 BATCH_PIECES = 64  # encoded at once
 SHARD_TOKENS = 100_000_000  # a shard is closed once it has as many
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
-
-Made = tuple[dict[str, object], dict[str, list[dict[str, object]]]]  # facts for the record; shards by split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +63,7 @@ def stdlib(data: Stdlib, vocabulary: Vocabulary, *, cache_dir: Path, folder: Pat
         facts, shards = _write_text(target, pieces, data.val_fraction, vocabulary, cache_dir)
         return facts | {"python": python, "skipped": skipped}, shards
 
-    return _made("stdlib", vocabulary, key, cache_dir=cache_dir, make=make)
+    return made("stdlib", vocabulary, key, cache_dir=cache_dir, make=make)
 
 
 def text(data: Text, vocabulary: Vocabulary, *, cache_dir: Path) -> ShardSet:
@@ -88,7 +80,7 @@ def text(data: Text, vocabulary: Vocabulary, *, cache_dir: Path) -> ShardSet:
         facts, shards = _write_text(target, pieces, data.val_fraction, vocabulary, cache_dir)
         return facts | {"files": len(files)}, shards
 
-    return _made("text", vocabulary, key, cache_dir=cache_dir, make=make)
+    return made("text", vocabulary, key, cache_dir=cache_dir, make=make)
 
 
 def synthetic(data: Synthetic, vocabulary: Vocabulary, *, cache_dir: Path) -> ShardSet:
@@ -104,7 +96,7 @@ def synthetic(data: Synthetic, vocabulary: Vocabulary, *, cache_dir: Path) -> Sh
         return {"text": False}, {split: _write_shards(target, split, walk) for split, walk in walks.items()}
 
     key = {"lengths": lengths, "source_seed": data.source_seed, "vocab_size": size}
-    return _made("synthetic", vocabulary, key, cache_dir=cache_dir, make=make)
+    return made("synthetic", vocabulary, key, cache_dir=cache_dir, make=make)
 
 
 # --- files and pieces --------------------------------------------------------------------------------------------------------------
@@ -113,15 +105,21 @@ def synthetic(data: Synthetic, vocabulary: Vocabulary, *, cache_dir: Path) -> Sh
 def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
     """Every file below a folder as (relative name, path), sorted by name; not the hidden ones, nor those in folders named in `without`."""
     top, found = str(folder), []
-    for root, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
-        found += [os.path.join(root, name) for name in names if not name.startswith(".")]
+
+    def refuse(error: OSError) -> None:
+        raise error  # os.walk would skip a folder that it may not read
+
+    with os_errors_refused(top):
+        for root, folders, names in os.walk(top, onerror=refuse):
+            folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+            found += [os.path.join(root, name) for name in names if not name.startswith(".")]
     return sorted((os.path.relpath(path, top).replace(os.sep, "/"), Path(path)) for path in found)
 
 
 def _text_files(items: list[str]) -> list[tuple[str, Path]]:
     """The files of `data.path`, each once, in the order given; names are relative to the folder named, or to a glob's fixed part."""
-    files: dict[str, tuple[str, Path]] = {}
+    files: dict[str, tuple[str, Path]] = {}  # by real path
+    used: Counter[str] = Counter()
     for item in items:
         path = Path(item).expanduser()
         if path.exists():
@@ -133,7 +131,10 @@ def _text_files(items: list[str]) -> list[tuple[str, Path]]:
         if not found:
             raise ValueError(f"data.path must match at least one file that is not hidden, got {item!r}")
         for file in sorted(found):
-            files.setdefault(os.path.realpath(file), (file.relative_to(base).as_posix(), file))
+            if (real := os.path.realpath(file)) not in files:
+                name = file.relative_to(base).as_posix()
+                used[name] += 1  # two folders may each have a notes.txt
+                files[real] = (f"{name}#{used[name]}" if used[name] > 1 else name, file)
     return list(files.values())
 
 
@@ -236,56 +237,3 @@ def _write_shards(target: Path, split: str, runs: Iterable[Tokens]) -> list[dict
     if held:
         close()
     return shards
-
-
-def _made(kind: str, vocabulary: Vocabulary, key: dict[str, Any], *, cache_dir: Path, make: Callable[[Path], Made]) -> ShardSet:
-    """The set of this key, made first if it is not in the cache."""
-    digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
-    folder = cache_dir / "corpora" / f"{kind}-{vocabulary.name}-{digest[:16]}"
-    if not folder.is_dir():
-        with os_errors_refused(str(folder)):
-            _make(folder, kind, vocabulary, make)
-    return _open(folder)
-
-
-def _make(folder: Path, kind: str, vocabulary: Vocabulary, make: Callable[[Path], Made]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # freed with its process, however that ends
-        if folder.is_dir():
-            return  # made by the one who held the lock
-        temporary = folder.parent / f".{folder.name}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            facts, shards = make(temporary)
-            source = {"kind": kind, "vocabulary": vocabulary.name} | facts
-            write_json(temporary / "manifest.json", {"format": FORMAT, "source": source, "shards": shards})
-            temporary.rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _open(folder: Path) -> ShardSet:
-    manifest = read_manifest(folder)
-    paths = {split: [folder / str(row["name"]) for row in rows] for split, rows in manifest["shards"].items()}
-    rows = [row for rows in manifest["shards"].values() for row in rows]
-    return ShardSet(
-        train=tuple(paths["train"]),
-        val=tuple(paths["val"]),
-        source=manifest["source"],
-        expected={folder / row["name"]: row["sha256"] for row in rows},
-        remedy={folder / row["name"]: f"remove {folder} to have it made again" for row in rows},
-    )
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a made set holds; `ValueError` when its manifest is missing or no manifest."""
-    try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
-        ok = manifest["format"] == FORMAT and all(manifest["shards"][split] for split in ("train", "val")) and bool(manifest["source"])
-    except (OSError, ValueError, KeyError, TypeError):
-        ok = False
-    if not ok:
-        raise ValueError(f"{folder / 'manifest.json'}: must be the manifest of a made set; remove {folder} to have it made again")
-    return manifest

@@ -10,18 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from nocap.data.batches import splitmix64
+
 CHUNK_TOKENS = 1_000_000
 _SUCCESSORS, _FIRST, _CHOICES = 0, 1, 2  # what a draw is for
 
 Words = npt.NDArray[np.uint64]
-
-
-def splitmix64(words: Words) -> Words:
-    """The splitmix64 generator's output for each 64-bit state."""
-    z = words + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 def _draw(words: Words, *, seed: int, purpose: int) -> Words:

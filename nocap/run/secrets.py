@@ -19,9 +19,7 @@ def redact(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, A
     A variable is a secret when its name has one of `SECRET_WORDS` in it. Keys of the config are not looked at: the schema fixes them.
     """
     secrets = {
-        value: name
-        for name, value in environ.items()
-        if len(value) >= SHORTEST and any(word in name.upper() for word in SECRET_WORDS)
+        value: name for name, value in environ.items() if len(value) >= SHORTEST and any(word in name.upper() for word in SECRET_WORDS)
     }
     # The longest first: a secret that contains another one goes as a whole.
     ordered = sorted(secrets.items(), key=lambda item: -len(item[0]))

@@ -1,12 +1,14 @@
 """The mirror of the local record: every row of `metrics.jsonl`, under the same names, in Weights & Biases.
 
-The local record is the truth. So a mirror may lag, go offline or go quiet, and training never waits for it longer than
-`tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the end. Only the first rank opens a tracker, and wandb is imported only then.
+The local record is the truth. So a mirror may lag, go offline or go quiet, and training waits for a server no longer than
+`tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the end. Only the first rank opens a tracker; wandb is imported only then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -70,10 +72,10 @@ class WandbTracker:
     def __init__(self, *, run: Any) -> None:
         self._run = run
         self._silenced = False
-        # A server that knows this run hands back the step after its last: W&B drops earlier rows, with a warning each, so they are not
-        # sent. They are the rows already there: a resumed run repeats them exactly, but for its clock.
-        self._first_step = int(run.step)
-        self._hint = f"wandb sync {run.settings.sync_dir}"
+        # A server that knows this run says at which step to go on, and wandb drops what comes before it. Those are the rows the server
+        # already has: a resumed run repeats them exactly, but for its clock. Offline it is 0.
+        self._first_step = int(run.starting_step)
+        self._hint = f"wandb sync {shlex.quote(os.path.abspath(run.settings.sync_dir))}"
         self.url_or_hint: str | None = self._hint if run.offline else run.url
 
     def log(self, row: Mapping[str, object]) -> None:
@@ -95,12 +97,19 @@ class WandbTracker:
             self.url_or_hint = self._hint
             if not self._silenced:
                 _warn(f"not everything was uploaded ({_line(error)}); later: {self._hint}")
+            if not isinstance(error, TimeoutError):
+                self._let_go()
         self._silenced = True
 
+    def _let_go(self) -> None:
+        """wandb's own process is gone: take down the hook that would print a traceback about it at exit."""
+        import wandb
 
-def open_tracker(
-    tracker: schema.Tracker, facts: RunFacts, *, rows: Iterable[Mapping[str, object]] = ()
-) -> TrackerSession:
+        with contextlib.suppress(Exception):
+            wandb.teardown()
+
+
+def open_tracker(tracker: schema.Tracker, facts: RunFacts, *, rows: Iterable[Mapping[str, object]] = ()) -> TrackerSession:
     """Open the tracker the config asks for and give it the rows a resumed run already has.
 
     Online or offline: `tracker.mode`, else `WANDB_MODE` (`disabled` means no tracker), else online with a login and offline without one.

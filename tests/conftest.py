@@ -1,0 +1,98 @@
+"""What the tests share: a cache of their own, the door as a subprocess, and the data beside the repository where it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+# A run of a second: two layers, 12 steps of two micro-batches, made-up tokens, one thread, fp32.
+SMALL = (
+    "model=nano",
+    "data=synthetic",
+    "data.train_tokens=100000",
+    "data.val_tokens=20000",
+    "tracker=none",
+    "trainer.steps=12",
+    "trainer.val_every=5",
+    "trainer.checkpoint_every=4",
+    "trainer.batch_tokens=2048",
+    "trainer.micro_batch=8",
+    "trainer.val_tokens=4096",
+    "trainer.precision=fp32",
+    "trainer.threads=1",
+)
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def isolated(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's caches, accounts or torchrun environment."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "NOCAP_", "TORCHELASTIC_"))]:
+        monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NOCAP_CACHE", str(cache_dir))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Real text, GPT-2 shards and vocabulary, which the project does not carry."""
+    path = REPO.parent / "shared"
+    if not (path / "data" / "prose").is_dir():
+        pytest.skip("no ../shared beside the repository: its text and shards are not part of the project")
+    return path
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A door's process after it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Door = Callable[..., Finished]
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Door:
+    """Run `python -m nocap.DOOR …` in an empty folder."""
+
+    def call(*words: str, module: str = "nocap.train", timeout: float = 120, env: dict[str, str] | None = None) -> Finished:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPO), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+def the_run(output_dir: Path) -> Path:
+    """The one run folder below an output directory."""
+    (folder,) = (output_dir / "runs").iterdir()
+    return folder
+
+
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
