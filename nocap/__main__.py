@@ -16,7 +16,7 @@ def main() -> None:
     door = sys.argv[1] if len(sys.argv) > 1 else None
     if door not in DOORS:
         usage = "\n".join(f"  nocap {name:<6} {what}" for name, what in DOORS.items())
-        print(f"usage: nocap DOOR …\n{usage}\ntab completion: eval \"$(nocap train -sc install=bash)\"", file=sys.stderr)
+        print(f'usage: nocap DOOR …\n{usage}\ntab completion: eval "$(nocap train -sc install=bash)"', file=sys.stderr)
         raise SystemExit(0 if door in ("-h", "--help") else 2)
     del sys.argv[1]
     importlib.import_module("nocap.data.__main__" if door == "data" else f"nocap.{door}").main()

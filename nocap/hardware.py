@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nocap.schema import Device, Kernel, Precision
 
-# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: name as the driver reports it → (bf16 tensor cores, fp32 with TF32 off).
+# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: name as the driver has it → (bf16 tensor cores, fp32 with TF32 off).
 # The first pattern found in the name counts. A chip that is not here has no MFU: another chip's peak would be a lie.
 PEAK_TFLOPS = {
     r"H200": (989.0, 67.0),

@@ -160,7 +160,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
     """Load the newest valid checkpoint on every rank, and cut the metrics back to it.
 
     Errors:
-        NoneValid: there are checkpoints and none is valid. Starting over would hide the loss.
+        NoneValidError: there are checkpoints and none is valid. Starting over would hide the loss.
     """
     root, metrics = job.run_dir / "checkpoints", Metrics(job.run_dir / "metrics.jsonl")
     found = job.world.from_main(checkpoint.find(root) if job.world.is_main else None)
@@ -168,7 +168,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
     for problem in found.invalid:
         job.say(f"checkpoint not used: {problem}")
     if found.path is None and found.invalid:
-        raise checkpoint.NoneValid(f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over")
+        raise checkpoint.NoneValidError(f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over")
     state: dict[str, Any] = {}
     if found.path is not None:
         state = checkpoint.load(found.path, model=trainee.model, optimizers=trainee.optimizers)
@@ -183,7 +183,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
 
 
 def warm_up(job: Job, trainee: Trainee) -> float:
-    """One forward and backward and one validation forward on dummy tokens, so that compilation and first-call costs are on a line of their own.
+    """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a line of their own.
 
     No weight, no random state and no optimizer state changes. Returns MiB that the forward keeps for its backward.
     """
@@ -209,7 +209,7 @@ def warm_up(job: Job, trainee: Trainee) -> float:
 
 
 def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
-    """Accumulate the step's micro-batches, agree with the other ranks, update. A loss or gradient that is no number stops before the update."""
+    """Accumulate the micro-batches, agree with the other ranks, update. A loss or gradient that is no number stops before the update."""
     began, run, world = time.perf_counter(), job.run, job.world
     set_lr(trainee.optimizers, multiplier(run.schedule, step=step, steps=run.trainer.steps))
     with ledger.charge("data"):

@@ -16,7 +16,7 @@ def multiplier(spec: schema.Schedule, *, step: int, steps: int) -> float:
         left = steps - step
         return 1.0 if left > spec.decay_steps else spec.final + (1 - spec.final) * left / spec.decay_steps
     if isinstance(spec, schema.Linear):
-        left = (steps - step) / (steps - spec.warmup_steps)
-        shape = 0.5 - 0.5 * math.cos(math.pi * left) if isinstance(spec, schema.Cosine) else left
+        remaining = (steps - step) / (steps - spec.warmup_steps)
+        shape = 0.5 - 0.5 * math.cos(math.pi * remaining) if isinstance(spec, schema.Cosine) else remaining
         return spec.final + (1 - spec.final) * shape
     return 1.0

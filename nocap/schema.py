@@ -115,9 +115,7 @@ class Norm:
 
     def __post_init__(self) -> None:
         require(self.eps > 0, "norm.eps", "be above 0", self.eps)
-        require(
-            not self.bias or self.norm is NormKind.layer, "norm.bias", "be false for RMSNorm, which has none", self.bias
-        )
+        require(not self.bias or self.norm is NormKind.layer, "norm.bias", "be false for RMSNorm, which has none", self.bias)
         require(not self.bias or self.gain, "norm.bias", "be false where norm.gain is false", self.bias)
 
 
@@ -511,8 +509,7 @@ class Run:
         require(
             t.batch_tokens % unit == 0,
             "trainer.batch_tokens",
-            "be divisible by trainer.micro_batch × model.seq_len × trainer.devices = "
-            f"{t.micro_batch} × {seq_len} × {t.devices} = {unit}",
+            f"be divisible by trainer.micro_batch × model.seq_len × trainer.devices = {t.micro_batch} × {seq_len} × {t.devices} = {unit}",
             t.batch_tokens,
         )
         unit = t.micro_batch * seq_len

@@ -17,7 +17,6 @@ from omegaconf import DictConfig  # noqa: E402
 from nocap.paths import conf_dir  # noqa: E402
 from nocap.run.config import EXIT_CODES, parse, refusals, refuse, register  # noqa: E402
 
-
 _unfinished: list[tuple[str, int]] = []  # cells of this grid that did not finish, with their exit codes
 
 
@@ -55,7 +54,9 @@ def main() -> None:
     # Hydra would print its errors and a part of the traceback, and exit with 1; this way they come here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if "RANK" in os.environ and {"-m", "--multirun"} & set(sys.argv[1:]):
-        refuse("--multirun must not run under torchrun: each rank would start the whole grid; use trainer.devices=N, and nocap starts the ranks")
+        refuse(
+            "--multirun must not run under torchrun: every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
+        )
     with refusals():
         hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(cell)()
     for overrides, code in _unfinished:

@@ -189,7 +189,7 @@ def test_server_that_never_answers_costs_the_timeout_and_no_more(run_dir: Path) 
         waited_s = time.monotonic() - start
     assert done.stderr.startswith("nocap: W&B: offline: ")
     assert done.stderr.count("\n") == 1
-    assert waited_s < 12  # 2 s for the server, 2 s for wandb to let go of it, the rest is starting Python twice over on a busy machine
+    assert waited_s < 12  # 2 s for the server, up to 2 s for wandb to let go of it, the rest is start-up on a busy machine
     assert history(run_dir) == recorded(run_dir)
 
 
@@ -200,24 +200,24 @@ def test_explicit_online_without_login_warns_and_goes_offline(run_dir: Path) -> 
 
 
 def test_no_account_on_a_terminal_never_prompts(run_dir: Path) -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:  # the child: its standard streams are the terminal
-        os.chdir(run_dir)
-        code = PRELUDE + "mirror(rows=record(None)).finish(summary={}, status='finished')"
-        os.execve(sys.executable, [sys.executable, "-c", code], environment(run_dir.parent))
-    seen, deadline = b"", time.monotonic() + 60
+    terminal, end = pty.openpty()
+    code = PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, status='finished')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=run_dir, env=environment(run_dir.parent), stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
     try:
-        while time.monotonic() < deadline and select.select([terminal], [], [], deadline - time.monotonic())[0]:
-            try:
-                seen += os.read(terminal, 4096)
-            except OSError:  # how Linux says that the child closed its end
-                break
+        status = process.wait(timeout=60)
     finally:
-        if time.monotonic() >= deadline:
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        os.close(terminal)
-    assert (os.waitstatus_to_exitcode(status), seen) == (0, b"")
+        process.kill()
+    seen = b""
+    while select.select([terminal], [], [], 0)[0]:
+        try:
+            seen += os.read(terminal, 4096)
+        except OSError:  # how Linux says that nobody holds the other end
+            break
+    os.close(terminal)
+    assert (status, seen) == (0, b"")
     assert history(run_dir) == recorded(run_dir)
 
 

@@ -72,7 +72,7 @@ def blocks(window: int) -> Mixer:
     """
 
     def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
-        B, H, T, D = q_BHTD.shape
+        B, T = q_BHTD.shape[0], q_BHTD.shape[2]
         size = min(T, max(window, MIN_BLOCK))
         n_block = math.ceil(T / size)
         k_BHTD, v_BHTD = _repeat_heads(q_BHTD, k_BKTD), _repeat_heads(q_BHTD, v_BKTD)
@@ -82,9 +82,9 @@ def blocks(window: int) -> Mixer:
         def attend(q_: Tensor, k_: Tensor, v_: Tensor) -> Tensor:
             """(B, H, blocks, queries, D) against (B, H, blocks, keys, D); the keys end where the queries end."""
             mask = _band(q_.shape[3], k_.shape[3], window, q_.device)
-            folded = [x.transpose(1, 2).flatten(0, 1) for x in (q_, k_, v_)]
+            q_, k_, v_ = (x.transpose(1, 2).flatten(0, 1) for x in (q_, k_, v_))
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
-                y = F.scaled_dot_product_attention(*folded, attn_mask=mask)
+                y = F.scaled_dot_product_attention(q_, k_, v_, attn_mask=mask)
             return y.unflatten(0, (B, -1)).transpose(1, 2)
 
         first = attend(q[:, :, :1], k[:, :, :1], v[:, :, :1])

@@ -57,8 +57,7 @@ class Block(nn.Module):
 
     def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         x_BTC = self.attention(x_BTC, rotary)
-        x_BTC = self.mlp(x_BTC)
-        return x_BTC
+        return self.mlp(x_BTC)
 
 
 class Head(nn.Module):

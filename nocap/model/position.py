@@ -17,7 +17,7 @@ def rotary_tables(*, seq_len: int, d_head: int, base: float) -> tuple[Tensor, Te
 
 
 def rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotate each pair (x[i], x[i + D/2]) by its position's angle, clockwise as the challenge does. The tables stay fp32, so the result is."""
+    """Rotate each pair (x[i], x[i + D/2]) by its position's angle, clockwise as the challenge does; fp32, as the tables are."""
     T, half = x_BTHD.shape[1], x_BTHD.shape[3] // 2
     cos, sin = cos_TD[:T, None], sin_TD[:T, None]
     x1, x2 = x_BTHD[..., :half], x_BTHD[..., half:]

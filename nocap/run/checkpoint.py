@@ -21,7 +21,7 @@ from torch import Tensor, nn
 Optimizers = list[torch.optim.Optimizer]
 
 
-class NoneValid(ValueError):
+class NoneValidError(ValueError):
     """There are checkpoints, and none can be used."""
 
 
@@ -74,7 +74,7 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(saved[name])
-    names = {name: p for name, p in model.named_parameters()}
+    names = dict(model.named_parameters())
     for key, tensor in load_file(path / "optimizer.safetensors").items():
         index, name, field = key.split("/")
         p = names[name]
@@ -94,7 +94,7 @@ def prune(root: Path, *, keep: int) -> None:
 
 
 def _optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
-    names = {p: name for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {
         f"{index}/{names[p]}/{field}": tensor.contiguous()
         for index, optimizer in enumerate(optimizers)

@@ -7,7 +7,7 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nocap import hardware
 from nocap.paths import conf_dir
-from nocap.schema import SCHEMAS, Compile, Device, Kernel, LocalKernel, Precision, Run
+from nocap.schema import SCHEMAS, Compile, Device, LocalKernel, Run
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
 
@@ -50,15 +50,20 @@ def _fraction(share: float, whole: int) -> int:
     return math.floor(share * whole)
 
 
+def _device(value: Device | str) -> Device:
+    """An interpolated enum arrives as a member, or as text where a default's own interpolation made it."""
+    return value if isinstance(value, Device) else Device[value]
+
+
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
-_RESOLVERS = {
+_RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
     "fraction": _fraction,
     "device": lambda: hardware.default_device().name,
-    "precision": lambda device: hardware.default_precision(Device[str(getattr(device, "name", device))]).name,
-    "threads": lambda device, devices: hardware.default_threads(Device[str(getattr(device, "name", device))], devices),
-    "compile": lambda device: (Compile.off if str(getattr(device, "name", device)) == "cpu" else Compile.regional).name,
-    "local_kernel": lambda device: (LocalKernel.blocks if str(getattr(device, "name", device)) == "cpu" else LocalKernel.flex).name,
+    "precision": lambda device: hardware.default_precision(_device(device)).name,
+    "threads": lambda device, devices: hardware.default_threads(_device(device), devices),
+    "compile": lambda device: (Compile.off if _device(device) is Device.cpu else Compile.regional).name,
+    "local_kernel": lambda device: (LocalKernel.blocks if _device(device) is Device.cpu else LocalKernel.flex).name,
 }
 
 
@@ -81,10 +86,10 @@ def parse(cfg: DictConfig) -> Run:
 def _refuse_unknown_keys(cfg: DictConfig, schema: type, prefix: str) -> None:
     """Hydra's `+key=value` writes past a schema; nothing may be parsed and then ignored."""
     known = [f.name for f in dataclasses.fields(schema)]
-    for key in cfg:
+    for key in map(str, cfg):
         name = f"{prefix}{key}"
         if key not in known:
-            raise ValueError(f"{name} is no key of {schema.__name__.lower()}{_suggest(str(key), known)}")
+            raise ValueError(f"{name} is no key of {schema.__name__.lower()}{_suggest(key, known)}")
         node = cfg._get_node(key)
         if isinstance(node, DictConfig) and dataclasses.is_dataclass(node._metadata.object_type):
             _refuse_unknown_keys(node, node._metadata.object_type, f"{name}.")

@@ -1,4 +1,4 @@
-"""What makes two runs the same run: config with its seed, source of what training imports, data, and the environment that changes results."""
+"""What makes two runs the same run: config with its seed, source of what training imports, data, environment."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nocap import __version__, hardware, schema
 from nocap.data.batches import Windows, target_bytes
@@ -52,7 +51,10 @@ def plan(run: Run, *, choices: Mapping[str, str | None]) -> Plan:
     _check_compiler(run)
     dataset = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)
-    words = [choices.get("experiment") or choices.get("model"), *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer"))]
+    words = [
+        choices.get("experiment") or choices.get("model"),
+        *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
+    ]
     name = "-".join(word.replace("/", "_") for word in words if word)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
     identity = digest(parts)
@@ -127,7 +129,7 @@ def headline(plan: Plan) -> str:
 
 
 def write_record_head(plan: Plan) -> None:
-    """`config.yaml` and `manifest.json` of this attempt; a summary of an attempt before it goes, so that what is read later is this one's."""
+    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's."""
     (plan.run_dir / "summary.json").unlink(missing_ok=True)
     config = redact(to_plain(plan.run), os.environ)
     write_atomically(plan.run_dir / "config.yaml", dump(config))
@@ -210,6 +212,13 @@ def _summary(plan: Plan, code: int) -> dict[str, Any]:
     if summary is not None:
         return summary
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-    summary = {"status": "failed", "identity": plan.identity, "name": plan.name, "arm": plan.arm, "seed": plan.run.seed, "error": f"the worker ended with {ended}"}
+    summary = {
+        "status": "failed",
+        "identity": plan.identity,
+        "name": plan.name,
+        "arm": plan.arm,
+        "seed": plan.run.seed,
+        "error": f"the worker ended with {ended}",
+    }
     write_json(plan.run_dir / "summary.json", summary)
     return summary

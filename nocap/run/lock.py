@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 
-class Held(ValueError):
+class HeldError(ValueError):
     """Another process has the lock; the message names it."""
 
 
@@ -18,7 +18,7 @@ def acquire(path: Path, *, wait_s: float = 0.0) -> IO[str]:
     """Take the lock and return its open file, which holds it until it is closed.
 
     Errors:
-        Held: another process has it, and still has it after `wait_s`.
+        HeldError: another process has it, and still has it after `wait_s`.
     """
     file = path.open("a+")
     deadline = time.monotonic() + wait_s
@@ -31,7 +31,7 @@ def acquire(path: Path, *, wait_s: float = 0.0) -> IO[str]:
                 file.seek(0)
                 holder = file.read().strip() or "a process that has not said who it is"
                 file.close()
-                raise Held(f"{path.parent} must have one writer, and {holder} is training there") from None
+                raise HeldError(f"{path.parent} must have one writer, and {holder} is training there") from None
             time.sleep(0.05)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")

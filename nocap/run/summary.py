@@ -12,8 +12,16 @@ from nocap.run.record import Row
 from nocap.schema import Run
 
 
-def summarize(run: Run, manifest: Mapping[str, Any], rows: list[Row], *, status: str, step: int, clock_s: Mapping[str, float],
-              facts: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(
+    run: Run,
+    manifest: Mapping[str, Any],
+    rows: list[Row],
+    *,
+    status: str,
+    step: int,
+    clock_s: Mapping[str, float],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
     """All keys of the contract; what could not be measured is null, with the reason beside it."""
     facts = dict(facts)
     val = [row for row in rows if row.get("val/loss") is not None]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from nocap.run import launch, lock
 from nocap.run.config import EXIT_CODES
-from nocap.run.world import join, leave
 from nocap.run.worker import work
+from nocap.run.world import join, leave
 from nocap.schema import Run, require
 
 
-def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float) -> int:
+def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float) -> NoReturn:
     """Train as one rank. Every rank reads the same config; rank 0 alone decides whether there is something to do, and where.
 
     Errors:

@@ -42,7 +42,7 @@ class TrackerSession(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What a tracker is told about a run. `group` and `tags` serve where the tracker's config names none, or more."""
+    """What a tracker is told about a run. The config's group goes before `group`; its tags and `tags` are joined."""
 
     identity: str
     name: str
@@ -141,9 +141,8 @@ def _open_run(tracker: schema.Wandb, facts: RunFacts, *, mode: str) -> Any:
     # look for credentials where `WANDB_MODE` says offline and the config says online.
     setup = wandb.setup(settings=wandb.Settings(silent=True, mode="offline" if mode == "offline" else "online"))
     if mode != "offline":
-        problem = None
         if not wandb.login(prompt=False, verify=False):
-            problem = "no login" if mode == "online" else None
+            problem = "no login" if mode == "online" else ""
         elif not _reachable(setup.settings.base_url):
             problem = f"{setup.settings.base_url} does not answer"
         else:

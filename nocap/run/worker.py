@@ -143,7 +143,7 @@ def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcom
 
 def _report_failure(run: Run, run_dir: Path, manifest: dict[str, Any], world: World, error: Exception, started: float) -> str:
     """The traceback into the log, a line on stderr, the status into the summary."""
-    refused = isinstance(error, checkpoint.NoneValid)
+    refused = isinstance(error, checkpoint.NoneValidError)
     line = str(error) if refused else f"{type(error).__name__}: {error}".splitlines()[0]
     with (run_dir / "train.log").open("a") as file:
         file.write(f"rank {world.rank} failed\n{traceback.format_exc()}")

@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -65,7 +65,7 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
     return World(rank=rank, size=size, device=torch_device)
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End this process now, after its output is out: interpreter teardown has nothing to add but gloo's aborts."""
     sys.stdout.flush()
     sys.stderr.flush()
