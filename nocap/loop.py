@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nocap import hardware
 from nocap.data.batches import Windows, sequences_of
 from nocap.data.shards import Shard
+from nocap.model.attention import prepare_flex
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.optimizer import build_optimizers, set_lr
@@ -26,7 +27,7 @@ from nocap.run.ledger import Ledger
 from nocap.run.record import Metrics, Row
 from nocap.run.world import World
 from nocap.schedule import multiplier
-from nocap.schema import Compile, Hybrid, Order, Precision, Run, Sliding
+from nocap.schema import LOCAL_KERNELS, Compile, Hybrid, Order, Precision, Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class Job:
     run_dir: Path
     world: World
     started: float  # time.monotonic() of this attempt's first moment
+    spent_s: float  # wall-clock of the attempts before
     on_start: Callable[[list[Row]], None]  # the rows that stand, before the first step
     on_row: Callable[[Row], None]
     say: Callable[[str], None]
@@ -114,8 +116,12 @@ def train(job: Job) -> Outcome:
         if "val/loss" in row or _due(step, t.log_every):
             log(job, metrics, row, ledger)
         if not last and not update.finite:
-            outcome.status = "diverged"
             outcome.facts["diverged"] = {"step": step, "loss": repr(update.loss), "grad_norm": repr(update.grad_norm), **_batch(job, step)}
+        elif last and row["val/loss"] is None:
+            outcome.facts["diverged"] = {"step": step, "loss": "validation"}
+        if "diverged" in outcome.facts:
+            outcome.status = "diverged"
+            job.say(f"diverged: {outcome.facts['diverged']}")
             break
         if last:
             break
@@ -139,6 +145,7 @@ def build(job: Job) -> Trainee:
     run, world = job.run, job.world
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
     optimizers = build_optimizers(run.optimizer, model)
+    prepare_flex(run.attention, seq_len=run.model.seq_len, device=world.device)
     if run.trainer.compile is Compile.regional:
         for block in model.blocks:
             block.compile(fullgraph=True, dynamic=False)
@@ -173,11 +180,9 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
     if found.path is not None:
         state = checkpoint.load(found.path, model=trainee.model, optimizers=trainee.optimizers)
         job.say(f"resuming from step {found.step}")
-    before, lost_s = state.get("clock_s", {}), 0.0
+    before = state.get("clock_s", {})
+    lost_s = max(0.0, job.spent_s - sum(before.values()))
     if job.world.is_main:
-        rows = metrics.rows()
-        wall = sum(before.values())
-        lost_s = max(0.0, rows[-1]["clock/wall_s"] - wall) if rows else 0.0
         job.on_start(metrics.cut_back(found.step))
     return found.step, Ledger(started=job.started, before=before, lost_s=lost_s), metrics
 
@@ -190,13 +195,16 @@ def warm_up(job: Job, trainee: Trainee) -> float:
     run = job.run
     tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=job.world.device)
     parameters = list(trainee.model.parameters())
-    with _no_sync(trainee), memory.saved_for_backward(parameters) as kept:
-        with autocast(run, run.trainer.precision):
-            loss = trainee.forward(tokens, tokens)
-        saved_mib = sum(kept.values()) / memory.MIB
-        loss.backward()
-    for p in parameters:
-        p.grad = None
+    saved_mib = 0.0
+    for counting in (True, False):  # once more without the hooks: what they might have changed in a compiled graph is compiled here too
+        hooks: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters) if counting else nullcontext({})
+        with _no_sync(trainee), hooks as kept:
+            with autocast(run, run.trainer.precision):
+                loss = trainee.forward(tokens, tokens)
+            saved_mib += sum(kept.values()) / memory.MIB
+            loss.backward()
+        for p in parameters:
+            p.grad = None
     trainee.model.eval()
     with torch.no_grad(), autocast(run, run.trainer.val_precision):
         trainee.model(tokens, tokens)
@@ -316,11 +324,10 @@ def account(job: Job, trainee: Trainee, saved_mib: float) -> dict[str, Any]:
 def kernel_name(run: Run, precision: Precision) -> str:
     """The attention kernel that runs in this precision; a hybrid has two."""
     attention = run.attention
+    if attention.kernel in LOCAL_KERNELS:
+        return attention.kernel.value
     kernel = hardware.sdpa_kernel(attention.kernel, run.trainer.device, precision).value
-    if not isinstance(attention, Sliding):
-        return kernel
-    local = attention.local_kernel.value
-    return f"{local}+{kernel}" if isinstance(attention, Hybrid) else local
+    return f"{attention.local_kernel.value}+{kernel}" if isinstance(attention, Hybrid) else kernel
 
 
 def _batch(job: Job, step: int) -> dict[str, Any]:

@@ -7,7 +7,8 @@ two groups meet. Every refusal names the key, the rule and the value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -22,20 +23,18 @@ def require(ok: bool, key: str, rule: str, value: object) -> None:
 
 
 class Kernel(Enum):
-    """How global attention is computed."""
+    """How attention is computed: global layers by one of the first five, sliding windows by one of the last two."""
 
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
     fused = "fused"  # the fused kernel for the device and dtype: see `hardware.sdpa_kernel`
     flash = "flash"  # one named kernel, or an error
     efficient = "efficient"
     cudnn = "cudnn"
-
-
-class LocalKernel(Enum):
-    """How sliding-window attention is computed."""
-
     flex = "flex"  # FlexAttention, CUDA only (its CPU version has no backward)
     blocks = "blocks"  # chunks of at least one window, each looking at itself and the chunk before
+
+
+LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,6 +47,12 @@ class Attention:
 
     def __post_init__(self) -> None:
         require(self.n_kv_heads >= 1, "attention.n_kv_heads", "be at least 1", self.n_kv_heads)
+        _check_kernel("attention.kernel", self.kernel, local=type(self) is Sliding)
+
+
+def _check_kernel(key: str, kernel: Kernel, *, local: bool) -> None:
+    names = [k.value for k in Kernel if (k in LOCAL_KERNELS) == local]
+    require(kernel.value in names, key, f"be one of {', '.join(names)} for this option", kernel.value)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,28 +61,34 @@ class Sliding(Attention):
 
     kind: str = "sliding"
     window: int  # tokens
-    local_kernel: LocalKernel
 
     def __post_init__(self) -> None:
         Attention.__post_init__(self)
         require(self.window >= 1, "attention.window", "be at least 1 token", self.window)
 
+    @property
+    def kernel_of_local(self) -> Kernel:
+        """The kernel of the layers that slide."""
+        return self.kernel
+
 
 @dataclass(kw_only=True, slots=True)
 class Hybrid(Sliding):
-    """Layers take their kind from `pattern`, repeated: L is local (sliding), G is global."""
+    """Layers take their kind from `pattern`, repeated: L is local (sliding, `local_kernel`), G is global (`kernel`)."""
 
     kind: str = "hybrid"
     pattern: str
+    local_kernel: Kernel
 
     def __post_init__(self) -> None:
         Sliding.__post_init__(self)
-        require(
-            bool(self.pattern) and set(self.pattern) <= {"L", "G"},
-            "attention.pattern",
-            "be letters L (local) and G (global)",
-            repr(self.pattern),
-        )
+        _check_kernel("attention.local_kernel", self.local_kernel, local=True)
+        rule = "mix the letters L (local) and G (global)"
+        require(set(self.pattern) == {"L", "G"}, "attention.pattern", rule, repr(self.pattern))
+
+    @property
+    def kernel_of_local(self) -> Kernel:
+        return self.local_kernel
 
 
 class Activation(Enum):
@@ -97,8 +108,9 @@ class Mlp:
         require(self.expansion > 0, "mlp.expansion", "be above 0", self.expansion)
 
     def hidden(self, d_model: int) -> int:
-        factor = 2 / 3 if self.activation is Activation.swiglu else 1
-        return max(1, round(factor * self.expansion * d_model))
+        """Hidden channels; from a thousand up in steps of 8, which tensor cores need and nobody notices."""
+        exact = self.expansion * d_model * (2 / 3 if self.activation is Activation.swiglu else 1)
+        return 8 * round(exact / 8) if exact >= 1000 else max(1, round(exact))
 
 
 class NormKind(Enum):
@@ -242,7 +254,7 @@ class Muon(AdamW):
         AdamW.__post_init__(self)
         require(self.muon_lr > 0, "optimizer.muon_lr", "be above 0", self.muon_lr)
         require(0 <= self.momentum < 1, "optimizer.momentum", "be in [0, 1)", self.momentum)
-        require(self.ns_steps >= 1, "optimizer.ns_steps", "be at least 1", self.ns_steps)
+        require(1 <= self.ns_steps < 100, "optimizer.ns_steps", "be between 1 and 99", self.ns_steps)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -258,7 +270,7 @@ class Schedule:
 
 @dataclass(kw_only=True, slots=True)
 class Linear(Schedule):
-    """Warm-up, then a straight line to `final` × the peak at the last step."""
+    """Warm-up, then a straight line that would reach `final` × the peak after the last update."""
 
     kind: str = "linear"
     final: float
@@ -270,14 +282,14 @@ class Linear(Schedule):
 
 @dataclass(kw_only=True, slots=True)
 class Cosine(Linear):
-    """Warm-up, then half a cosine to `final` × the peak at the last step."""
+    """Warm-up, then half a cosine that would reach `final` × the peak after the last update."""
 
     kind: str = "cosine"
 
 
 @dataclass(kw_only=True, slots=True)
 class Wsd(Linear):
-    """Warm-up, stable, then a straight line to `final` × the peak over the last `decay_steps`."""
+    """Warm-up, stable, then over the last `decay_steps` a straight line that would reach `final` × the peak after the last update."""
 
     kind: str = "wsd"
     decay_steps: int
@@ -464,18 +476,18 @@ class Wandb(Tracker):
 class Run:
     """One training of one resolved config with one seed."""
 
+    trainer: Trainer  # first, and the model next: other groups' defaults follow from theirs, and a wrong value is named at its source
+    model: Model
     attention: Attention
     mlp: Mlp
     norm: Norm
     position: Position
-    model: Model
     optimizer: AdamW
     schedule: Schedule
     objective: Objective
     data: Data
     tokenizer: Tokenizer
     tracker: Tracker
-    trainer: Trainer
     seed: int
     output_dir: str
     cache_dir: str | None  # null: $NOCAP_CACHE, else nocap under the user's cache folder
@@ -484,6 +496,7 @@ class Run:
         require(0 <= self.seed < 2**63, "seed", "be in [0, 2^63)", self.seed)
         require(bool(self.output_dir), "output_dir", "be a path", repr(self.output_dir))
         self._check_kinds()
+        self._check_finite()
         self._check_heads()
         self._check_batch()
         self._check_schedule()
@@ -495,6 +508,13 @@ class Run:
             kind = getattr(option, "kind", None)
             rule = f"stay what the option set (choose another option with {group}=…)"
             require(kind is None or rows.get(kind) is type(option), f"{group}.kind", rule, repr(kind))
+
+    def _check_finite(self) -> None:
+        for group in SCHEMAS:
+            option = getattr(self, group)
+            for f in fields(option):
+                value = getattr(option, f.name)
+                require(not isinstance(value, float) or math.isfinite(value), f"{group}.{f.name}", "be a finite number", value)
 
     def _check_heads(self) -> None:
         n_head, n_kv_heads = self.model.n_head, self.attention.n_kv_heads
@@ -530,13 +550,13 @@ class Run:
 
     def _check_device(self) -> None:
         on_cpu = self.trainer.device is Device.cpu
-        if isinstance(self.attention, Sliding):
-            flex = self.attention.local_kernel is LocalKernel.flex
-            rule = "be 'blocks' on the CPU (FlexAttention has no backward there)"
-            require(not (on_cpu and flex), "attention.local_kernel", rule, self.attention.local_kernel.value)
-        kernel = self.attention.kernel
-        cuda_only = kernel in (Kernel.efficient, Kernel.cudnn)
-        require(not (on_cpu and cuda_only), "attention.kernel", "exist on the CPU (flash, materialized)", kernel.value)
+        kernels = {"kernel": self.attention.kernel}
+        if isinstance(self.attention, Hybrid):
+            kernels["local_kernel"] = self.attention.local_kernel
+        for key, kernel in kernels.items():
+            cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
+            rule = "be one that trains on the CPU (materialized, flash; blocks for a window)"
+            require(not (on_cpu and cuda_only), f"attention.{key}", rule, kernel.value)
 
     @property
     def microbatches(self) -> int:

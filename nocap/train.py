@@ -8,6 +8,7 @@ STARTED = time.monotonic()  # the clock ledger begins here
 
 import os  # noqa: E402
 import sys  # noqa: E402
+import traceback  # noqa: E402
 
 import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
@@ -31,6 +32,9 @@ def cell(cfg: DictConfig) -> None:
             code = train(cfg, started=time.monotonic() if config.job.num else STARTED)
     except SystemExit as refused:
         code = int(refused.code or 0)
+    except Exception:
+        traceback.print_exc()
+        code = EXIT_CODES["failed"]
     if code == EXIT_CODES["preempted"]:
         raise SystemExit(code)
     if code:
@@ -54,11 +58,14 @@ def main() -> None:
     # Hydra would print its errors and a part of the traceback, and exit with 1; this way they come here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if "RANK" in os.environ and {"-m", "--multirun"} & set(sys.argv[1:]):
-        refuse(
-            "--multirun must not run under torchrun: every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
-        )
-    with refusals():
-        hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(cell)()
+        refuse("--multirun must not run under torchrun: every rank would start the grid; use trainer.devices=N, and nocap starts the ranks")
+    try:
+        with refusals():
+            hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(cell)()
+    except OSError as error:
+        if "grids" not in str(error.filename):  # Hydra makes a grid's folder before the first cell
+            raise
+        refuse(f"output_dir must be a folder that can be written, got {error.filename} ({error.strerror})")
     for overrides, code in _unfinished:
         print(f"nocap: not finished (exit code {code}): {overrides}", file=sys.stderr)
     if _unfinished:

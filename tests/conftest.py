@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on tiny tensors, threads that wait for each other cost tenfold
 
 # A run of a second: two layers, 12 steps of two micro-batches, made-up tokens, one thread, fp32.
 SMALL = (
@@ -32,19 +35,24 @@ SMALL = (
     "trainer.threads=1",
 )
 
+# Long enough (a second and a half of steps) that a test can disturb it in the middle: checkpoints at 8, 16, 24 and 30.
+MEDIUM = (*SMALL, "trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8")
+
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def _foreign(name: str) -> bool:
+    return name.startswith(("WANDB_", "NOCAP_", "TORCHELASTIC_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_ID")
+
+
 @pytest.fixture(autouse=True)
 def isolated(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's caches, accounts or torchrun environment."""
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "NOCAP_", "TORCHELASTIC_"))]:
+    for name in filter(_foreign, list(os.environ)):
         monkeypatch.delenv(name)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NOCAP_CACHE", str(cache_dir))
 
 
@@ -96,3 +104,33 @@ def the_run(output_dir: Path) -> Path:
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that nobody interrupted."""
+
+    output_dir: Path
+    run_dir: Path
+    process: Finished
+    seconds: float
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """`MEDIUM`, trained once. Copy it before changing it."""
+    output_dir = tmp_path_factory.mktemp("undisturbed")
+    env = {name: value for name, value in os.environ.items() if not _foreign(name)}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "nocap.train", *MEDIUM, f"output_dir={output_dir}"],
+        cwd=output_dir,
+        env={**env, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+    seconds = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    return Undisturbed(output_dir, the_run(output_dir), Finished(done.returncode, done.stdout, done.stderr), seconds)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from nocap import hardware
 from nocap.model.norm import rms_norm
 from nocap.model.position import rotate
-from nocap.schema import Attention, Device, Hybrid, Kernel, LocalKernel, Precision, Sliding
+from nocap.schema import Attention, Device, Hybrid, Kernel, Precision, Sliding
 
 Mixer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -37,12 +36,12 @@ def _repeat_heads(q_BHTD: Tensor, kv_BKTD: Tensor) -> Tensor:
 
 
 def materialized(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. Under bf16 autocast the softmax is fp32, as autocast has it."""
+    """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. The softmax is fp32, which autocast sees to on CUDA only."""
     T, D = q_BHTD.shape[2:]
     k_BHTD, v_BHTD = _repeat_heads(q_BHTD, k_BKTD), _repeat_heads(q_BHTD, v_BKTD)
     scores_BHTT = (q_BHTD @ k_BHTD.transpose(2, 3)) / math.sqrt(D)
     future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).triu(1)
-    return scores_BHTT.masked_fill(future_TT, float("-inf")).softmax(dim=-1).type_as(v_BHTD) @ v_BHTD
+    return scores_BHTT.masked_fill(future_TT, float("-inf")).softmax(dim=-1, dtype=torch.float32).type_as(v_BHTD) @ v_BHTD
 
 
 def _autocast_like(x: Tensor) -> Precision:
@@ -108,29 +107,35 @@ def flex(window: int) -> Mixer:
     """Sliding window through FlexAttention (arXiv:2412.05496), which skips the tiles outside the band. CUDA only, always compiled."""
 
     def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
-        compiled, mask = _flex_kernel(), _flex_mask(window, q_BHTD.shape[2], str(q_BHTD.device))
+        prepared = _flex_prepared.get((window, q_BHTD.shape[2], q_BHTD.device.type))
+        assert prepared is not None, (
+            "prepare_flex must run first: a mask made inside a compiled region is made at every step"
+        )
+        kernel, mask = prepared
+        # FlexAttention is outside autocast: queries and keys come out of the rotation in fp32.
         q, k, v = (x.to(torch.bfloat16) if _autocast_like(x) is Precision.bf16 else x for x in (q_BHTD, k_BKTD, v_BKTD))
-        y: Tensor = compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        y: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
         return y
 
     return mix
 
 
-@cache
-def _flex_kernel() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
+_flex_prepared: dict[tuple[int, int, str], tuple[Any, Any]] = {}  # (window, T, device type) → compiled FlexAttention and block mask
 
 
-@cache
-def _flex_mask(window: int, seq_len: int, device: str) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+def prepare_flex(spec: Attention, *, seq_len: int, device: torch.device) -> None:
+    """Make what `flex` layers look up, if this option has such layers."""
+    if not isinstance(spec, Sliding) or spec.kernel_of_local is not Kernel.flex:
+        return
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    window = spec.window
 
     def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < window)
 
-    return create_block_mask(visible, None, None, seq_len, seq_len, device=device)
+    mask = create_block_mask(visible, None, None, seq_len, seq_len, device=str(device))
+    _flex_prepared[window, seq_len, device.type] = torch.compile(flex_attention, dynamic=False), mask
 
 
 class CausalSelfAttention(nn.Module):
@@ -166,5 +171,5 @@ def is_local(spec: Attention, layer: int) -> bool:
 
 def build_mixer(spec: Attention, layer: int) -> Mixer:
     if isinstance(spec, Sliding) and is_local(spec, layer):
-        return flex(spec.window) if spec.local_kernel is LocalKernel.flex else blocks(spec.window)
+        return flex(spec.window) if spec.kernel_of_local is Kernel.flex else blocks(spec.window)
     return materialized if spec.kernel is Kernel.materialized else fused(spec.kernel)

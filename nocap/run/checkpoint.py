@@ -50,6 +50,7 @@ def save(root: Path, *, step: int, model: nn.Module, optimizers: Optimizers, sta
         _sync(temporary / name)
     (temporary / "manifest.json").write_text(json.dumps(sums))
     _sync(temporary / "manifest.json")
+    _sync(temporary)
     if path.exists():  # an invalid one: a valid one would have been resumed from
         shutil.rmtree(path)
     temporary.rename(path)

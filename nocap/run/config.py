@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nocap import hardware
 from nocap.paths import conf_dir
-from nocap.schema import SCHEMAS, Compile, Device, LocalKernel, Run
+from nocap.schema import SCHEMAS, Compile, Device, Kernel, Run
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
 
@@ -46,10 +46,6 @@ def _gqa_heads(n_head: int) -> int:
     raise ValueError(f"attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit attention.n_kv_heads, got {n_head}")
 
 
-def _fraction(share: float, whole: int) -> int:
-    return math.floor(share * whole)
-
-
 def _device(value: Device | str) -> Device:
     """An interpolated enum arrives as a member, or as text where a default's own interpolation made it."""
     return value if isinstance(value, Device) else Device[value]
@@ -58,12 +54,13 @@ def _device(value: Device | str) -> Device:
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
 _RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
-    "fraction": _fraction,
+    "fraction": lambda share, whole: math.floor(share * whole),
+    "times": lambda a, b: a * b,
     "device": lambda: hardware.default_device().name,
     "precision": lambda device: hardware.default_precision(_device(device)).name,
-    "threads": lambda device, devices: hardware.default_threads(_device(device), devices),
+    "threads": lambda device, devices: hardware.default_threads(_device(device), max(1, devices)),
     "compile": lambda device: (Compile.off if _device(device) is Device.cpu else Compile.regional).name,
-    "local_kernel": lambda device: (LocalKernel.blocks if _device(device) is Device.cpu else LocalKernel.flex).name,
+    "local_kernel": lambda device: (Kernel.blocks if _device(device) is Device.cpu else Kernel.flex).name,
 }
 
 
@@ -96,8 +93,9 @@ def _refuse_unknown_keys(cfg: DictConfig, schema: type, prefix: str) -> None:
 
 
 def _suggest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else f" (it has {', '.join(known)})"
+    keys = [key for key in known if key != "kind"]  # a fact about the option, not a choice
+    close = difflib.get_close_matches(word, keys, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (it has {', '.join(keys)})"
 
 
 def compose(overrides: list[str]) -> Run:
@@ -152,7 +150,11 @@ def explain(error: BaseException) -> str:
     text = str(causes[-1]) if isinstance(causes[-1], (ValueError, OmegaConfBaseException)) else str(error)
     key = next((found.group(1) for cause in causes if (found := re.search(r"full_key: (\S+)", str(cause)))), None)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if unknown := re.match(r"Key '(.*)' not in '(.*)'", lines[0] if lines else ""):
+    if lines and lines[0].startswith("LexerNoViableAltException: "):
+        return f"{lines[0].partition(': ')[2]} cannot be read: put the value in quotes, as in \"key='~/x'\""
+    if lines and lines[0].startswith("Config group override must be"):
+        return "a group must be given an option's name, as in attention=gqa"
+    if unknown := re.search(r"Key '(.*)' not in '(.*)'", lines[0] if lines else ""):
         return f"{key or unknown.group(1)} is no key of {unknown.group(2).lower()}{_suggest(unknown.group(1), _fields(unknown.group(2)))}"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{key or missing.group(1)} must be given"

@@ -23,9 +23,10 @@ from nocap.paths import PACKAGE, cache_root
 from nocap.run import lock
 from nocap.run.config import EXIT_CODES, dump, to_plain
 from nocap.run.identity import config_that_counts, digest, identity_parts
-from nocap.run.record import read_json, write_atomically, write_json
+from nocap.run.record import Metrics, read_json, write_atomically, write_json
 from nocap.run.secrets import redact
-from nocap.run.terminal import table
+from nocap.run.summary import cut_short
+from nocap.run.terminal import ending, table
 from nocap.schema import Compile, Device, Run
 
 
@@ -115,8 +116,8 @@ def start(plan: Plan, *, started: float) -> int:
     with lock.acquire(plan.run_dir / ".lock"):
         write_record_head(plan)
         print(headline(plan), flush=True)
-        code = _run_worker(plan, started=started)
-        summary = _summary(plan, code)
+        code, stopping = _run_worker(plan, started=started)
+        summary = _summary(plan, code, stopping=stopping, started=started)
         print(table(summary, run_dir=plan.run_dir), flush=True)
     return code if code == EXIT_CODES["refused"] else EXIT_CODES[summary["status"]]
 
@@ -130,18 +131,35 @@ def headline(plan: Plan) -> str:
 
 def write_record_head(plan: Plan) -> None:
     """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's."""
-    (plan.run_dir / "summary.json").unlink(missing_ok=True)
     config = redact(to_plain(plan.run), os.environ)
     write_atomically(plan.run_dir / "config.yaml", dump(config))
-    before = read_json(plan.run_dir / "manifest.json") or {}
-    write_json(plan.run_dir / "manifest.json", manifest(plan, before))
+    attempts = (read_json(plan.run_dir / "manifest.json") or {}).get("attempts", [])
+    write_json(plan.run_dir / "manifest.json", manifest(plan, attempts))
+    (plan.run_dir / "summary.json").unlink(missing_ok=True)
 
 
-def manifest(plan: Plan, before: Mapping[str, Any]) -> dict[str, Any]:
-    """What the identity is made of, and what else a doubter may ask for."""
+def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
+    """The wall-clock that the attempts before this one are known to have taken, also those whose rows were cut back since."""
+    rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
+    summary = read_json(plan.run_dir / "summary.json")
+    return max(
+        attempts[-1]["spent_s"] if attempts else 0.0,
+        rows[-1]["clock/wall_s"] if rows else 0.0,
+        summary["clock_s"]["wall"] if summary is not None else 0.0,
+    )
+
+
+def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the identity is made of, and what else a doubter may ask for. `attempts` are the ones before this."""
     t = plan.run.trainer
     n_bytes, reason = _val_bytes(plan)
-    attempt = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node(), "devices": t.devices, "threads": t.threads}
+    attempt = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": platform.node(),
+        "devices": t.devices,
+        "threads": t.threads,
+        "spent_s": _spent_s(plan, attempts),
+    }
     return {
         "identity": plan.identity,
         "name": plan.name,
@@ -161,7 +179,7 @@ def manifest(plan: Plan, before: Mapping[str, Any]) -> dict[str, Any]:
         | {package: version(package) for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")}
         | {"torch": hardware.torch_build()["version"]},
         "git": git_state(),
-        "attempts": [*before.get("attempts", []), attempt],
+        "attempts": [*attempts, attempt],
     }
 
 
@@ -191,34 +209,41 @@ def git_state() -> dict[str, str] | None:
     return {"commit": say[0].strip(), "diff": say[1]}
 
 
-def _run_worker(plan: Plan, *, started: float) -> int:
-    """Start the worker and wait for it. Requests to stop are passed on; the worker decides when it has saved."""
+def _run_worker(plan: Plan, *, started: float) -> tuple[int, bool]:
+    """Start the worker and wait for it: its exit code, and whether it was asked to stop. It decides when it has saved."""
     threads = str(plan.run.trainer.threads)
     env = {**os.environ, "NOCAP_PARENT": str(os.getpid()), "NOCAP_STARTED": repr(started), "OMP_NUM_THREADS": threads}
     env.pop("HYDRA_FULL_ERROR", None)
+    # A terminal sends Ctrl-C to the worker too. It is born deaf to that, and hears of any request once, from here.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGUSR2)}
     worker = subprocess.Popen([sys.executable, "-m", "nocap.run.worker", str(plan.run_dir)], env=env)
-    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-    previous = {number: signal.signal(number, lambda n, frame: worker.send_signal(n)) for number in passed_on}
+    asked: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        if not asked:
+            worker.send_signal(signal.SIGTERM)
+        asked.append(number)
+
+    before |= {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on)}
+    for number in before:
+        signal.signal(number, pass_on)
     try:
-        return worker.wait()
+        return worker.wait(), bool(asked)
     finally:
-        for number, handler in previous.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _summary(plan: Plan, code: int) -> dict[str, Any]:
-    """The worker's summary; if it died before it could write one, one that says so."""
-    summary = read_json(plan.run_dir / "summary.json")
-    if summary is not None:
+def _summary(plan: Plan, code: int, *, stopping: bool, started: float) -> dict[str, Any]:
+    """The worker's summary; if it died before it could write one, one that says so. Stopped during its start-up, it lost nothing."""
+    if (summary := read_json(plan.run_dir / "summary.json")) is not None:
         return summary
-    ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-    summary = {
-        "status": "failed",
-        "identity": plan.identity,
-        "name": plan.name,
-        "arm": plan.arm,
-        "seed": plan.run.seed,
-        "error": f"the worker ended with {ended}",
-    }
+    error = f"the worker ended with {ending(code)} and left no summary"
+    if not stopping:
+        print(f"nocap: {error}; see {plan.run_dir / 'train.log'}", file=sys.stderr)
+    found = read_json(plan.run_dir / "manifest.json")
+    assert found is not None
+    rows, status = Metrics(plan.run_dir / "metrics.jsonl").rows(), "preempted" if stopping else "failed"
+    summary = cut_short(plan.run, found, rows, status=status, attempt_s=time.monotonic() - started, error=error)
     write_json(plan.run_dir / "summary.json", summary)
     return summary

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nocap import hardware
+from nocap.run.ledger import LINES
 from nocap.run.record import Row
 from nocap.schema import Run
 
@@ -24,7 +25,7 @@ def summarize(
 ) -> dict[str, Any]:
     """All keys of the contract; what could not be measured is null, with the reason beside it."""
     facts = dict(facts)
-    val = [row for row in rows if row.get("val/loss") is not None]
+    val = [row for row in rows if "val/loss" in row]
     t, training_s = run.trainer, clock_s["train"] + clock_s["data"]
     tokens_per_s = step * t.batch_tokens / training_s if step and training_s else None
     epoch_tokens = facts.pop("train_windows", 0) * run.model.seq_len
@@ -56,6 +57,15 @@ def summarize(
         "attempts": len(manifest["attempts"]),
         **facts,
     }
+
+
+def cut_short(run: Run, manifest: Mapping[str, Any], rows: list[Row], *, status: str, attempt_s: float, error: str) -> dict[str, Any]:
+    """The summary of an attempt that did not come to its end. Where its time went is known up to its last row; the rest is `other`."""
+    clock = {line: rows[-1][f"clock/{line}_s"] if rows else 0.0 for line in LINES}
+    clock["other"] += max(0.0, manifest["attempts"][-1]["spent_s"] + attempt_s - sum(clock.values()))
+    clock["wall"] = sum(clock.values())
+    step = rows[-1]["step"] if rows else 0
+    return summarize(run, manifest, rows, status=status, step=step, clock_s=clock, facts={"error": error})
 
 
 def _quantiles(step_ms: list[float]) -> dict[str, float] | None:

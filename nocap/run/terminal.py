@@ -59,6 +59,11 @@ class Reporter:
             self._bar = None
 
 
+def ending(code: int) -> str:
+    """A process's exit code as `subprocess` gives it, in words."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
 def _number(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.4f}"
 

@@ -9,8 +9,10 @@ from typing import NoReturn
 
 from nocap.run import launch, lock
 from nocap.run.config import EXIT_CODES
+from nocap.run.record import read_json
+from nocap.run.terminal import table
 from nocap.run.worker import work
-from nocap.run.world import join, leave
+from nocap.run.world import join, leave, watch_parent
 from nocap.schema import Run, require
 
 
@@ -20,7 +22,8 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
     Errors:
         ValueError: the world is not of `trainer.devices` ranks, or another process is training this run.
     """
-    world_size = int(os.environ["WORLD_SIZE"])
+    watch_parent(os.getppid())
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     require(run.trainer.devices == world_size, "trainer.devices", f"be torchrun's {world_size} ranks", run.trainer.devices)
     plan = launch.plan(run, choices=choices)
     world = join(run.trainer.device)
@@ -40,6 +43,11 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
     if world.is_main:
         print(f"already finished: nothing to train; {run_dir}" if done else launch.headline(plan), flush=True)
     status = "finished" if done else work(run, Path(run_dir), started=started)
+    summary = read_json(Path(run_dir) / "summary.json") if world.is_main and not done else None
+    if summary is not None:
+        print(table(summary, run_dir=Path(run_dir)), flush=True)
+    if status in ("preempted", "diverged"):
+        world.from_main(status)  # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
     if holder is not None:
         holder.close()
     leave(EXIT_CODES[status])

@@ -20,8 +20,8 @@ from nocap.loop import Job, Outcome, train
 from nocap.run import checkpoint, lock
 from nocap.run.config import EXIT_CODES, load, to_plain
 from nocap.run.record import Metrics, Row, read_json, write_json
-from nocap.run.summary import summarize
-from nocap.run.terminal import Reporter
+from nocap.run.summary import cut_short, summarize
+from nocap.run.terminal import Reporter, ending
 from nocap.run.tracking import RunFacts, TrackerSession, open_tracker
 from nocap.run.world import World, die_with_parent, join, leave
 from nocap.schema import Run
@@ -48,6 +48,7 @@ def start_ranks(run: Run, run_dir: Path) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ["NOCAP_PARENT"] = str(os.getpid())
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGHUP,SIGQUIT"  # Ctrl-C comes as SIGTERM, from the parent
     with tempfile.TemporaryDirectory() as log_dir:
         config = LaunchConfig(
             min_nodes=1,
@@ -64,8 +65,10 @@ def start_ranks(run: Run, run_dir: Path) -> int:
         try:
             elastic_launch(config, sys.executable)("-m", "nocap.run.worker", str(run_dir))
         except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            return _failed(run_dir, f"rank {rank} ended with exit code {failure.exitcode}")
+            codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
+            if set(codes.values()) == {EXIT_CODES["refused"]}:
+                return EXIT_CODES["refused"]
+            return _failed(run_dir, ", ".join(f"rank {rank} ended with {ending(code)}" for rank, code in codes.items()))
         except SignalException:
             return EXIT_CODES["preempted"]
     return 0
@@ -88,7 +91,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
 
     def on_start(rows: list[Row]) -> None:
         sessions.append(open_tracker(run.tracker, _facts(run, run_dir, manifest), rows=rows))
-        reporter.start(len(rows))
+        reporter.start(rows[-1]["step"] + 1 if rows else 0)
 
     def on_row(row: Row) -> None:
         reporter.row(row)
@@ -119,6 +122,7 @@ def _job(run: Run, run_dir: Path, manifest: dict[str, Any], world: World, starte
         run_dir=run_dir,
         world=world,
         started=started,
+        spent_s=manifest["attempts"][-1]["spent_s"],
         **hooks,
     )
 
@@ -148,12 +152,11 @@ def _report_failure(run: Run, run_dir: Path, manifest: dict[str, Any], world: Wo
     with (run_dir / "train.log").open("a") as file:
         file.write(f"rank {world.rank} failed\n{traceback.format_exc()}")
     if world.is_main:
-        clock = {**dict.fromkeys(("train", "data"), 0.0), "wall": time.monotonic() - started}
         rows = Metrics(run_dir / "metrics.jsonl").rows()
-        step = rows[-1]["step"] if rows else 0
-        content = summarize(run, manifest, rows, status="failed", step=step, clock_s=clock, facts={"error": line})
+        content = cut_short(run, manifest, rows, status="failed", attempt_s=time.monotonic() - started, error=line)
         write_json(run_dir / "summary.json", content)
-    print(f"nocap: rank {world.rank}: {line}" if world.size > 1 else f"nocap: {line}", file=sys.stderr)
+    if world.is_main or not refused:  # all ranks refuse for the same reason
+        print(f"nocap: rank {world.rank}: {line}" if world.size > 1 and not refused else f"nocap: {line}", file=sys.stderr)
     return "refused" if refused else "failed"
 
 

@@ -79,7 +79,12 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
-        return
+    else:
+        watch_parent(parent)
+
+
+def watch_parent(parent: int) -> None:
+    """End this process soon after its parent; for a parent that may have started it from a thread, whose end would count as death above."""
 
     def watch() -> None:
         while os.getppid() == parent:

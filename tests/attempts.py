@@ -1,0 +1,117 @@
+"""Runs in the background: start one, wait for a moment, disturb it, and compare what it leaves with an undisturbed run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nocap.run.record import Metrics
+from tests.conftest import MEDIUM, REPO, rows_of
+
+DEADLINE_S = 90.0
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S:g} s in vain: {what}"
+        time.sleep(0.002)
+
+
+class Attempt:
+    """One start of a run, in a process of its own."""
+
+    def __init__(self, output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train")) -> None:
+        self.output_dir = output_dir
+        self.process = subprocess.Popen(
+            [sys.executable, *command, *MEDIUM, f"output_dir={output_dir}", *words],
+            cwd=output_dir.parent,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        (folder,) = (self.output_dir / "runs").iterdir()
+        return folder
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        """Wait while the process lives."""
+        wait_until(lambda: condition() or self.process.poll() is not None, what)
+        assert condition(), f"the process ended before: {what}\n{self.process.communicate()}"
+
+    def wait_for_file(self, pattern: str) -> None:
+        self.wait_for(lambda: any(self.output_dir.glob(f"runs/*/{pattern}")), pattern)
+
+    def wait_for_row(self, step: int) -> None:
+        """Wait until a new row of `step` or later is there: rows of an earlier attempt beyond its checkpoint are cut back first."""
+        self.wait_for_file("metrics.jsonl")
+        began = self.run_dir / "manifest.json"
+        metrics = Metrics(self.run_dir / "metrics.jsonl")
+
+        def there() -> bool:
+            # After this attempt's manifest: before that, the rows are an earlier attempt's.
+            if metrics.path.stat().st_mtime_ns <= began.stat().st_mtime_ns:
+                return False
+            rows = metrics.rows()
+            return bool(rows) and rows[-1]["step"] >= step
+
+        self.wait_for(there, f"a row of step {step}")
+
+    def end(self, number: signal.Signals | None = None) -> tuple[int, str, str]:
+        """Send a signal, or none, and wait for the end: exit code, stdout, stderr."""
+        if number is not None:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out, err
+
+
+@contextmanager
+def attempt(output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train")) -> Iterator[Attempt]:
+    """An attempt that leaves no process behind, also when the test fails."""
+    started = Attempt(output_dir, *words, command=command)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+        started.process.communicate()
+
+
+def processes(run_dir: Path) -> dict[int, str]:
+    """Workers, agents and ranks of a run: process id → `rank` and its number, or `worker`."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
+                environ = (entry / "environ").read_bytes().split(b"\0")
+                rank = next((word.removeprefix(b"RANK=").decode() for word in environ if word.startswith(b"RANK=")), None)
+                found[int(entry.name)] = "worker" if rank is None else f"rank {rank}"
+        except OSError:  # it ended while we looked
+            continue
+    return found
+
+
+def steady(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows without what differs from machine to machine and moment to moment."""
+    noise = ("clock/", "perf/", "memory/")
+    return [{key: value for key, value in row.items() if not key.startswith(noise)} for row in rows_of(run_dir)]
+
+
+def state_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """A finished run's weights and optimizer, as hashes, and its rows."""
+    (last,) = (run_dir / "checkpoints").iterdir()
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(last.glob("*.safetensors"))}
+    assert len(hashes) == 2
+    return hashes, steady(run_dir)

@@ -1,0 +1,225 @@
+"""Every attention against a plain softmax: values, gradients, causality, cost.
+
+B: batch, T: tokens, H: query heads, K: key/value heads, D: channels of a head.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nocap.model.attention import CausalSelfAttention, blocks, build_mixer, flex, fused, materialized, prepare_flex
+from nocap.model.gpt import build_model
+from nocap.paths import conf_dir
+from nocap.run.config import compose
+from nocap.schema import Kernel, Sliding
+
+HEADS = [(4, 4), (6, 2), (4, 1)]  # H, K
+LENGTHS = [1, 2, 63, 64, 65, 130, 200]  # around the smallest block and its multiples
+WINDOWS = [1, 2, 37, 64, 65, 128, 199, 1000]
+OPTIONS = sorted(path.stem for path in (conf_dir() / "attention").glob("*.yaml"))
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention needs a CUDA GPU: its CPU version has no backward")
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+    """Ten lines of attention, in fp64."""
+    q, k, v = q.double(), k.double(), v.double()
+    T, group = q.shape[2], q.shape[1] // k.shape[1]
+    i, j = torch.arange(T, device=q.device)[:, None], torch.arange(T, device=q.device)[None, :]
+    visible = (j <= i) & (j > i - (T if window is None else window))
+    heads = []
+    for h in range(q.shape[1]):
+        scores = q[:, h] @ k[:, h // group].mT / math.sqrt(q.shape[3])
+        heads.append(torch.where(visible, scores, -math.inf).softmax(-1) @ v[:, h // group])
+    return torch.stack(heads, 1)
+
+
+def qkv(T: int, H: int = 4, K: int = 4, D: int = 16, B: int = 2, device: str = "cpu") -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 * T + 10 * H + K)
+    return [torch.randn(B, n, T, D, generator=generator).to(device).requires_grad_() for n in (H, K, K)]
+
+
+def assert_same(mix: Callable[..., Tensor], inputs: list[Tensor], window: int | None = None, tolerance: float = 1e-5) -> None:
+    """Outputs and the gradients of all three inputs."""
+    got, want = mix(*inputs), naive(*inputs, window=window)
+    weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(want.device)
+    got_grads = torch.autograd.grad((got * weight).sum(), inputs)
+    want_grads = torch.autograd.grad((want * weight).sum(), inputs)
+    for name, a, b in zip(("output", "dq", "dk", "dv"), (got, *got_grads), (want, *want_grads), strict=True):
+        torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize(("H", "K"), HEADS)
+@pytest.mark.parametrize("T", LENGTHS)
+@pytest.mark.parametrize("mix", [materialized, fused(Kernel.fused), fused(Kernel.flash)], ids=["materialized", "fused", "flash"])
+def test_global_attention(mix: Callable[..., Tensor], T: int, H: int, K: int):
+    assert_same(mix, qkv(T, H, K))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("T", LENGTHS)
+def test_blocks(T: int, window: int):
+    assert_same(blocks(window), qkv(T), window)
+
+
+@pytest.mark.parametrize(("H", "K"), HEADS)
+def test_blocks_with_grouped_heads(H: int, K: int):
+    assert_same(blocks(70), qkv(200, H, K), 70)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("H", "K"), HEADS)
+@pytest.mark.parametrize(("T", "window"), [(256, 64), (256, 1), (200, 37), (128, 1000)])
+def test_flex(T: int, window: int, H: int, K: int):
+    spec = Sliding(kernel=Kernel.flex, n_kv_heads=K, window=window)
+    prepare_flex(spec, seq_len=T, device=torch.device("cuda"))
+    assert_same(flex(window), qkv(T, H, K, device="cuda"), window, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("window", [200, 201, 5000])
+def test_a_window_of_all_tokens_is_full_attention(window: int):
+    inputs = qkv(200)
+    torch.testing.assert_close(blocks(window)(*inputs), fused(Kernel.fused)(*inputs))
+
+
+def test_a_window_of_one_token_is_its_own_value():
+    q, k, v = qkv(100)
+    torch.testing.assert_close(blocks(1)(q, k, v), v)
+
+
+@pytest.mark.parametrize("mix", [materialized, fused(Kernel.fused), blocks(1000)], ids=["materialized", "fused", "blocks"])
+def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
+    """As the model calls it: queries and keys fp32 from the rotation, values bf16 from their projection."""
+    q, k, v = (x.detach() for x in qkv(200))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = mix(q, k, v.bfloat16())
+    assert got.dtype is torch.bfloat16
+    error = (got.double() - naive(q, k, v)).abs()
+    assert error.max() < 0.03
+    assert error.mean() < 0.002
+
+
+# --- the module and the model ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_head", "n_kv_heads"), [(6, 2), (4, 2), (5, 1), (4, 1)])
+def test_gqa_is_mha_with_its_key_and_value_weights_repeated(n_head: int, n_kv_heads: int):
+    spec = {"d_model": 16 * n_head, "n_head": n_head, "qk_norm": True, "mixer": fused(Kernel.fused)}
+    gqa = CausalSelfAttention(n_kv_heads=n_kv_heads, **spec)
+    mha = CausalSelfAttention(n_kv_heads=n_head, **spec)
+    weights = gqa.state_dict()
+    for name in ("k_proj.weight", "v_proj.weight"):
+        heads = weights[name].unflatten(0, (n_kv_heads, 16))
+        weights[name] = torch.stack([heads[h * n_kv_heads // n_head] for h in range(n_head)]).flatten(0, 1)
+    mha.load_state_dict(weights)
+    x = torch.randn(2, 50, 16 * n_head)
+    torch.testing.assert_close(gqa(x, None), mha(x, None))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_future_token_leaves_earlier_outputs_alone(option: str):
+    run = compose([f"attention={option}", "model=nano", "model.n_layer=4", "trainer.device=cpu"])
+    model = build_model(run, vocab_size=50)
+    tokens = torch.randint(50, (1, 128), generator=torch.Generator().manual_seed(0))
+    before = model.logits(tokens)
+    for t in (1, 63, 64, 100, 127):
+        changed = tokens.clone()
+        changed[0, t] = (tokens[0, t] + 1) % 50
+        moved = (model.logits(changed) - before).abs().amax(-1)[0]
+        assert moved[:t].max() < 1e-6
+        assert moved[t] > 1e-3
+
+
+def test_a_token_reaches_no_further_than_the_windows_of_all_layers():
+    run = compose(["attention=sliding", "attention.window=9", "model=nano", "model.n_layer=3", "trainer.device=cpu"])
+    model = build_model(run, vocab_size=50)
+    tokens = torch.zeros(1, 128, dtype=torch.long)
+    changed = tokens.clone()
+    changed[0, 50] = 1
+    moved = (model.logits(changed) - model.logits(tokens)).abs().amax(-1)[0]
+    reach = 50 + 3 * (9 - 1)
+    assert moved[reach] > 1e-6
+    assert moved[reach + 1 :].max() == 0
+
+
+def test_hybrid_repeats_its_pattern():
+    run = compose(["attention=hybrid", "attention.pattern=LG", "attention.window=5", "model=nano", "trainer.device=cpu"])
+    inputs = qkv(40)
+    for layer, window in enumerate((5, None, 5, None)):
+        torch.testing.assert_close(build_mixer(run.attention, layer)(*inputs).double(), naive(*inputs, window=window), atol=1e-5, rtol=1e-5)
+
+
+# --- kernels and cost --------------------------------------------------------------------------------------------------------------
+
+
+class Watch(TorchDispatchMode):
+    """Which operators ran, the elements of the largest tensor made, and the query-key pairs that attention kernels were given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names, self.largest, self.pairs = set(), 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.names.add(func.__name__.split(".")[0])
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        if func.__name__.startswith("_scaled_dot_product_flash_attention_for_cpu."):
+            q, k = args[:2]
+            self.pairs += q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+        return out
+
+
+@pytest.mark.parametrize(("H", "K"), HEADS)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_fused_is_the_fused_kernel(precision: torch.dtype, H: int, K: int):
+    inputs = qkv(64, H, K)
+    with Watch() as seen, torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
+        fused(Kernel.fused)(*inputs).sum().backward()
+    assert "_scaled_dot_product_flash_attention_for_cpu" in seen.names
+    assert not {"bmm", "softmax", "_softmax", "_safe_softmax"} & seen.names, "the math kernel ran"
+    with Watch() as seen:
+        materialized(*inputs)
+    assert {"bmm", "_softmax"} <= seen.names, "and these are the names that it would show"
+
+
+@pytest.mark.parametrize("kernel", [Kernel.fused, Kernel.flash, Kernel.efficient])
+def test_where_the_kernel_cannot_run_nothing_stands_in(kernel: Kernel):
+    q, k, v = (torch.randn(1, 2, 16, 8).mT.contiguous().mT for _ in range(3))  # channels not contiguous: no fused kernel takes it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of each kernel's reason before it raises
+        with pytest.raises(RuntimeError, match=r"No (available kernel|viable backend)"):
+            fused(kernel)(q, k, v)
+
+
+@pytest.mark.parametrize("window", [1, 64, 100])
+def test_slidings_cost_is_linear_in_the_length(window: int):
+    T = 1600
+    costs = []
+    for length in (T, 2 * T):
+        inputs = qkv(length, H=1, K=1, D=4, B=1)
+        with Watch() as seen:
+            blocks(window)(*inputs).sum().backward()
+        assert not {"bmm", "_softmax", "_safe_softmax"} & seen.names
+        assert seen.pairs <= length * 2 * max(window, 64)
+        costs.append((seen.pairs, seen.largest))
+    assert 1.9 < costs[1][0] / costs[0][0] < 2.1
+    assert costs[1][1] / costs[0][1] < 2.1
+    assert costs[1][1] < (2 * T) ** 2 / 100, "a tensor near T×T was made"
+
+
+def test_the_whole_sliding_model_makes_nothing_of_size_t_squared():
+    T = 1024
+    run = compose(["attention=sliding", "attention.window=64", "model=nano", f"model.seq_len={T}", "model.d_model=16", "trainer.device=cpu",
+                   "trainer.micro_batch=1"])  # fmt: skip
+    model = build_model(run, vocab_size=50)
+    tokens = torch.zeros(1, T, dtype=torch.long)
+    with Watch() as seen:
+        model(tokens, tokens).backward()
+    assert seen.largest < T * T / 10

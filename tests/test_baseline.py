@@ -1,0 +1,216 @@
+"""`experiment=nocap_baseline` is the challenge's recipe: its numbers, its model written a second time, and its starting loss.
+
+B: batch, T: tokens, C: channels, H: heads, D: channels of a head.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nocap import schema
+from nocap.data.tokenizer import vocab_size
+from nocap.model.gpt import GPT, build_model, count_parameters
+from nocap.optimizer import build_optimizers
+from nocap.paths import conf_dir
+from nocap.run.config import compose
+from nocap.run.evaluate import autocast
+from nocap.schema import Precision, Run
+
+VOCAB = 97
+SMALL = ["model.n_layer=2", "model.n_head=3", "model.d_model=48", "model.seq_len=64", "trainer.device=cpu", "trainer.threads=1"]
+
+
+def baseline(*overrides: str) -> Run:
+    return compose(["experiment=nocap_baseline", *overrides])
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return baseline()
+
+
+# --- the numbers -------------------------------------------------------------------------------------------------------------------
+
+
+def test_model(run: Run):
+    m = run.model
+    assert (m.n_layer, m.n_head, m.d_model, m.seq_len) == (12, 12, 768, 1024)
+    assert vocab_size(run.tokenizer.vocabulary) == 50257
+    assert m.norm_placement is schema.NormPlacement.pre
+    assert m.residual_scale is schema.ResidualScale.attention
+    assert (m.qk_norm, m.tie_head, m.logit_softcap) == (False, True, None)
+    assert run.norm == schema.Norm(norm=schema.NormKind.rms, eps=1e-6, gain=False, bias=False)
+    assert run.position == schema.Rope(base=10_000)
+    assert run.mlp == schema.Mlp(activation=schema.Activation.gelu, expansion=4)
+    assert run.attention == schema.Attention(kernel=schema.Kernel.fused, n_kv_heads=12)
+    assert run.objective.z_loss == 0
+
+
+def test_optimizer_and_schedule(run: Run):
+    o = run.optimizer
+    assert type(o) is schema.AdamW
+    assert (o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.decay) == (0.0018, 0.9, 0.95, 1e-8, 0.1, schema.Decay.all)
+    assert run.schedule == schema.Wsd(warmup_steps=256, decay_steps=1024, final=0.0)
+    with torch.device("meta"):
+        model = GPT(baseline(*SMALL), vocab_size=VOCAB)
+    model = model.to_empty(device="cpu")
+    (group,) = build_optimizers(o, model)[0].param_groups
+    assert len(group["params"]) == len(list(model.parameters())), "one group: weight decay on everything"
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.0018, (0.9, 0.95), 1e-8, 0.1)
+
+
+def test_batch_and_data(run: Run):
+    t = run.trainer
+    assert t.steps == 4768
+    assert t.batch_tokens == 16 * 1024 * 32 == 524_288
+    assert (t.micro_batch, run.microbatches) == (16, 32)
+    assert t.grad_clip is None
+    assert run.data.kind == "fineweb"
+    assert run.data.order is schema.Order.sequential
+    assert run.data.read_sequences == 16
+    assert run.tokenizer.vocabulary is schema.Vocabulary.gpt2
+    units_a_shard = (100_000_000 - 1) // (16 * 1024)
+    assert run.data.train_shards * units_a_shard >= t.steps * 32, "no token is seen twice"
+
+
+def test_precision_and_validation(run: Run):
+    t = run.trainer
+    assert (t.precision, t.val_precision) == (Precision.bf16, Precision.fp32)
+    assert t.val_tokens == 1_048_576
+    assert t.val_every == 128
+    points = sorted({0, t.steps, *range(0, t.steps, t.val_every)})
+    assert len(points) == 39
+    assert points[-2:] == [4736, 4768]
+
+
+@pytest.mark.parametrize(
+    ("size", "layers_heads_width"), [("d12", (12, 12, 768)), ("d24", (24, 16, 1024)), ("d36", (36, 20, 1280)), ("d48", (48, 25, 1600))]
+)
+def test_the_other_sizes(size: str, layers_heads_width: tuple[int, int, int]):
+    run = baseline(f"model={size}")
+    assert (run.model.n_layer, run.model.n_head, run.model.d_model) == layers_heads_width
+    assert run.model.seq_len == 1024
+    with torch.device("meta"):
+        counted = count_parameters(GPT(run, vocab_size=50257))["total"]
+    layers, _, width = layers_heads_width
+    assert counted == 12 * layers * width**2 + 50257 * width, "no bias, no gain, one matrix for embedding and head"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [f"{path.parent.name}={path.stem}" for path in sorted(conf_dir().glob("*/*.yaml")) if path.parent.name != "experiment"]
+    + ["model.n_layer=2", "optimizer.lr=0.01", "schedule.decay_steps=100", "trainer.steps=2000", "trainer.grad_clip=1"],
+)
+def test_every_part_stays_overridable(overrides: str):
+    """Any option of any group in place of the recipe's, the trainer's numbers kept."""
+    mandatory = {"data=text": ["data.path=a.txt"], "data=shards": ["data.train=a.bin", "data.val=b.bin"]}
+    run = baseline(overrides, *mandatory.get(overrides, []))
+    assert (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps) == (524_288, Precision.bf16, 256)
+
+
+# --- the model, written a second time ----------------------------------------------------------------------------------------------
+
+
+class Second:
+    """The described model over a list of weights, with one matrix for queries, keys and values together."""
+
+    def __init__(self, model: GPT, n_head: int) -> None:
+        self.n_head = n_head
+        self.table = model.head.unembed.weight
+        self.layers = []
+        for block in model.blocks:
+            a, f = block.attention.f, block.mlp.f
+            qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
+            self.layers.append((qkv, a.out_proj.weight, f.up.weight, f.down.weight))
+        self.seen: dict[str, Tensor] = {}
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        x = F.embedding(ids, self.table)
+        for qkv, out, up, down in self.layers:
+            x = x + self.attention(self.norm(x), qkv, out) / math.sqrt(2 * len(self.layers))
+            x = x + F.linear(F.gelu(F.linear(self.norm(x), up)), down)
+        logits = F.linear(self.norm(x), self.table)
+        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+
+    @staticmethod
+    def norm(x: Tensor) -> Tensor:
+        full = x.float()
+        return (full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
+
+    def attention(self, x: Tensor, qkv: Tensor, out: Tensor) -> Tensor:
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.n_head, C // self.n_head) for y in F.linear(x, qkv).split(C, dim=2))
+        q, k = self.turn(q), self.turn(k)
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        return F.linear(y.transpose(1, 2).reshape(B, T, C), out)
+
+    @staticmethod
+    def turn(x: Tensor) -> Tensor:
+        D = x.shape[-1]
+        angle = torch.outer(torch.arange(x.shape[1]).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D)))
+        cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
+        x1, x2 = x.split(D // 2, dim=3)
+        return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
+
+
+@pytest.fixture
+def model() -> GPT:
+    return build_model(baseline(*SMALL), vocab_size=VOCAB)
+
+
+def some_tokens(B: int = 4, T: int = 64, vocab: int = VOCAB) -> Tensor:
+    return torch.randint(vocab, (B, T + 1), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [(Precision.fp32, 1e-6), (Precision.bf16, 1e-4)])
+def test_loss_and_gradients_are_the_second_models(precision: Precision, tolerance: float, model: GPT):
+    tokens = some_tokens()
+    losses, grads = [], []
+    for forward in (model, Second(model, n_head=3).loss):
+        with autocast(baseline(*SMALL), precision):
+            loss = forward(tokens[:, :-1], tokens[:, 1:])
+        losses.append(loss.item())
+        grads.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert losses[0] == pytest.approx(losses[1], abs=tolerance)
+    for ours, other in zip(*grads, strict=True):
+        assert (ours - other).norm() < 100 * tolerance * other.norm()
+
+
+def test_under_autocast_the_stream_and_the_tables_stay_fp32(model: GPT):
+    dtypes: dict[str, torch.dtype] = {}
+    watched = {"embedding": model.embedding, "head.norm": model.head.norm, "unembed": model.head.unembed}
+    for i, block in enumerate(model.blocks):
+        watched |= {f"{i}.attention": block.attention, f"{i}.mlp": block.mlp, f"{i}.q_proj": block.attention.f.q_proj}
+    for name, module in watched.items():
+        module.register_forward_hook(lambda m, inputs, out, name=name: dtypes.__setitem__(name, out.dtype))
+    mixer = model.blocks[0].attention.f.mixer
+
+    def spy(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dtypes.update(q=q.dtype, k=k.dtype, v=v.dtype)
+        return mixer(q, k, v)
+
+    model.blocks[0].attention.f.mixer = spy
+    tokens = some_tokens()
+    with autocast(baseline(*SMALL), Precision.bf16):
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+    half = {name for name, dtype in dtypes.items() if dtype is torch.bfloat16}
+    assert half == {"0.q_proj", "1.q_proj", "v", "unembed"}
+    assert set(dtypes.values()) == {torch.bfloat16, torch.float32}
+    assert model.cos.dtype is model.sin.dtype is loss.dtype is torch.float32
+
+
+def test_the_rotary_tables_are_no_part_of_the_weights(model: GPT):
+    assert not {"cos", "sin"} & set(model.state_dict())
+
+
+def test_the_full_model_starts_near_the_recorded_loss(run: Run):
+    """The challenge's log begins at 10.967978 on real text; random tokens begin near it."""
+    model = build_model(run, vocab_size=50257).eval()
+    assert count_parameters(model)["total"] == 123_532_032
+    tokens = some_tokens(B=1, T=1024, vocab=50257)
+    with torch.no_grad():
+        loss = model(tokens[:, :-1], tokens[:, 1:]).item()
+    assert loss == pytest.approx(10.97, abs=0.05)

@@ -1,0 +1,198 @@
+"""Which tokens make a batch: against slow and obvious readers, and against the challenge's own loader played by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nocap.data.batches import Windows, permutation, sequences_of, splitmix64, target_bytes
+from nocap.data.shards import Shard, write_shard
+from nocap.data.tokenizer import END_OF_TEXT, load, token_bytes
+from nocap.schema import Order, Vocabulary
+
+
+def write(folder: Path, sizes: list[int]) -> tuple[list[Shard], list[list[int]]]:
+    """Shards of these many tokens, no two tokens alike, and the tokens."""
+    ends = np.cumsum(sizes)
+    contents = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    shards = []
+    for i, tokens in enumerate(contents):
+        path = folder / f"{i:03}.bin"
+        write_shard(path, np.array(tokens))
+        shards.append(Shard(path=str(path), tokens=len(tokens), sha256="", max_id=max(tokens)))
+    return shards, contents
+
+
+def windows_of(shards: list[Shard], *, T: int, order: Order = Order.shuffled, unit: int = 1, seed: int = 0) -> Windows:
+    return Windows(shards, seq_len=T, order=order, read_sequences=unit, seed=seed)
+
+
+# --- the permutation ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_hash_is_splitmix64():
+    """The first outputs of the published generator from seed 1234567, whose state grows by the golden gamma."""
+    gamma, seed = 0x9E3779B97F4A7C15, 1234567
+    states = np.array([(seed + i * gamma) % 2**64 for i in range(5)], np.uint64)
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    assert splitmix64(states).tolist() == known
+
+
+@pytest.mark.parametrize("n", [1, 2, 17, 10_000])
+def test_it_is_a_permutation(n: int):
+    assert sorted(permutation(n, seed=3, epoch=2).tolist()) == list(range(n))
+
+
+def test_it_differs_by_seed_and_by_epoch():
+    orders = {tuple(permutation(50, seed=seed, epoch=epoch).tolist()) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+def test_it_never_changes():
+    """These are in every record made so far. Another order is another experiment."""
+    assert permutation(10, seed=0, epoch=0).tolist() == [0, 9, 1, 6, 3, 5, 4, 2, 8, 7]
+    assert permutation(10, seed=0, epoch=1).tolist() == [8, 3, 0, 1, 5, 2, 7, 4, 9, 6]
+    assert permutation(1000, seed=1, epoch=0)[:8].tolist() == [917, 755, 125, 466, 213, 221, 533, 592]
+    assert sorted(permutation(9, seed=2**63 - 1, epoch=0).tolist()) == list(range(9)), "the largest seed"
+
+
+def test_every_place_is_as_likely_for_every_element():
+    n, draws = 8, 4000
+    counts = np.zeros((n, n))
+    for seed in range(draws):
+        counts[np.arange(n), permutation(n, seed=seed, epoch=0)] += 1
+    chi_squared = ((counts - draws / n) ** 2 / (draws / n)).sum()
+    assert chi_squared < 85.4, "(n - 1)² = 49 degrees of freedom, p = 0.001"
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------------------
+
+SIZES = [50, 8, 9, 1, 33, 34, 100]  # with T = 8: a shard without a window, ends that fit exactly, and ends that do not
+
+
+def all_windows(contents: list[list[int]], T: int) -> list[list[int]]:
+    return [tokens[i : i + T + 1] for tokens in contents for i in range(0, len(tokens) - T, T)]
+
+
+def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
+    T = 8
+    shards, contents = write(tmp_path, SIZES)
+    windows, naive = windows_of(shards, T=T, seed=5), all_windows(contents, T)
+    assert windows.n == len(naive)
+    for epoch in range(3):
+        got = windows.read(range(epoch * windows.n, (epoch + 1) * windows.n))
+        assert got.dtype == np.int32
+        assert got.tolist() == [naive[i] for i in permutation(len(naive), seed=5, epoch=epoch)]
+        assert sorted(got.tolist()) == naive
+
+
+def test_what_is_read_depends_on_the_sequence_alone(tmp_path: Path):
+    """Nothing is remembered: any order of asking, one by one or over an epoch's edge, gives the same tokens."""
+    shards, _ = write(tmp_path, SIZES)
+    fresh = {s: windows_of(shards, T=8).read([s])[0].tolist() for s in range(70)}
+    windows = windows_of(shards, T=8)
+    asked = np.random.default_rng(0).permutation(70).tolist()
+    assert windows.read(asked).tolist() == [fresh[s] for s in asked]
+
+
+def test_data_without_a_window_is_refused(tmp_path: Path):
+    shards, _ = write(tmp_path, [8, 3])
+    with pytest.raises(ValueError, match=r"^data must hold at least 1 × model\.seq_len \+ 1 = 9 tokens in a shard, got 11 in all$"):
+        windows_of(shards, T=8)
+    shards, _ = write(tmp_path, [32])
+    with pytest.raises(ValueError, match=r"at least 4 × model\.seq_len \+ 1 = 33"):
+        windows_of(shards, T=8, order=Order.sequential, unit=4)
+    assert windows_of(write(tmp_path, [33])[0], T=8, order=Order.sequential, unit=4).n == 4
+
+
+# --- sharing out -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_the_ranks_share_each_steps_batch(world: int, micro_batch: int):
+    batch = 16
+    for step in range(3):
+        shares = [
+            sequences_of(step=step, rank=rank, world=world, microbatches=batch // world // micro_batch, micro_batch=micro_batch)
+            for rank in range(world)
+        ]
+        assert {len(share) for share in shares} == {batch // world}
+        assert sorted(s for share in shares for s in share) == list(range(step * batch, (step + 1) * batch))
+
+
+def test_micro_batches_go_round_the_ranks():
+    alone = sequences_of(step=1, rank=0, world=1, microbatches=4, micro_batch=2)
+    assert alone == [8, 9, 10, 11, 12, 13, 14, 15]
+    assert sequences_of(step=1, rank=0, world=2, microbatches=2, micro_batch=2) == [8, 9, 12, 13]
+    assert sequences_of(step=1, rank=1, world=2, microbatches=2, micro_batch=2) == [10, 11, 14, 15]
+
+
+# --- the challenge's order ---------------------------------------------------------------------------------------------------------
+
+
+def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) -> list[list[int]]:
+    """Its loader: B·T + 1 tokens at the position, advance by B·T; the next shard when this one cannot give as much; around again."""
+    rows, shard, position = [], 0, 0
+    while len(contents[shard]) < B * T + 1:
+        shard += 1
+    for _ in range(micro_batches):
+        tokens = contents[shard][position : position + B * T + 1]
+        rows += [tokens[b * T : (b + 1) * T + 1] for b in range(B)]
+        position += B * T
+        while position + B * T + 1 > len(contents[shard]):
+            shard, position = (shard + 1) % len(contents), 0
+    return rows
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [4 * 6 + 1],  # one micro-batch exactly
+        [48, 49, 50, 25, 26],  # around two micro-batches and around one
+        [100, 24, 1, 77, 24],  # shards that give none
+        [24, 100, 3],  # none at the start
+        [49, 49],
+        [200, 73, 145],
+    ],
+    ids=str,
+)
+def test_sequential_order_is_the_challenges(sizes: list[int], tmp_path: Path):
+    B, T, micro_batches = 4, 6, 40
+    shards, contents = write(tmp_path, sizes)
+    windows = windows_of(shards, T=T, order=Order.sequential, unit=B, seed=1)
+    want = challenge(contents, B=B, T=T, micro_batches=micro_batches)
+    assert windows.read(range(B * micro_batches)).tolist() == want
+    assert windows_of(shards, T=T, order=Order.sequential, unit=B, seed=2).read(range(40)).tolist() == want[:40], "whatever the seed"
+
+
+@pytest.mark.parametrize(("world", "micro_batch"), [(1, 4), (1, 2), (1, 8), (2, 4), (2, 1), (4, 2)])
+def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(world: int, micro_batch: int, tmp_path: Path):
+    B, T, batch = 4, 6, 8
+    shards, contents = write(tmp_path, [100, 24, 1, 77])
+    windows = windows_of(shards, T=T, order=Order.sequential, unit=B)
+    want = challenge(contents, B=B, T=T, micro_batches=8)
+    for step in range(4):
+        rows = {}
+        for rank in range(world):
+            sequences = sequences_of(step=step, rank=rank, world=world, microbatches=batch // world // micro_batch, micro_batch=micro_batch)
+            rows |= dict(zip(sequences, windows.read(sequences).tolist(), strict=True))
+        assert [rows[s] for s in sorted(rows)] == want[step * batch : (step + 1) * batch]
+
+
+# --- bytes -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_target_bytes_are_the_bytes_of_the_decoded_text(tmp_path: Path):
+    """First windows only, targets only, end-of-text for nothing: counted again on the text itself, é and 日本 with all their bytes."""
+    T, n = 10, 7
+    encoding = load(Vocabulary.bytes, cache_dir=tmp_path)
+    tokens = encoding.encode(f"{END_OF_TEXT}naïve café{END_OF_TEXT}日本語 text, and{END_OF_TEXT} more of it" * 3, allowed_special="all")
+    path = tmp_path / "val.bin"
+    write_shard(path, np.array(tokens))
+    shard = Shard(path=str(path), tokens=len(tokens), sha256="", max_id=256)
+    windows = windows_of([shard], T=T, order=Order.sequential)
+    targets = tokens[1 : n * T + 1]
+    assert tokens[0] == 256 != targets[-1], "counting inputs instead of targets would show"
+    want = len(b"".join(encoding.decode_tokens_bytes(targets)).replace(END_OF_TEXT.encode(), b""))
+    assert target_bytes(windows, token_bytes(encoding), tokens=n * T) == want < n * T

@@ -1,0 +1,306 @@
+"""The configuration: every yaml composes and builds, every record's config comes back, and whatever is wrong is refused in one line."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nocap import hardware
+from nocap.data.tokenizer import vocab_size
+from nocap.model.gpt import GPT, build_model
+from nocap.optimizer import build_optimizers, set_lr
+from nocap.paths import conf_dir
+from nocap.run.config import compose, dump, load, to_plain
+from nocap.schedule import multiplier
+from nocap.schema import SCHEMAS, Device, Kernel, Run
+
+OPTIONS = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in sorted(conf_dir().iterdir()) if folder.is_dir()}
+EXPERIMENTS = OPTIONS.pop("experiment")
+CHOICES = [(group, option) for group, options in OPTIONS.items() for option in options]
+MANDATORY = {"text": ["data.path=notes/*.md"], "shards": ["data.train=a_*.bin", "data.val=b_*.bin"]}
+ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
+HAS_GPU = bool(hardware.torch_build()["cuda"] and hardware.cuda_devices())
+
+
+@cache  # composing takes a tenth of a second; no test changes a run
+def composed(group: str, option: str) -> Run:
+    small = [] if group == "model" else ["model=nano"]
+    return compose([*small, f"{group}={option}", *MANDATORY.get(option, []), *ONE_ROW, "trainer.device=cpu"])
+
+
+def test_every_group_of_the_contract_is_there():
+    assert set(OPTIONS) == set(SCHEMAS) - {"trainer"}
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES)
+def test_every_option_composes_and_builds(group: str, option: str):
+    """Model sizes on the meta device; everything else as a small model that takes a step."""
+    if group == "model":
+        with torch.device("meta"):
+            model = GPT(composed(group, option), vocab_size=257)
+        assert len(model.blocks) >= 2
+        return
+    run = composed(group, option)
+    assert vocab_size(run.tokenizer.vocabulary) in (257, 50257)
+    assert all(0 <= multiplier(run.schedule, step=step, steps=run.trainer.steps) <= 1 for step in range(run.trainer.steps))
+    model = build_model(run, vocab_size=50)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizers = build_optimizers(run.optimizer, model)
+    set_lr(optimizers, 1.0)
+    tokens = torch.arange(33)[None] % 50
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert np.isfinite(loss.item())
+    assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_every_schema_has_an_option():
+    for group, rows in SCHEMAS.items():
+        if group != "trainer":
+            used = {type(getattr(composed(group, option), group)) for option in OPTIONS[group]}
+            assert used == set(rows.values()), group
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes(experiment: str):
+    run = compose([f"experiment={experiment}"])
+    with torch.device("meta"):
+        GPT(run, vocab_size=vocab_size(run.tokenizer.vocabulary))
+
+
+def comes_back(run: Run, path: Path) -> None:
+    text = dump(to_plain(run))
+    path.write_text(text)
+    again = load(path)
+    assert again == run
+    assert type(again.attention) is type(run.attention)
+    assert dump(to_plain(again)) == text
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES)
+def test_a_records_config_gives_the_run_back(group: str, option: str, tmp_path: Path):
+    comes_back(composed(group, option), tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[f"experiment={experiment}"] for experiment in EXPERIMENTS]
+    + [["data=text", "data.path=[a.md,b/*.txt]"], ["trainer.grad_clip=null", "model.logit_softcap=15", "tracker.tags=[x,y]"]],
+    ids=" ".join,
+)
+def test_and_so_does_one_of_an_experiment_a_list_or_a_null(overrides: list[str], tmp_path: Path):
+    comes_back(compose(overrides), tmp_path / "config.yaml")
+
+
+def test_a_broken_record_is_refused_by_name(tmp_path: Path):
+    path = tmp_path / "config.yaml"
+    for text in ("", "seed: 0\n", "a: [", dump({**to_plain(compose([])), "sed": 1})):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            load(path)
+
+
+# --- defaults ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_head", "n_kv_heads"), [(12, 4), (9, 3), (8, 4), (16, 8), (20, 10), (25, 5), (6, 2), (5, 1)])
+def test_gqas_group_is_the_first_of_3_2_5_that_divides(n_head: int, n_kv_heads: int):
+    run = compose(["attention=gqa", f"model.n_head={n_head}", f"model.d_model={16 * n_head}"])
+    assert run.attention.n_kv_heads == n_kv_heads
+
+
+def test_head_counts_of_the_other_options():
+    heads = {option: compose([f"attention={option}", "model=small", *ONE_ROW]).attention.n_kv_heads for option in OPTIONS["attention"]}
+    assert heads == {"flash": 6, "gqa": 2, "hybrid": 6, "mha": 6, "mqa": 1, "sliding": 6}
+
+
+def test_gqa_takes_an_explicit_count_where_no_group_divides():
+    assert compose(["attention=gqa", "attention.n_kv_heads=1", "model.n_head=7", "model.d_model=112"]).attention.n_kv_heads == 1
+
+
+@pytest.mark.parametrize("option", ["sliding", "hybrid"])
+def test_the_window_is_a_quarter_of_the_sequence(option: str):
+    assert compose([f"attention={option}", "model.seq_len=512", *ONE_ROW]).attention.window == 128
+    assert compose([f"attention={option}", "attention.window=4096"]).attention.window == 4096, "more than seq_len equals full attention"
+
+
+def test_kernels_are_chosen_by_the_device_and_written_out():
+    assert compose(["attention=flash"]).attention.kernel is Kernel.fused
+    assert compose(["attention=mha"]).attention.kernel is Kernel.materialized
+    assert compose(["attention=sliding", "trainer.device=cpu"]).attention.kernel is Kernel.blocks
+
+
+@pytest.mark.parametrize("schedule", OPTIONS["schedule"])
+def test_warm_up_and_decay_are_fractions_of_the_steps(schedule: str):
+    for steps, warmup, decay in ((600, 30, 128), (1000, 50, 214), (7, 0, 1), (1, 0, 0)):
+        spec = compose([f"schedule={schedule}", f"trainer.steps={steps}"]).schedule
+        assert spec.warmup_steps == warmup
+        assert getattr(spec, "decay_steps", decay) == decay
+
+
+@pytest.mark.parametrize(("expansion", "hidden"), [(3, 1536), (4, 2048)])
+def test_swiglu_is_two_thirds_as_wide(expansion: int, hidden: int):
+    run = compose(["mlp=swiglu", f"mlp.expansion={expansion}", "model=d12", *ONE_ROW])
+    assert run.mlp.hidden(run.model.d_model) == hidden
+    assert compose([f"mlp=gelu{expansion}x"]).mlp.hidden(768) == expansion * 768
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the defaults of a machine without a GPU")
+def test_cpu_defaults():
+    t = compose([]).trainer
+    assert t.device is Device.cpu
+    assert t.compile.value == "off"
+    assert t.precision is hardware.default_precision(Device.cpu)
+    assert t.threads >= 1
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------------------------
+
+# Numbers that the messages below repeat, whatever the defaults are.
+FIXED = ["model.seq_len=256", "model.n_head=4", "model.d_model=128", "trainer.micro_batch=32", "trainer.devices=1", "trainer.steps=600"]
+FIXED += ["trainer.batch_tokens=8192", "trainer.val_tokens=131072"]
+
+REFUSED = [
+    # keys that do not exist
+    ("attention=sliding attention.windw=3", "attention.windw", "window"),
+    ("attention=sliding +attention.windw=3", "attention.windw", "window"),
+    ("attention=sliding ++attention.windw=3", "attention.windw", "window"),
+    ("attention.window=3", "attention.window"),
+    ("+attention.window=3", "attention.window"),
+    ("trainer.step=3", "trainer.step", "steps"),
+    ("+trainer.step=3", "trainer.step", "steps"),
+    ("attn=gqa", "attn", "attention"),
+    ("+attn=gqa", "attn", "attention"),
+    ("steps=3", "steps"),
+    ("+wandb={a:1}", "wandb"),
+    ("~attention", "attention"),
+    ("~attention.n_kv_heads", "attention.n_kv_heads"),
+    # options that do not exist
+    *((f"{group}=nonsense", f"{group}/nonsense", *options) for group, options in OPTIONS.items()),
+    ("experiment=nonsense", "experiment/nonsense", *EXPERIMENTS),
+    # types
+    ("trainer.steps=abc", "trainer.steps", "abc"),
+    ("trainer.steps=1.5", "trainer.steps", "1.5"),
+    ("trainer.steps=true", "trainer.steps", "True"),
+    ("optimizer.lr=fast", "optimizer.lr", "fast"),
+    ("model.qk_norm=maybe", "model.qk_norm", "maybe"),
+    ("trainer.precision=fp16", "trainer.precision", "fp16", "fp32", "bf16"),
+    ("trainer.compile=yes", "trainer.compile", "off", "regional", "full"),
+    ("trainer.device=tpu", "trainer.device", "tpu", "cpu", "cuda"),
+    ("attention.kernel=magic", "attention.kernel", "magic", "fused"),
+    ("data.order=random", "data.order", "random", "shuffled", "sequential"),
+    ("model=d12 model.norm_placement=middle", "model.norm_placement", "middle", "pre", "post", "both"),
+    # null where there must be a value
+    ("trainer.steps=null", "trainer.steps"),
+    ("seed=null", "seed"),
+    ("output_dir=null", "output_dir"),
+    ("attention.n_kv_heads=null", "attention.n_kv_heads"),
+    ("data=text", "data.path"),
+    ("data=shards", "data.train"),
+    ("data=shards data.train=a.bin", "data.val"),
+    # values
+    ("trainer.steps=0", "trainer.steps", "at least 1", "0"),
+    ("trainer.batch_tokens=0", "trainer.batch_tokens", "at least 1", "0"),
+    ("trainer.micro_batch=0", "trainer.micro_batch", "at least 1", "0"),
+    ("trainer.devices=0 trainer.threads=1", "trainer.devices", "at least 1", "0"),
+    ("trainer.val_every=-1", "trainer.val_every", "at least 0", "-1"),
+    ("trainer.grad_clip=0", "trainer.grad_clip", "above 0", "0.0"),
+    ("attention.n_kv_heads=0", "attention.n_kv_heads", "at least 1", "0"),
+    ("attention=sliding attention.window=0", "attention.window", "at least 1", "0"),
+    ("attention=sliding attention.window=-1", "attention.window", "at least 1", "-1"),
+    ("attention=hybrid attention.pattern=LX", "attention.pattern", "LX"),
+    ("attention=hybrid attention.pattern=", "attention.pattern", "''"),
+    ("mlp.expansion=0", "mlp.expansion", "above 0"),
+    ("norm.eps=0", "norm.eps", "above 0"),
+    ("norm.bias=true", "norm.bias", "RMSNorm"),
+    ("position.base=1", "position.base", "above 1"),
+    ("model.logit_softcap=0", "model.logit_softcap", "above 0"),
+    ("model.n_layer=0", "model.n_layer", "at least 1"),
+    ("optimizer.lr=0", "optimizer.lr", "above 0"),
+    ("optimizer.lr=nan", "optimizer.lr", "nan"),
+    ("optimizer.beta1=1", "optimizer.beta1", "[0, 1)", "1.0"),
+    ("optimizer.weight_decay=-1", "optimizer.weight_decay", "at least 0"),
+    ("optimizer=muon optimizer.ns_steps=0", "optimizer.ns_steps", "between 1 and 99"),
+    ("optimizer=muon optimizer.momentum=1", "optimizer.momentum", "[0, 1)"),
+    ("schedule=cosine schedule.final=2", "schedule.final", "[0, 1]", "2.0"),
+    ("objective.z_loss=-1", "objective.z_loss", "at least 0"),
+    ("seed=-1", "seed", "-1"),
+    ("output_dir=", "output_dir"),
+    ("data=text data.path=", "data.path"),
+    ("data=text data.path=7", "data.path", "7"),
+    ("data=fineweb data.train_shards=104", "data.train_shards", "103", "104"),
+    # where two keys meet
+    ("attention.n_kv_heads=3", "attention.n_kv_heads", "model.n_head=4", "3"),
+    ("attention.n_kv_heads=8", "attention.n_kv_heads", "model.n_head=4", "8"),
+    ("attention=gqa model.n_head=7 model.d_model=112", "attention=gqa", "3, 2 or 5", "7"),
+    ("model.d_model=100 model.n_head=3", "model.d_model", "model.n_head=3", "100"),
+    ("model.d_model=12", "model.d_model", "even", "position=rope", "3"),
+    ("trainer.batch_tokens=1000", "trainer.batch_tokens", "32 × 256 × 1 = 8192", "1000"),
+    ("trainer.devices=3 trainer.threads=1", "trainer.batch_tokens", "32 × 256 × 3 = 24576", "8192"),
+    ("trainer.val_tokens=1000", "trainer.val_tokens", "32 × 256 = 8192", "1000"),
+    ("schedule.warmup_steps=601", "schedule.warmup_steps", "trainer.steps=600", "601"),
+    ("schedule=cosine schedule.warmup_steps=601", "schedule.warmup_steps", "trainer.steps=600", "601"),
+    ("schedule.warmup_steps=500 schedule.decay_steps=101", "schedule.decay_steps", "schedule.warmup_steps=500", "600", "101"),
+    ("trainer.device=cpu attention=sliding attention.kernel=flex", "attention.kernel", "flex"),
+    ("attention=sliding attention.kernel=materialized", "attention.kernel", "materialized"),
+    ("attention=flash attention.kernel=blocks", "attention.kernel", "blocks"),
+    ("attention=hybrid attention.pattern=LL", "attention.pattern", "LL"),
+    ("optimizer.lr=inf", "optimizer.lr", "inf"),
+    ("optimizer=muon optimizer.ns_steps=100", "optimizer.ns_steps", "100"),
+    ("trainer.steps=-1", "trainer.steps", "-1"),
+    ("trainer.devices=0", "trainer.devices", "0"),
+    ("model.n_head=0", "model.n_head", "0"),
+    ("model.seq_len=0 attention=sliding", "model.seq_len", "0"),
+    ("trainer.device=cpu attention.kernel=cudnn", "attention.kernel", "cudnn"),
+    # an option's kind is the option
+    ("attention.kind=sliding", "attention.kind", "sliding"),
+    ("attention=sliding attention.kind=global", "attention.kind", "global"),
+    ("optimizer.kind=muon", "optimizer.kind", "muon"),
+    ("schedule.kind=cosine", "schedule.kind", "cosine"),
+    # Hydra's own grammar
+    ("trainer.steps", "trainer.steps"),
+    ("trainer.steps=1,2", "trainer.steps=1,2", "--multirun"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), [(row[0], row[1:]) for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_refused_in_one_line_that_names_key_rule_and_value(overrides: str, words: tuple[str, ...]):
+    with pytest.raises(ValueError) as refusal:
+        compose([*FIXED, *overrides.split(" ")])
+    message = str(refusal.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_what_the_refusals_start_from_is_accepted():
+    assert compose(FIXED).trainer.steps == 600
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this machine has the GPU that the test needs to be absent")
+def test_cuda_where_there_is_none():
+    with pytest.raises(ValueError, match=r"^trainer\.device=cuda needs [^\n]*$"):
+        compose(["trainer.device=cuda"])
+
+
+@pytest.mark.parametrize("key", ["attention.n_kv_heads=5", "+attention.windw=3", "trainer.steps=abc", "attention=gqq"])
+def test_at_the_door_a_refusal_is_one_line_and_exit_2(key: str, door):
+    done = door(key)
+    assert done.code == 2
+    assert done.out == ""
+    assert len(done.err.strip().splitlines()) == 1, done.err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--cfg", "job"], ["--cfg", "job", "experiment=nocap_baseline", "--resolve"]], ids=" ".join)
+def test_help_and_cfg_answer_without_torch(words: list[str], door):
+    done = door(*words, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert done.code == 0, done.err
+    assert "attention" in done.out
+    imported = re.findall(r"^import time:.*\|\s*(\S+)$", done.err, re.M)
+    assert "hydra" in imported
+    assert not {"torch", "wandb", "tiktoken"} & {name.split(".")[0] for name in imported}

@@ -1,0 +1,80 @@
+"""FLOPs a token: the known figures, torch's own counter component by component, and the window's average by direct count."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nocap.model.flops import component_flops, flops_per_token
+from nocap.model.gpt import GPT
+from nocap.paths import conf_dir
+from nocap.run.config import compose
+from nocap.schema import Run
+
+D12 = ["model=d12", "attention=flash", "trainer.micro_batch=1"]
+MLPS = sorted(path.stem for path in (conf_dir() / "mlp").glob("*.yaml"))
+
+
+def test_gpt2_124m():
+    run = compose(D12)
+    assert f"{flops_per_token(run, vocab_size=50257) / 1e6:.1f}" == "797.8"
+    assert f"{flops_per_token(run, vocab_size=50257, causal=False) / 1e6:.1f}" == "854.4"
+    assert flops_per_token(run, vocab_size=50257, causal=False) == 6 * 123_532_032 + 12 * 12 * 1024 * 768
+
+
+def counted(run: Run, vocab_size: int) -> dict[str, float]:
+    """FLOPs a token of a forward and backward on the meta device, by torch's counter and by component."""
+    with torch.device("meta"):
+        model = GPT(run, vocab_size=vocab_size)
+        tokens = torch.zeros(3, run.model.seq_len, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, tokens).backward()
+    counts = {name: {str(op): n / tokens.numel() for op, n in ops.items()} for name, ops in counter.get_flop_counts().items()}
+
+    def of(last: str, *, products: bool = False) -> float:
+        """FLOPs of the modules whose path ends so, batched matrix products (the scores' alone) or all others."""
+        modules = [ops for name, ops in counts.items() if name.split(".")[-1] == last]
+        return sum(n for ops in modules for op, n in ops.items() if ("bmm" in op) == products)
+
+    # The three projections share an input, and the counter gives all their backwards to each of them: taken together, as a remainder.
+    return {
+        "qkv": of("attention") - of("out_proj"),
+        "scores": of("attention", products=True),
+        "attention_out": of("out_proj"),
+        "mlp": of("mlp"),
+        "head": of("unembed"),
+        "total": sum(counts["Global"].values()),
+    }
+
+
+@pytest.mark.parametrize("attention", ["mha", "gqa", "mqa"])
+@pytest.mark.parametrize("mlp", MLPS)
+def test_arithmetic_equals_torchs_counter(mlp: str, attention: str):
+    run = compose(["model=nano", "model.seq_len=32", f"mlp={mlp}", f"attention={attention}", "attention.kernel=materialized"])
+    found = counted(run, vocab_size=70)
+    assert found.pop("total") == flops_per_token(run, vocab_size=70, causal=False)
+    assert found == component_flops(run, vocab_size=70, causal=False)
+
+
+def test_an_untied_head_and_learned_positions_cost_no_more():
+    run = compose(["model=nano", "model.seq_len=32", "attention=mha", "model.tie_head=false", "position=learned"])
+    assert counted(run, vocab_size=70)["total"] == flops_per_token(run, vocab_size=70, causal=False)
+
+
+@pytest.mark.parametrize("window", [1, 2, 64, 127, 128, 1000])
+def test_a_windows_keys_are_those_of_a_direct_count(window: int):
+    """Keys of query t: min(t + 1, window). The convention counts a query's own key as half, as T/2 for the causal mask does."""
+    T = 128
+    run = compose(["model=nano", "attention=sliding", f"attention.window={window}", "trainer.device=cpu"])
+    direct = sum(min(t + 1, window) for t in range(T)) / T
+    own = min(window, T) / (2 * T)
+    scores = component_flops(run, vocab_size=70)["scores"]
+    assert scores == pytest.approx(12 * 64 * 2 * (direct - own))
+
+
+def test_a_full_window_costs_what_full_attention_costs_and_a_hybrid_lies_between():
+    def total(*overrides: str) -> float:
+        return flops_per_token(compose(["model=nano", "model.n_layer=4", "trainer.device=cpu", *overrides]), vocab_size=70)
+
+    full, local = total("attention=flash"), total("attention=sliding")
+    assert total("attention=sliding", "attention.window=128") == full
+    assert total("attention=hybrid") == pytest.approx((3 * local + full) / 4)

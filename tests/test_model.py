@@ -1,0 +1,279 @@
+"""The model against a second, plain one that shares no code with it, and its parts against their formulas."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nocap import schema
+from nocap.model.gpt import GPT, build_model, count_parameters
+from nocap.model.mlp import build_mlp
+from nocap.model.norm import build_norm, rms_norm
+from nocap.model.position import rotary_tables, rotate
+from nocap.run.config import compose
+from nocap.schema import Run
+
+VOCAB = 61
+
+
+def nano(*overrides: str) -> Run:
+    return compose(["model=nano", "model.seq_len=32", "trainer.device=cpu", *overrides])
+
+
+def tokens_of(T: int = 32, B: int = 3) -> Tensor:
+    return torch.randint(VOCAB, (B, T + 1), generator=torch.Generator().manual_seed(1))
+
+
+def random_weights(model: GPT) -> dict[str, Tensor]:
+    """Every weight random, gains and shifts too, and by name: the tied matrix under both of its names."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / math.sqrt(p.shape[-1]) + (p.ndim == 1))
+    return {name: tensor.double() for name, tensor in model.state_dict().items()}
+
+
+# --- the reference: plain functions in fp64 ----------------------------------------------------------------------------------------
+
+
+def reference_norm(x: Tensor, w: dict[str, Tensor], name: str, spec: schema.Norm) -> Tensor:
+    if spec.norm is schema.NormKind.layer:
+        x = x - x.mean(-1, keepdim=True)
+    x = x / ((x**2).mean(-1, keepdim=True) + spec.eps).sqrt()
+    for part in ("gain", "weight"):
+        x = x * w.get(f"{name}.{part}", 1.0)
+    return x + w.get(f"{name}.bias", 0.0)
+
+
+def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) -> Tensor:
+    """One query at a time, one head at a time; positions as rotations of complex numbers."""
+    m, n_kv_heads = run.model, run.attention.n_kv_heads
+    B, T, _ = x.shape
+    D = m.d_model // m.n_head
+    q, k, v = ((x @ w[f"{name}.{part}_proj.weight"].T).reshape(B, T, -1, D) for part in "qkv")
+    if m.qk_norm:
+        q, k = (y / ((y**2).mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+    if isinstance(run.position, schema.Rope):
+        frequency = torch.tensor([run.position.base ** (-2 * i / D) for i in range(D // 2)], dtype=torch.float64)
+        turn = torch.polar(torch.ones(T, D // 2, dtype=torch.float64), -torch.arange(T)[:, None] * frequency)[:, None]
+        q, k = (torch.complex(y[..., : D // 2].contiguous(), y[..., D // 2 :].contiguous()) * turn for y in (q, k))
+        q, k = (torch.cat([y.real, y.imag], -1) for y in (q, k))
+    out = torch.zeros(B, T, m.n_head, D, dtype=torch.float64)
+    for h in range(m.n_head):
+        kv = h * n_kv_heads // m.n_head
+        for t in range(T):
+            scores = (k[:, : t + 1, kv] * q[:, t, None, h]).sum(-1) / math.sqrt(D)
+            share = scores.exp() / scores.exp().sum(-1, keepdim=True)
+            out[:, t, h] = (share[..., None] * v[:, : t + 1, kv]).sum(1)
+    return out.reshape(B, T, -1) @ w[f"{name}.out_proj.weight"].T
+
+
+def reference_mlp(x: Tensor, w: dict[str, Tensor], name: str, run: Run) -> Tensor:
+    up = x @ w[f"{name}.up.weight"].T
+    if run.mlp.activation is schema.Activation.gelu:
+        h = up * (1 + torch.erf(up / math.sqrt(2))) / 2
+    elif run.mlp.activation is schema.Activation.relu2:
+        h = up.clamp(min=0) ** 2
+    else:
+        gate = x @ w[f"{name}.gate.weight"].T
+        h = gate / (1 + torch.exp(-gate)) * up
+    return h @ w[f"{name}.down.weight"].T
+
+
+def reference_logits(w: dict[str, Tensor], tokens: Tensor, run: Run) -> Tensor:
+    m = run.model
+    x = w["embedding.weight"][tokens]
+    if isinstance(run.position, schema.Learned):
+        x = x + w["position.weight"][: tokens.shape[1]]
+    small = (2 * m.n_layer) ** -0.5
+    scale = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}[m.residual_scale.value]
+    for layer in range(m.n_layer):
+        for branch, f, s in zip(("attention", "mlp"), (reference_attention, reference_mlp), scale, strict=True):
+            name = f"blocks.{layer}.{branch}"
+            if m.norm_placement is schema.NormPlacement.pre:
+                x = x + s * f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
+            elif m.norm_placement is schema.NormPlacement.post:
+                x = reference_norm(x + s * f(x, w, f"{name}.f", run), w, f"{name}.norm", run.norm)
+            else:
+                inner = f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
+                x = x + s * reference_norm(inner, w, f"{name}.norm_after", run.norm)
+    logits = reference_norm(x, w, "head.norm", run.norm) @ w["head.unembed.weight"].T
+    return logits if m.logit_softcap is None else m.logit_softcap * torch.tanh(logits / m.logit_softcap)
+
+
+VARIANTS = [
+    "model.norm_placement=pre",
+    "model.norm_placement=post",
+    "model.norm_placement=both",
+    "model.norm_placement=both model.residual_scale=both norm=rmsnorm_gain",
+    "model.norm_placement=post model.residual_scale=both",
+    "model.residual_scale=none",
+    "model.residual_scale=both",
+    "model.qk_norm=true",
+    "model.qk_norm=true position=none",
+    "position=learned",
+    "position=none",
+    "position=rope position.base=100",
+    "model.tie_head=false",
+    "model.logit_softcap=0.5",
+    "norm=layernorm",
+    "norm=layernorm norm.bias=false",
+    "norm=layernorm norm.bias=false norm.gain=false",
+    "norm=rmsnorm_gain norm.eps=0.1",
+    "attention=mha",
+    "attention=gqa model.qk_norm=true",
+    "attention=mqa",
+    "mlp=gelu3x",
+    "mlp=relu2",
+    "mlp=swiglu",
+    "model.n_layer=3 model.n_head=2 model.d_model=20",
+    "attention=gqa mlp=swiglu norm=layernorm position=learned model.norm_placement=both model.residual_scale=both model.qk_norm=true "
+    "model.tie_head=false model.logit_softcap=2",
+]
+
+
+@pytest.mark.parametrize("overrides", VARIANTS)
+def test_the_model_is_the_plain_model(overrides: str):
+    run = nano(*overrides.split())
+    model = build_model(run, vocab_size=VOCAB)
+    tokens = tokens_of()
+    want = reference_logits(random_weights(model), tokens[:, :-1], run)
+    torch.testing.assert_close(model.logits(tokens[:, :-1]).double(), want, atol=3e-5, rtol=1e-5)
+    picked = want.log_softmax(-1).gather(2, tokens[:, 1:, None])
+    assert model(tokens[:, :-1], tokens[:, 1:]).item() == pytest.approx(-picked.mean().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("position", ["rope", "learned", "none"])
+def test_a_shorter_sequence_is_a_prefix(position: str):
+    model = build_model(nano(f"position={position}"), vocab_size=VOCAB)
+    tokens = tokens_of()[:, :-1]
+    torch.testing.assert_close(model.logits(tokens[:, :11]), model.logits(tokens)[:, :11])
+
+
+# --- parts -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_rotation_is_complex_multiplication():
+    T, D, base = 40, 12, 10000.0
+    x = torch.randn(2, T, 3, D, dtype=torch.float64)
+    cos, sin = rotary_tables(seq_len=T + 5, d_head=D, base=base)
+    got = rotate(x, cos, sin)
+    for t in (0, 1, 7, T - 1):
+        for i in range(D // 2):
+            turned = torch.complex(x[:, t, :, i], x[:, t, :, i + D // 2]) * complex(
+                math.cos(t * base ** (-2 * i / D)), -math.sin(t * base ** (-2 * i / D))
+            )
+            torch.testing.assert_close(got[:, t, :, i], turned.real, atol=1e-5, rtol=0)
+            torch.testing.assert_close(got[:, t, :, i + D // 2], turned.imag, atol=1e-5, rtol=0)
+
+
+def test_rotated_products_depend_on_the_distance_alone():
+    q, k = (torch.randn(1, 1, 1, 16).expand(1, 50, 1, 16) for _ in range(2))
+    tables = rotary_tables(seq_len=50, d_head=16, base=10000.0)
+    products = torch.einsum("bthd,bshd->ts", rotate(q, *tables), rotate(k, *tables))
+    for distance in (0, 1, 20):
+        diagonal = products.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
+
+
+def test_rms_norm():
+    x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    torch.testing.assert_close(rms_norm(x, 0.5), torch.tensor([[3.0, 4.0], [0.0, 0.0]]) / math.sqrt(13.0))
+    low = (1000 * torch.randn(4, 256)).bfloat16()  # squares computed in bf16 would be off in the third digit
+    assert rms_norm(low, 1e-6).dtype is torch.bfloat16
+    want = low.double() / (low.double() ** 2).mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(rms_norm(low, 1e-6).double(), want, rtol=2**-8, atol=0)
+
+
+def test_a_gain_starts_at_one_and_no_gain_is_no_parameter():
+    assert sum(p.numel() for p in build_norm(nano().norm, 64).parameters()) == 0
+    gains = list(build_norm(nano("norm=rmsnorm_gain").norm, 64).parameters())
+    assert [p.shape for p in gains] == [(64,)]
+    assert (gains[0] == 1).all()
+    assert sum(p.numel() for p in build_norm(nano("norm=layernorm").norm, 64).parameters()) == 128
+
+
+@pytest.mark.parametrize("d_model", [128, 384, 768, 1024, 1280, 1600])
+@pytest.mark.parametrize("expansion", [3, 4])
+def test_swiglu_has_the_parameters_of_gelu(expansion: int, d_model: int):
+    counts = []
+    for activation in (schema.Activation.swiglu, schema.Activation.gelu):
+        spec = schema.Mlp(activation=activation, expansion=expansion)
+        with torch.device("meta"):
+            counts.append(sum(p.numel() for p in build_mlp(spec, d_model).parameters()))
+    assert counts[1] == 2 * expansion * d_model**2
+    assert counts[0] == pytest.approx(counts[1], rel=0.01)
+
+
+def test_parameter_counts():
+    with torch.device("meta"):
+        d12 = compose(["model=d12", "trainer.micro_batch=1"])
+        assert count_parameters(GPT(d12, vocab_size=50257)) == {"total": 123_532_032, "non_embedding": 84_934_656}
+    tied, untied, learned = (nano(*more) for more in ([], ["model.tie_head=false"], ["position=learned"]))
+    blocks = 2 * (4 + 8) * 64**2
+    assert count_parameters(build_model(tied, vocab_size=VOCAB)) == {"total": blocks + VOCAB * 64, "non_embedding": blocks}
+    assert count_parameters(build_model(untied, vocab_size=VOCAB)) == {"total": blocks + 2 * VOCAB * 64, "non_embedding": blocks}
+    assert count_parameters(build_model(learned, vocab_size=VOCAB)) == {"total": blocks + (VOCAB + 32) * 64, "non_embedding": blocks}
+
+
+# --- weights at the start ----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_a_function_of_the_seed_alone():
+    torch.manual_seed(5)
+    first = build_model(nano("seed=3"), vocab_size=VOCAB).state_dict()
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.rand(1) == after, "building a model leaves the global generator alone"
+    torch.rand(17)
+    again = build_model(nano("seed=3", "trainer.micro_batch=1", "optimizer=muon", "trainer.precision=fp32"), vocab_size=VOCAB).state_dict()
+    other = build_model(nano("seed=4"), vocab_size=VOCAB).state_dict()
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("overrides", ["", "model.tie_head=false position=learned mlp=swiglu attention=gqa"])
+def test_matrices_start_uniform_within_one_over_root_fan_in(overrides: str):
+    model = build_model(nano(*overrides.split()), vocab_size=1000)
+    for name, p in model.named_parameters():
+        bound = 1 / math.sqrt(p.shape[1])
+        assert p.abs().max() <= bound, name
+        assert p.abs().max() > 0.98 * bound, name
+        assert p.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+        assert abs(p.mean().item()) < 5 * bound / math.sqrt(3 * p.numel()), name
+
+
+def test_a_tied_head_is_the_embedding():
+    tied, untied = (build_model(nano(f"model.tie_head={value}"), vocab_size=VOCAB) for value in ("true", "false"))
+    assert tied.head.unembed.weight is tied.embedding.weight
+    assert untied.head.unembed.weight is not untied.embedding.weight
+
+
+# --- the loss ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_returns_one_number(training: bool):
+    model, tokens = build_model(nano(), vocab_size=VOCAB).train(training), tokens_of()
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    assert loss.shape == ()
+    assert loss.dtype is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(tokens[:, :-1], tokens[:, 1:]).dtype is torch.float32
+
+
+def test_z_loss_joins_in_training_only():
+    model, tokens = build_model(nano("objective.z_loss=0.01"), vocab_size=VOCAB), tokens_of()
+    plain = build_model(nano(), vocab_size=VOCAB)(tokens[:, :-1], tokens[:, 1:])
+    assert torch.equal(model.eval()(tokens[:, :-1], tokens[:, 1:]), plain)
+    log_z = model.logits(tokens[:, :-1]).exp().sum(-1).log()
+    torch.testing.assert_close(model.train()(tokens[:, :-1], tokens[:, 1:]), plain + 0.01 * (log_z**2).mean())
+
+
+def test_every_parameter_learns():
+    run = nano("attention=gqa", "norm=layernorm", "position=learned", "model.norm_placement=both", "model.tie_head=false")
+    model, tokens = build_model(run, vocab_size=VOCAB), tokens_of()
+    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

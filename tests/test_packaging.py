@@ -1,0 +1,54 @@
+"""An installed wheel works from any folder, with tab completion through its console script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO, Door
+
+
+def complete(door: Door, line: str) -> set[str]:
+    """What bash is offered after `line`."""
+    env = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    done = door("-sc", "query=bash", module="nocap", env=env)
+    assert done.code == 0, done.err
+    return set(done.out.split())
+
+
+def test_completion_offers_doors_groups_and_options(door: Door) -> None:
+    assert complete(door, "nocap ") == {"train", "data"}
+    assert complete(door, "nocap tr") == {"train"}
+    assert {"attention=gqa", "attention=sliding"} <= complete(door, "nocap train attention=")
+    assert complete(door, "nocap train attention=gqa mlp=sw") == {"mlp=swiglu"}
+    assert "trainer.batch_tokens=" in complete(door, "nocap train trainer.batch")
+
+
+def test_unknown_door_is_refused_with_the_doors(door: Door) -> None:
+    done = door("trian", module="nocap")
+    assert done.code == 2
+    assert "nocap train" in done.err
+
+
+@pytest.mark.slow
+def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(REPO)], check=True, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, cwd=tmp_path)
+    assert (site / "nocap" / "conf" / "attention" / "gqa.yaml").is_file()
+    (elsewhere / "mine" / "attention").mkdir(parents=True)
+    (elsewhere / "mine" / "attention" / "wide.yaml").write_text(
+        "defaults: [/schema/attention/sliding@_here_]\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    words = ["train", "--config-dir", "mine", "attention=wide", "--cfg", "job"]
+    done = subprocess.run([sys.executable, str(site / "bin" / "nocap"), *words], cwd=elsewhere, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "window: 100" in done.stdout
