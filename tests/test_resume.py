@@ -61,7 +61,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(tmp_path: Pat
         running.wait_for_file("checkpoints/.step-*.tmp")
         running.end(signal.SIGKILL)
     with attempt(out) as running:  # between checkpoints, the worker alone
-        running.wait_for_row(10)
+        running.wait_for_row(9)
         kill_worker(running)
         code, _, err = running.end()
         assert code == 1
@@ -93,7 +93,7 @@ def test_killed_at_random_moments(tmp_path: Path, door: Door, optimizer: str) ->
     assert door(*MEDIUM, *words, f"output_dir={tmp_path / 'clean'}").code == 0
     clean, chance = the_run(tmp_path / "clean"), random.Random(optimizer)
     took_s = 1.2 * summary_of(clean)["clock_s"]["wall"]  # type: ignore[index]
-    for number in range(20):
+    for number in range(12):
         out = tmp_path / f"out{number}"
         for _ in range(2):
             with attempt(out, *words) as running:
@@ -115,20 +115,18 @@ def test_killed_at_random_moments(tmp_path: Path, door: Door, optimizer: str) ->
 @pytest.fixture(scope="module")
 def preempted(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> tuple[Path, Finished]:
     """A run that was asked to stop, twice, after its second checkpoint. Copy it before going on."""
-    out = tmp_path_factory.mktemp("preempted") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOCAP_CACHE", str(cache_dir))
-        with attempt(out) as running:
-            running.wait_for_row(19)
-            seen = len(Metrics(running.run_dir / "metrics.jsonl").rows())
-            t0 = time.time()
-            running.process.send_signal(signal.SIGTERM)
-            running.process.send_signal(signal.SIGINT)
-            x = out, Finished(*running.end(signal.SIGTERM))
-            rows = Metrics(running.run_dir / "metrics.jsonl").rows()
-            with open("/tmp/diag.txt", "a") as f:
-                print(x[1].code, seen, time.time() - t0, len(rows), [round(r.get("perf/step_ms", 0)) for r in rows[-12:]], file=f)
-            return x
+    for _ in range(3):  # on a machine that stands still for a second the run may finish first
+        out = tmp_path_factory.mktemp("preempted") / "out"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("NOCAP_CACHE", str(cache_dir))
+            with attempt(out) as running:
+                running.wait_for_row(17)
+                running.process.send_signal(signal.SIGTERM)
+                running.process.send_signal(signal.SIGINT)
+                stopped = Finished(*running.end(signal.SIGTERM))
+        if stopped.code:
+            break
+    return out, stopped
 
 
 def copied(preempted: tuple[Path, Finished], tmp_path: Path) -> Path:

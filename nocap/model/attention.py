@@ -108,9 +108,7 @@ def flex(window: int) -> Mixer:
 
     def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
         prepared = _flex_prepared.get((window, q_BHTD.shape[2], q_BHTD.device.type))
-        assert prepared is not None, (
-            "prepare_flex must run first: a mask made inside a compiled region is made at every step"
-        )
+        assert prepared is not None, "prepare_flex must run first: a mask made inside a compiled region is made at every step"
         kernel, mask = prepared
         # FlexAttention is outside autocast: queries and keys come out of the rotation in fp32.
         q, k, v = (x.to(torch.bfloat16) if _autocast_like(x) is Precision.bf16 else x for x in (q_BHTD, k_BKTD, v_BKTD))

@@ -214,6 +214,8 @@ def _run_worker(plan: Plan, *, started: float) -> tuple[int, bool]:
     threads = str(plan.run.trainer.threads)
     env = {**os.environ, "NOCAP_PARENT": str(os.getpid()), "NOCAP_STARTED": repr(started), "OMP_NUM_THREADS": threads}
     env.pop("HYDRA_FULL_ERROR", None)
+    # A thread that waits for the others soon sleeps: libgomp's own long spin made a step tenfold slower beside other work (LOG.md).
+    env.setdefault("GOMP_SPINCOUNT", "1000")
     # A terminal sends Ctrl-C to the worker too. It is born deaf to that, and hears of any request once, from here.
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGUSR2)}
     worker = subprocess.Popen([sys.executable, "-m", "nocap.run.worker", str(plan.run_dir)], env=env)

@@ -1,0 +1,118 @@
+"""`python -m nocap.compare`: what held, among any runs that there are."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nocap.run.record import write_atomically, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMS = """\
+A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, or an identity, looked for in
+outputs/runs. Several can be given; a run counts once."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        return _why(options) if options.why else _compare(options)
+    except ValueError as error:
+        from nocap.run.config import refuse  # Hydra comes with it: only where it is needed
+
+        refuse(error)
+
+
+def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
+    """One row per run, swept config keys as columns, for a notebook.
+
+    Errors:
+        ValueError: a path holds no run.
+        ModuleNotFoundError: there is no pandas.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("a data frame needs pandas: pip install 'nocap[notebook]'") from error
+    from nocap.comparison.rows import rows
+    from nocap.comparison.runs import load
+
+    return pd.DataFrame(rows(load([paths] if isinstance(paths, str | Path) else paths).records))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m nocap.compare", description="Compare runs, arm by arm, with intervals.", epilog=FORMS)
+    parser.add_argument("paths", nargs="*", metavar="PATH", default=["outputs"], help="runs to compare (default: outputs)")
+    parser.add_argument(
+        "--baseline", metavar="ARM", help="an arm's label or id, one of its runs, or key=value (default: the first started)"
+    )
+    parser.add_argument("--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison (or the answer to --why) as JSON")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
+    parser.add_argument("--why", nargs=2, metavar=("A", "B"), help="say what makes two runs differ, and nothing else")
+    allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
+    parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
+    return parser
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from nocap.comparison.compare import compare
+    from nocap.comparison.runs import load
+    from nocap.comparison.text import render
+
+    if options.target is not None and not 0 < options.target < math.inf:
+        raise ValueError(f"--target must be a loss above 0, got {options.target}")
+    found = load(options.paths)
+    comparison = compare(found, baseline=options.baseline, target_loss=options.target, allow=options.allow)
+    print(render(comparison))
+    if options.json:
+        _write_json(options.json, comparison)
+    if options.csv:
+        from nocap.comparison.rows import rows, to_csv
+
+        with _writing("--csv", options.csv):
+            write_atomically(options.csv, to_csv(rows(found.records)))
+    if options.html:
+        from nocap.comparison import report
+
+        with _writing("--html", options.html):
+            report.write(comparison, options.html)
+    return 0
+
+
+def _why(options: argparse.Namespace) -> int:
+    from nocap.comparison.runs import find_one
+    from nocap.comparison.why import tell, why
+
+    found = why(*(find_one(path) for path in options.why))
+    print(tell(found))
+    if options.json:
+        _write_json(options.json, found)
+    return 0
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    with _writing("--json", path):
+        write_json(path, content)
+
+
+@contextmanager
+def _writing(flag: str, path: Path) -> Iterator[None]:
+    """A file that cannot be written is bad input; one that was is named."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ValueError(f"{flag} must be a file that can be written, got {path} ({error.strerror})") from error
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,51 @@
+"""One flat row per run, for CSV files and notebooks; the swept config keys are columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from nocap.comparison.arms import group, swept_keys
+from nocap.comparison.runs import Record, dig
+
+
+def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Every run that could be read, whatever its status. Units are in the names; `val_loss` is nats per token."""
+    labels = {run.identity: arm.label for arm in group(records) for run in arm.all}
+    keys = swept_keys([record.config for record in records])
+    return [
+        {
+            "identity": run.identity,
+            "name": run.name,
+            "arm": run.arm,
+            "label": labels.get(run.identity),
+            "seed": run.seed,
+            "status": run.status,
+            **{key: run.config.get(key) for key in keys},
+            **{key: run.summary.get(key) for key in ("steps", "tokens", "val_loss", "val_bpb", "tokens_per_s")},
+            "step_ms": run.number("step_ms", "median"),
+            "memory_mib": run.number("memory_mib", "peak"),
+            "train_s": run.train_s,
+            "wall_s": run.number("clock_s", "wall"),
+            "params": run.number("params", "total"),
+            "flops_per_token": run.number("flops_per_token"),
+            "mfu": run.number("mfu"),
+            "kernel": dig(run.summary, "kernel", "train"),
+            "devices": run.machine[1],
+            "hardware": run.hardware.get("name"),
+            "fingerprint": run.machine[0],
+            "folder": str(run.folder),
+        }
+        for run in records
+    ]
+
+
+def to_csv(table: Sequence[dict[str, Any]]) -> str:
+    """A null is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()

@@ -1,0 +1,86 @@
+"""Every attention × mlp × schedule × optimizer trains and learns, through the loop's own step; compiled regions compute what eager does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nocap.data.prepare import prepare
+from nocap.loop import Job, build, configure_numerics, take_step, warm_up
+from nocap.paths import cache_root
+from nocap.run.config import compose
+from nocap.run.ledger import Ledger
+from nocap.run.world import join
+from nocap.schema import Device, Run
+from tests.conftest import REPO
+
+STEPS = 8
+
+
+def options(group: str) -> list[str]:
+    """Every yaml of the group: a new option is in the product without a word here."""
+    return sorted(path.stem for path in (REPO / "conf" / group).glob("*.yaml"))
+
+
+@cache
+def small(*overrides: str) -> Run:
+    """A run of some thousand parameters. Cached: composing takes longer than training it."""
+    return compose(
+        [
+            *("tracker=none", "data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000", "model=nano"),
+            *("model.d_model=32", "model.seq_len=40", "trainer.device=cpu", "trainer.threads=1", f"trainer.steps={STEPS}"),
+            *("trainer.micro_batch=8", "trainer.batch_tokens=640", "trainer.val_tokens=640"),
+            *overrides,
+        ]
+    )
+
+
+def losses(run: Run) -> list[float]:
+    configure_numerics(run)
+    data = prepare(run.data, run.tokenizer, cache_dir=cache_root())
+    job = Job(
+        run=run,
+        train_shards=data.train,
+        val_shards=data.val,
+        vocab_size=data.vocab_size,
+        val_bytes=None,
+        run_dir=Path(),
+        world=join(Device.cpu),
+        started=time.monotonic(),
+        spent_s=0.0,
+        on_start=lambda rows: None,
+        on_row=lambda row: None,
+        say=lambda text: None,
+        stop_asked=lambda: False,
+    )
+    trainee = build(job)
+    warm_up(job, trainee)
+    ledger = Ledger(started=time.monotonic())
+    return [take_step(job, trainee, ledger, step=step).loss for step in range(STEPS)]
+
+
+@pytest.mark.parametrize(("attention", "mlp"), list(itertools.product(options("attention"), options("mlp"))))
+def test_every_combination_learns(attention: str, mlp: str) -> None:
+    base = replace(small(f"attention={attention}"), mlp=small(f"mlp={mlp}").mlp)
+    for schedule, optimizer in itertools.product(options("schedule"), options("optimizer")):
+        rates = ["optimizer.lr=0.02", *(["optimizer.muon_lr=0.02"] if optimizer == "muon" else [])]
+        run = replace(base, schedule=small(f"schedule={schedule}").schedule, optimizer=small(f"optimizer={optimizer}", *rates).optimizer)
+        seen = losses(run)
+        assert all(math.isfinite(loss) for loss in seen)
+        assert seen[-1] < seen[0] - 0.3, (schedule, optimizer, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
+@pytest.mark.parametrize("mode", ["regional", "full"])
+@pytest.mark.parametrize("attention", ["mha", "flash", "gqa", "hybrid"])
+def test_compiled_losses_are_those_of_eager(attention: str, mode: str) -> None:
+    words = (f"attention={attention}", "trainer.precision=fp32", "model.seq_len=80", "trainer.micro_batch=4")
+    eager = losses(small(*words, "trainer.compile=off"))
+    assert losses(small(*words, f"trainer.compile={mode}")) == pytest.approx(eager, abs=2e-5)

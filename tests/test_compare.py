@@ -1,0 +1,582 @@
+"""`python -m nocap.compare` on made-up records whose truth is known."""
+
+import copy
+import csv
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nocap import compare as door
+from nocap.comparison.compare import compare
+from nocap.comparison.runs import load
+from nocap.comparison.text import render
+from tests.conftest import REPO
+
+CONFIG = {
+    "attention": {"kind": "global", "kernel": "fused", "n_kv_heads": 12},
+    "mlp": {"activation": "gelu", "expansion": 4.0},
+    "optimizer": {"lr": 0.003},
+    "data": {"kind": "shards"},
+    "tokenizer": {"vocabulary": "gpt2"},
+    "trainer": {"val_tokens": 4096, "val_precision": "fp32"},
+}
+SD = 0.0013  # of the final loss over seeds, at 124M
+STEPS = tuple(range(0, 401, 100))
+
+
+def digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def write_run(
+    root: Path,
+    *,
+    words: str = "gpt2-flash-gelu4x",
+    seed: int = 0,
+    loss: float = 3.3,
+    config: dict[str, object] | None = None,
+    status: str = "finished",
+    speed: float = 1000.0,
+    kernel: str = "flash",
+    fingerprint: str = "aaaa",
+    train: str = "t0",
+    val: str = "v0",
+    source: str = "s0",
+    torch: str = "2.13.0",
+    curve: tuple[float, ...] | None = None,
+    started: str = "2026-01-01T00:00:00",
+    version: int = 1,
+    bpb: bool = True,
+) -> Path:
+    """A record as nocap writes it, with `config` as flat keys changed from `CONFIG`."""
+    resolved = copy.deepcopy(CONFIG)
+    for key, value in (config or {}).items():
+        group, _, name = key.partition(".")
+        resolved[group][name] = value
+    identity = digest([resolved, seed, train, val, source, torch, fingerprint])
+    folder = root / "runs" / f"{words}-s{seed}-{identity}"
+    folder.mkdir(parents=True)
+    data = {"manifest": f"{train}{val}", "train": [{"sha256": train}], "val": [{"sha256": val}], "source": {"kind": "shards"}}
+    manifest = {
+        "schema_version": version,
+        "identity": identity,
+        "name": f"{words}-s{seed}",
+        "arm": f"{words}-{digest(resolved)[:6]}",
+        "parts": {
+            "config": {**resolved, "seed": seed},
+            "source": {"nocap.loop": source},
+            "data": f"{train}{val}",
+            "environment": {"torch": torch, "device": fingerprint},
+        },
+        "data": data,
+        "attempts": [{"started": started, "devices": 1}],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    losses = curve or tuple(loss + 2.0 * (1 - step / STEPS[-1]) for step in STEPS)
+    rows = []
+    for step, value in zip(STEPS, losses, strict=True):
+        row = {"step": step, "tokens": step * 10, "val/loss": value, "clock/train_s": step * 10 / speed, "clock/data_s": 0.0}
+        rows.append(json.dumps(row | ({"val/bpb": value / 2} if bpb else {})))
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    summary = {
+        "schema_version": version,
+        "status": status,
+        "identity": identity,
+        "seed": seed,
+        "val_loss": None if status == "diverged" else loss,
+        "val_bpb": loss / 2 if bpb and status != "diverged" else None,
+        "steps": STEPS[-1],
+        "tokens": STEPS[-1] * 10,
+        "tokens_per_s": speed,
+        "step_ms": {"median": 1e4 / speed},
+        "flops_per_token": 800.0,
+        "params": {"total": 1000, "non_embedding": 900},
+        "memory_mib": {"peak": 100.0},
+        "clock_s": {"train": STEPS[-1] * 10 / speed, "data": 0.0, "val": 1.0, "wall": STEPS[-1] * 10 / speed + 1.0},
+        "kernel": {"train": kernel, "val": kernel},
+        "hardware": {"name": f"GPU {fingerprint}", "fingerprint": fingerprint},
+        "devices": 1,
+    }
+    if status != "running":
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0, rng_seed: int = 0, **other) -> None:
+    """A baseline and an arm with `mlp.expansion=3` whose loss is higher by `effect`, with the noise of real seeds."""
+    noise = np.random.default_rng(rng_seed).normal(0, SD, (2, seeds))
+    wobble = np.random.default_rng(rng_seed + 1).normal(0, 0.001, (2, seeds))
+    for seed in range(seeds):
+        base = {"loss": 3.3 + noise[0, seed], "speed": 1000 * (1 + wobble[0, seed])}
+        arm = {"loss": 3.3 + effect + noise[1, seed], "speed": 1000 * speedup * (1 + wobble[1, seed])}
+        write_run(root, seed=seed, started=f"2026-01-01T0{seed}:00", **base)
+        write_run(
+            root, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=seed, started=f"2026-01-01T0{seed}:30", **arm, **other
+        )
+
+
+def arms_of(root: Path, **options) -> dict[str, dict]:
+    comparison = compare(load([root]), **options)
+    json.dumps(comparison, allow_nan=False)
+    render(comparison)
+    return {arm["label"]: arm for arm in comparison["arms"]}
+
+
+def refusal(argv: list[object], capsys) -> str:
+    with pytest.raises(SystemExit) as caught:
+        door.main([str(word) for word in argv])
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("nocap: ")
+    assert err.count("\n") == 1
+    return err
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("effect", "verdict"), [(0.01, "worse"), (-0.01, "better")])
+def test_a_planted_effect_is_found(tmp_path, effect, verdict):
+    two_arms(tmp_path, effect=effect, speedup=1.07)
+    arm = arms_of(tmp_path)["gelu3x"]
+    difference = arm["difference"]
+    assert difference["verdict"] == verdict
+    assert difference["low"] < effect < difference["high"]
+    assert difference["p_holm"] == pytest.approx(difference["p"])  # one comparison
+    assert difference["method"] == "t-test, paired by seed"
+    assert arm["difference_bpb"]["mean"] == pytest.approx(difference["mean"] / 2)
+    ratio = arm["tokens_per_s"]["ratio"]
+    assert ratio["low"] < 1.07 < ratio["high"] < 1.08
+    assert arm["changes"] == {"mlp.expansion": 3.0}
+    assert arm["params"] == {"total": 1000, "non_embedding": 900}
+
+
+def test_an_a_a_pair_shows_no_difference(tmp_path):
+    two_arms(tmp_path, effect=0.0)
+    arm = arms_of(tmp_path)["gelu3x"]
+    assert arm["difference"]["verdict"] == "no difference shown"
+    assert arm["tokens_per_s"]["ratio"]["low"] < 1 < arm["tokens_per_s"]["ratio"]["high"]
+
+
+def test_false_alarms_are_as_rare_as_said(tmp_path):
+    """Holm over six arms without an effect: at most 5% of grids have any verdict. Twenty grids, so four would be a bad sign."""
+    rng, alarms = np.random.default_rng(5), 0
+    root = tmp_path / "grid"
+    for arm in range(7):
+        for seed in range(3):
+            write_run(root, words=f"gpt2-a{arm}", config={"optimizer.lr": 0.001 * (arm + 1)}, seed=seed)
+    found = load([root])
+    for _ in range(20):
+        for record in found.records:
+            record.summary["val_loss"] = 3.3 + rng.normal(0, SD)
+        verdicts = {arm["difference"]["verdict"] for arm in compare(found)["arms"] if arm["difference"]}
+        alarms += bool(verdicts & {"better", "worse"})
+    assert alarms < 4
+
+
+def test_other_seeds_are_not_paired(tmp_path):
+    two_arms(tmp_path, effect=0.01)
+    write_run(tmp_path, seed=7, loss=3.3)
+    difference = arms_of(tmp_path)["gelu3x"]["difference"]
+    assert (difference["method"], difference["verdict"]) == ("Welch's t-test, as the seeds differ", "worse")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_too_few_seeds_get_no_verdict(tmp_path, seeds):
+    two_arms(tmp_path, effect=0.1, seeds=seeds)
+    arms = arms_of(tmp_path)
+    difference = arms["gelu3x"]["difference"]
+    assert difference["verdict"] == f"no verdict (n={seeds})"
+    assert difference["p_holm"] is None
+    assert difference["mean"] == pytest.approx(0.1, abs=0.01)
+    assert (arms["gelu4x"]["val_loss"]["low"] is None) == (seeds == 1)
+    assert (arms["gelu3x"]["tokens_per_s"]["ratio"]["low"] is None) == (seeds == 1)
+
+
+@pytest.mark.parametrize(
+    ("difference", "stamp"),
+    [({"kernel": "math"}, "kernel"), ({"train": "t1"}, "data"), ({"source": "s1"}, "source"), ({"torch": "2.12.0"}, "torch")],
+)
+def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
+    two_arms(tmp_path, effect=0.05, **difference)
+    arm = arms_of(tmp_path)["gelu3x"]
+    assert arm["difference"]["verdict"] == f"confounded: {stamp}"
+    assert arm["difference"]["p_holm"] is None
+    assert any(f"--allow {stamp}" in line for line in compare(load([tmp_path]))["problems"])
+    assert arms_of(tmp_path, allow=[stamp])["gelu3x"]["difference"]["verdict"] == "worse"
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "verdict"),
+    [
+        ("gpt2-mha-gelu4x", {"attention.kernel": "materialized"}, "worse"),  # the kernel is the question
+        ("gpt2-sliding-gelu4x", {"attention.kind": "sliding", "attention.window": 256}, "worse"),  # a kind brings its own kernel
+        ("gpt2-mha4-gelu4x", {"attention.kernel": "materialized", "attention.n_kv_heads": 4}, "confounded: kernel"),
+    ],
+)
+def test_a_kernel_may_be_the_question(tmp_path, words, config, verdict):
+    for seed in range(3):
+        write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-4)
+        write_run(tmp_path, words=words, seed=seed, loss=3.4 + seed * 2e-4, config=config, kernel="other", started="2026-01-02")
+    (arm,) = (arm for arm in arms_of(tmp_path).values() if arm["difference"])
+    assert arm["difference"]["verdict"] == verdict
+
+
+def test_one_config_with_two_versions_of_the_code_is_two_arms(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-4)
+        write_run(tmp_path, seed=seed, loss=3.2 + seed * 2e-4, source="edited", started="2026-01-02")
+    first, second = compare(load([tmp_path]))["arms"]
+    assert first["arm"] != second["arm"]
+    assert "source" in second["label"]
+    assert second["difference"]["verdict"] == "confounded: source"
+
+
+def test_a_diverged_seed_is_a_result(tmp_path):
+    two_arms(tmp_path, effect=-0.05, seeds=3)
+    write_run(tmp_path, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=3, status="diverged", curve=(5, 6, 7, 8, 9))
+    write_run(tmp_path, seed=3)
+    comparison = compare(load([tmp_path]), target_loss=3.4)
+    arm = comparison["arms"][1]
+    assert arm["difference"]["verdict"] == "no verdict (1 of 4 seeds diverged)"
+    assert arm["diverged"] == [3]
+    assert (arm["to_target"]["steps"]["censored"], arm["to_target"]["steps"]["n"]) == (1, 4)
+    assert any("diverged" in line and "flatters" in line for line in comparison["problems"])
+
+
+# --- times -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_times_from_other_hardware_are_refused(tmp_path):
+    two_arms(tmp_path, effect=0.01, speedup=1.3, fingerprint="bbbb")
+    arm = arms_of(tmp_path, target_loss=3.5)["gelu3x"]
+    for key in ("tokens_per_s", "step_ms", "memory_mib", "train_s"):
+        assert arm[key]["ratio"] is None
+        assert "other hardware: 1 × GPU bbbb" in arm[key]["refused"]
+    assert arm["to_target"]["train_s"]["refused"]
+    assert arm["to_target"]["steps"]["ratio"]
+    assert arm["pareto"] is None
+    assert arm["difference"]["verdict"] == "worse"  # a loss travels
+
+
+def test_an_arm_from_two_machines_has_no_speed(tmp_path):
+    two_arms(tmp_path, effect=0.01)
+    write_run(tmp_path, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=9, fingerprint="bbbb")
+    arm = arms_of(tmp_path)["gelu3x"]
+    assert arm["tokens_per_s"]["mean"] is None
+    assert "2 machines" in arm["tokens_per_s"]["refused"]
+
+
+def test_runs_one_after_the_other_are_doubted(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, seed=seed, started=f"2026-01-01T0{seed}:00")
+        write_run(tmp_path, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=seed, started=f"2026-01-02T0{seed}:00")
+    assert any("not interleaved" in line for line in compare(load([tmp_path]))["problems"])
+
+
+def test_the_target_is_interpolated_and_censored(tmp_path):
+    curves = {"gelu4x": (5.0, 4.0, 3.0, 2.0, 1.0), "gelu3x": (5.0, 4.5, 4.0, 3.5, 3.0), "gelu2x": (5.0, 4.9, 4.8, 4.7, 4.6)}
+    for arm, curve in curves.items():
+        for seed in range(3):
+            config = {"mlp.expansion": float(arm[4])}
+            write_run(
+                tmp_path, words=f"gpt2-{arm}", config=config, seed=seed, curve=curve, loss=curve[-1], started=f"2026-01-0{9 - int(arm[4])}"
+            )
+    arms = arms_of(tmp_path, target_loss=3.25)
+    assert arms["gelu4x"]["to_target"]["steps"]["median"] == pytest.approx(175)
+    assert arms["gelu3x"]["to_target"]["steps"]["median"] == pytest.approx(350)
+    assert arms["gelu3x"]["to_target"]["train_s"]["median"] == pytest.approx(3.5)
+    assert arms["gelu3x"]["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(2.0)
+    never = arms["gelu2x"]["to_target"]["steps"]
+    assert (never["median"], never["censored"], never["n"], never["ratio"], never["budget"]) == (None, 3, 3, None, 400)
+    assert never["logrank_p"] < 0.05
+
+
+def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
+    folder = write_run(tmp_path)
+    rows = [
+        {"step": 0, "val/loss": 5.0, "perf/step_ms": 500.0, "clock/train_s": 0.4, "clock/data_s": 0.1, "clock/val_s": 9.0},
+        {"step": 1, "val/loss": 4.0, "clock/train_s": 0.4, "clock/data_s": 0.1, "clock/val_s": 18.0},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load([folder]).records[0].curve.train_s == [0.0, 0.5]
+
+
+def test_pareto(tmp_path):
+    for seed in range(3):
+        for n, (loss, speed) in enumerate([(3.3, 1000), (3.2, 900), (3.4, 900), (3.2005, 899.9)]):
+            jitter = seed * 1e-3
+            config = {"optimizer.lr": 0.001 * (n + 1)}
+            write_run(tmp_path, words=f"gpt2-a{n}", config=config, seed=seed, loss=loss + jitter, speed=speed + seed)
+    arms = arms_of(tmp_path)
+    assert {label.split()[0]: (arm["pareto"], arm["pareto_tied"]) for label, arm in arms.items()} == {
+        "a0": (True, False),
+        "a1": (True, False),
+        "a2": (False, False),
+        "a3": (False, True),
+    }
+
+
+# --- factorials --------------------------------------------------------------------------------------------------------------------
+
+
+def factorial(root: Path, *, seeds: int) -> None:
+    """gqa costs 0.02, gelu3x 0.03, both together 0.04 more; gqa is 1.05× as fast."""
+    rng = np.random.default_rng(3)
+    for seed in range(seeds):
+        for heads, attention in ((12, "flash"), (4, "gqa")):
+            for expansion in (4, 3):
+                gqa, small = heads == 4, expansion == 3
+                loss = 3.3 + 0.02 * gqa + 0.03 * small + 0.04 * (gqa and small) + rng.normal(0, SD)
+                write_run(
+                    root,
+                    words=f"gpt2-{attention}-gelu{expansion}x",
+                    config={"attention.n_kv_heads": heads, "mlp.expansion": float(expansion)},
+                    seed=seed,
+                    loss=loss,
+                    speed=1000 * (1.05 if gqa else 1.0) * math.exp(rng.normal(0, 0.001)),
+                    started=f"2026-01-01T{seed:02}:{0 if not gqa and not small else 1}",
+                )
+
+
+def test_a_full_factorial_has_effects(tmp_path):
+    factorial(tmp_path, seeds=3)
+    comparison = compare(load([tmp_path]))
+    effects = comparison["effects"]
+    main = {row["factors"][0]: row for row in effects["main_effects"]}
+    assert set(main) == {"n_kv_heads", "expansion"}
+    assert main["n_kv_heads"]["term"] == "gqa (for flash)"
+    assert main["n_kv_heads"]["low"] < 0.02 + 0.04 / 2 < main["n_kv_heads"]["high"]
+    assert main["expansion"]["low"] < 0.03 + 0.04 / 2 < main["expansion"]["high"]
+    (both,) = effects["interactions"]
+    assert both["low"] < 0.04 / 2 < both["high"]
+    assert both["verdict"] == "higher"
+    speed = {row["factors"][0]: row for row in effects["main_effects_on_log_tokens_per_s"]}
+    assert speed["n_kv_heads"]["low"] < math.log(1.05) < speed["n_kv_heads"]["high"]
+    assert speed["expansion"]["verdict"] == "no effect shown"
+    assert "gqa (for flash)" in render(comparison)
+
+
+def test_one_seed_gives_effects_without_a_verdict(tmp_path):
+    factorial(tmp_path, seeds=1)
+    rows = [row for table in compare(load([tmp_path]))["effects"].values() for row in table]
+    assert {(row["low"], row["p"], row["verdict"]) for row in rows} == {(None, None, "no verdict (n=1)")}
+
+
+def test_options_that_set_several_keys_are_one_factor(tmp_path):
+    options = {
+        "flash": {},
+        "gqa": {"attention.n_kv_heads": 4},
+        "sliding": {"attention.kind": "sliding", "attention.window": 256},
+    }
+    for seed in range(2):
+        for name, keys in options.items():
+            for expansion in (4, 3):
+                loss = 3.3 + 0.1 * (name == "sliding") + 0.001 * seed + 0.0001 * (expansion + seed) * len(name)
+                config = {**keys, "mlp.expansion": float(expansion)}
+                write_run(tmp_path, words=f"gpt2-{name}-gelu{expansion}x", config=config, seed=seed, loss=loss)
+    comparison = compare(load([tmp_path]), baseline="attention=flash mlp=gelu4x")
+    terms = {row["term"]: row for row in comparison["effects"]["main_effects"]}
+    assert set(terms) == {"gqa (for flash)", "sliding (for flash)", "gelu3x (for gelu4x)"}
+    assert terms["sliding (for flash)"]["verdict"] == "higher"
+
+
+@pytest.mark.parametrize("missing", ["seed", "cell"])
+def test_no_factorial_says_why(tmp_path, missing):
+    factorial(tmp_path, seeds=3)
+    for folder in (tmp_path / "runs").glob("gpt2-gqa-gelu3x-s2-*" if missing == "seed" else "gpt2-gqa-gelu3x-*"):
+        folder.rename(tmp_path / folder.name)
+    comparison = compare(load([tmp_path]))
+    assert comparison["effects"] is None
+    assert (
+        comparison["effects_refused"]
+        == {
+            "seed": "the arms do not have the same seeds",
+            "cell": "the arms are no full factorial of two factors or more",
+        }[missing]
+    )
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("difference", "key"),
+    [
+        ({"val": "v1"}, "data.val"),
+        ({"config": {"trainer.val_tokens": 8192}}, "trainer.val_tokens"),
+        ({"config": {"trainer.val_precision": "bf16"}}, "trainer.val_precision"),
+        ({"config": {"tokenizer.vocabulary": "bytes"}}, "tokenizer.vocabulary"),
+    ],
+)
+def test_losses_that_measure_different_things_are_refused(tmp_path, capsys, difference, key):
+    for seed in range(3):
+        write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3)
+        write_run(tmp_path, words="gpt2-other", seed=seed, loss=3.2 + seed * 1.1e-3, **difference)
+    said = refusal([tmp_path], capsys)
+    assert f"{key} is " in said
+    assert "in 3 (gpt2-" in said
+    assert f"--allow {key}" in said
+    assert door.main([str(tmp_path), "--allow", key]) == 0
+    out = capsys.readouterr().out
+    assert "declared: " in out
+    assert ("verdicts are on bits per byte" in out) == (key == "tokenizer.vocabulary")
+    comparison = compare(load([tmp_path]), allow=[key])
+    assert comparison["metric"] == ("val_bpb" if key == "tokenizer.vocabulary" else "val_loss")
+
+
+def test_nothing_to_compare(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "outputs must be a run" in refusal([], capsys)
+    (tmp_path / "empty").mkdir()
+    assert "holds no run" in refusal(["empty"], capsys)
+    assert "no run was found" in refusal(["nano-*"], capsys)
+    write_run(tmp_path / "half", status="running")
+    assert "needs a finished run" in refusal(["half"], capsys)
+
+
+def test_bad_options(tmp_path, capsys):
+    two_arms(tmp_path, effect=0.0, seeds=1)
+    assert "--baseline must name one arm ('gelu4x', 'gelu3x'), got 'mqa'" in refusal([tmp_path, "--baseline", "mqa"], capsys)
+    assert "--baseline must name one arm" in refusal([tmp_path, "--baseline", "flash"], capsys)  # both
+    assert "--allow must be one of" in refusal([tmp_path, "--allow", "luck"], capsys)
+    assert "--target must be a loss above 0, got nan" in refusal([tmp_path, "--target", "nan"], capsys)
+    (tmp_path / "file").write_text("")
+    assert "--json must be a file that can be written" in refusal([tmp_path, "--json", tmp_path / "file" / "x.json"], capsys)
+
+
+@pytest.mark.parametrize("wanted", ["gelu3x", "mlp.expansion=3", "expansion=3", "mlp=gelu3x", "gpt2-flash-gelu3x-s0"])
+def test_a_baseline_by_any_of_its_names(tmp_path, wanted):
+    two_arms(tmp_path, effect=0.0, seeds=1)
+    assert arms_of(tmp_path, baseline=wanted)["gelu3x"]["difference"] is None
+
+
+def test_corrupt_lines_are_skipped_counted_and_named(tmp_path):
+    two_arms(tmp_path, effect=0.01)
+    folder = next((tmp_path / "runs").glob("gpt2-flash-gelu4x-s0-*"))
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], b'{"step": 50, "val/lo', *lines[1:], b"\xff\xfe", b"[1]"]) + b"\n")
+    found = load([tmp_path])
+    (problem,) = found.problems
+    assert "3 corrupt lines skipped (line 2, line 7, line 8)" in problem
+    assert str(path) in problem
+    assert next(r for r in found.records if r.folder == folder).curve.step == list(STEPS)
+
+
+def test_what_is_not_compared_is_listed(tmp_path):
+    two_arms(tmp_path, effect=0.01)
+    write_run(tmp_path, words="gpt2-half", seed=4, status="preempted")
+    write_run(tmp_path, words="gpt2-going", seed=5, status="running")
+    write_run(tmp_path, words="gpt2-new", seed=6, version=99)
+    (write_run(tmp_path, words="gpt2-torn", seed=7) / "summary.json").write_text("{")
+    told = {run["name"].rpartition("-s")[0]: run["status"] for run in compare(load([tmp_path]))["not_compared"]}
+    assert told["gpt2-half"] == "preempted"
+    assert told["gpt2-going"] == "not finished"
+    assert "schema_version 99" in told["gpt2-new"]
+    assert "summary.json must hold a JSON object" in told["gpt2-torn"]
+
+
+def test_an_older_record_is_readable(tmp_path):
+    for seed in range(3):
+        folder = write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3, version=0)
+        summary = json.loads((folder / "summary.json").read_text())
+        for key in ("schema_version", "memory_mib", "kernel", "devices", "step_ms", "val_bpb"):
+            del summary[key]
+        (folder / "summary.json").write_text(json.dumps(summary))
+    (arm,) = arms_of(tmp_path).values()
+    assert arm["val_loss"]["mean"] == pytest.approx(3.301)
+    assert (arm["memory_mib"]["mean"], arm["val_bpb"], arm["kernel"], arm["pareto"]) == (None, None, {}, None)
+
+
+# --- finding and writing -----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two_arms(tmp_path / "outputs", effect=0.0, seeds=2)
+    folders = sorted((tmp_path / "outputs" / "runs").iterdir())
+    assert len(load(["outputs"]).records) == 4
+    assert len(load(["outputs/runs"]).records) == 4
+    assert len(load([folders[0], folders[0], str(folders[0])]).records) == 1
+    assert len(load(["outputs/runs/*gelu3x*"]).records) == 2
+    assert len(load(["outputs/*"]).records) == 4
+    assert len(load(["gpt2-flash-gelu3x"]).records) == 2  # an arm's readable name
+    assert [r.folder.name for r in load([folders[0].name.rpartition("-")[2]]).records] == [folders[0].name]
+    grid = tmp_path / "outputs" / "grids" / "now"
+    grid.mkdir(parents=True)
+    wanted = [folder.name.rpartition("-")[2] for folder in folders[2:0:-1]]
+    (grid / "grid.json").write_text(json.dumps({"cells": [{"identity": identity} for identity in [*wanted, "0" * 12]]}))
+    assert [record.identity for record in load([grid]).records] == wanted
+
+
+def test_json_csv_and_html_say_the_same(tmp_path, capsys, monkeypatch):
+    two_arms(tmp_path / "o", effect=0.01)
+    files = {kind: tmp_path / "new" / f"x.{kind}" for kind in ("json", "csv")}
+    assert (
+        door.main([str(tmp_path / "o"), "--target", "3.4", *(word for kind, file in files.items() for word in (f"--{kind}", str(file)))])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "worse" in out
+    assert "to val loss 3.4" in out
+    comparison = json.loads(files["json"].read_text())
+    assert comparison == json.loads(json.dumps(compare(load([tmp_path / "o"]), target_loss=3.4)))
+    with files["csv"].open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["identity"]: float(row["val_loss"]) for row in rows} == {run["identity"]: run["val_loss"] for run in comparison["runs"]}
+    assert {row["mlp.expansion"] for row in rows} == {"3.0", "4.0"}
+
+
+def test_a_data_frame(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    two_arms(tmp_path, effect=0.01)
+    table = door.frame(tmp_path)
+    assert isinstance(table, pandas.DataFrame)
+    assert table.groupby("mlp.expansion")["val_loss"].mean().diff().iloc[-1] == pytest.approx(-0.01, abs=0.005)
+
+
+def test_why(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a = write_run(tmp_path / "outputs", seed=0)
+    b = write_run(tmp_path / "outputs", words="gpt2-x", seed=1, config={"mlp.expansion": 3.0}, source="s1", train="t1", torch="2.12.0")
+    assert door.main(["--why", a.name, str(b), "--json", "why.json"]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "mlp.expansion  4 → 3",
+        "seed           0 → 1",
+        "nocap.loop     s0 → s1",
+        "train          t0 → t1",
+        "torch          2.13.0 → 2.12.0",
+    ):
+        assert line in out
+    found = json.loads(Path("why.json").read_text())
+    assert {d["part"] for d in found["differences"]} == {"config", "source", "data", "environment"}
+    assert door.main(["--why", a.name, a.name]) == 0
+    assert "are the same run" in capsys.readouterr().out
+    assert "must be one run, got 2" in refusal(["--why", "outputs", a.name], capsys)
+    assert "no run was found" in refusal(["--why", "nobody", a.name], capsys)
+
+
+def test_the_door_imports_neither_torch_nor_scipy():
+    code = "import sys, nocap.comparison.text, nocap.comparison.compare as c; print({'torch', 'scipy', 'hydra'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_a_real_run(undisturbed, capsys):
+    """The record that `nocap.train` writes is the record that is read here."""
+    assert door.main([str(undisturbed.output_dir), "--target", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "1 arm from 1 run; baseline: nano-flash-gelu4x-wsd-adamw" in out
+    (run,) = compare(load([undisturbed.run_dir]))["runs"]
+    assert run["curve"]["step"] == [0, 12, 24, 30]
+    assert run["curve"]["val_loss"][-1] == run["val_loss"]
+    assert run["curve"]["train_s"][0] == pytest.approx(0, abs=0.02)
+    assert run["curve"]["train_s"][-1] == pytest.approx(run["train_s"])
