@@ -1,0 +1,45 @@
+"""Draw the README's picture from a run's record: python experiments/first_run/plot.py RUN_DIR."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).resolve().parent
+BLUE, GREY = "#0b4f8a", "#9db4c8"
+
+
+def main(run_dir: Path) -> None:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    kept = {key: value for key, value in summary.items() if key != "tracker"} | {
+        "hardware": {key: value for key, value in summary["hardware"].items() if key != "host"}
+    }
+    (HERE / "summary.json").write_text(json.dumps(kept, indent=2) + "\n")
+    val = [row for row in rows if "val/bpb" in row]
+    train = [row for row in rows if "train/loss" in row]
+    per_nat = val[-1]["val/bpb"] / val[-1]["val/loss"]  # the validation text's bits per byte for a nat per token
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nocap"})
+    figure, axes = plt.subplots(figsize=(7.2, 3.4), layout="constrained")
+    axes.plot([r["clock/train_s"] for r in train], [r["train/loss"] * per_nat for r in train], color=GREY, lw=1, label="training batch")
+    axes.plot([r["clock/train_s"] for r in val], [r["val/bpb"] for r in val], "o-", color=BLUE, lw=1.8, ms=4, label="validation")
+    last = (val[-1]["clock/train_s"], val[-1]["val/bpb"])
+    axes.annotate(f"{last[1]:.2f}", last, (6, -3), textcoords="offset points", color=BLUE)
+    axes.set(xlabel="seconds of training (validation, start-up and checkpoints not counted)", ylabel="bits per byte", ylim=(1.5, 8.4))
+    device = summary["hardware"]
+    words = (
+        f"{summary['params']['total']:,} parameters, Python's standard library as text, {device['threads']} threads of an {device['name']}"
+    )
+    axes.set_title(words, fontsize=10)
+    axes.legend(frameon=False)
+    figure.savefig(HERE / "curve.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
