@@ -27,7 +27,7 @@ from nocap.run.ledger import Ledger
 from nocap.run.record import Metrics, Row
 from nocap.run.world import World
 from nocap.schedule import multiplier
-from nocap.schema import LOCAL_KERNELS, Compile, Hybrid, Order, Precision, Run
+from nocap.schema import Compile, Order, Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +304,7 @@ def log(job: Job, metrics: Metrics, row: Row, ledger: Ledger) -> None:
 
 
 def account(job: Job, trainee: Trainee, saved_mib: float) -> dict[str, Any]:
-    """What is true of the whole run: sizes, memory in parts, kernels."""
+    """What is true of the whole run: sizes, work, memory in parts."""
     run, device = job.run, job.world.device
     parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers)
     peak = memory.peak_mib(device)
@@ -316,18 +316,8 @@ def account(job: Job, trainee: Trainee, saved_mib: float) -> dict[str, Any]:
             "peak": "allocated on the GPU" if device.type == "cuda" else "resident, torch's libraries included",
             "activations": "kept by one micro-batch's forward for its backward",
         },
-        "kernel": {phase: kernel_name(run, p) for phase, p in (("train", run.trainer.precision), ("val", run.trainer.val_precision))},
         "train_windows": trainee.train.n,
     }
-
-
-def kernel_name(run: Run, precision: Precision) -> str:
-    """The attention kernel that runs in this precision; a hybrid has two."""
-    attention = run.attention
-    if attention.kernel in LOCAL_KERNELS:
-        return attention.kernel.value
-    kernel = hardware.sdpa_kernel(attention.kernel, run.trainer.device, precision).value
-    return f"{attention.local_kernel.value}+{kernel}" if isinstance(attention, Hybrid) else kernel
 
 
 def _batch(job: Job, step: int) -> dict[str, Any]:

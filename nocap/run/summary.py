@@ -50,7 +50,10 @@ def summarize(
         "params": {},
         "memory_mib": {},
         "clock_s": dict(clock_s),
-        "kernel": {},
+        "kernel": {
+            phase: hardware.kernel_name(run.attention, t.device, precision)
+            for phase, precision in (("train", t.precision), ("val", t.val_precision))
+        },
         "hardware": manifest["hardware"],
         "data": {"manifest": manifest["data"]["manifest"], "name": run.data.kind},
         "devices": t.devices,

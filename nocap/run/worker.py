@@ -101,6 +101,8 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     try:
         outcome = train(job)
     except Exception as error:
+        for session in sessions:
+            session.finish(summary={}, status="failed")
         return _report_failure(run, run_dir, manifest, world, error, started)
     finally:
         reporter.close()
