@@ -244,6 +244,32 @@ print("trained")
     assert "stopped mirroring at step" in done.stderr
 
 
+def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
+    code = """
+from nocap.run.tracking import track_comparison
+from tests.made_grid import made
+comparison = made(3)
+Path("report.html").write_text("the report")
+tracker = schema.Wandb(project="p", entity=None, group=None, mode=schema.WandbMode.offline, init_timeout_s=4)
+facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(), config={}, group="grid")
+track_comparison(tracker, facts, comparison=comparison, report=Path("report.html"))
+said = [(a["difference"] or {}).get("verdict", "baseline") for a in comparison["arms"]]
+print(json.dumps([[a["label"], a["n"], a["val_loss"]["mean"], verdict] for a, verdict in zip(comparison["arms"], said)]))
+"""
+    done = child(code, run_dir, XDG_DATA_HOME=str(run_dir), WANDB_DATA_DIR=str(run_dir))
+    assert done.returncode == 0
+    assert "nocap:" not in done.stderr  # wandb itself leaves a temporary folder to the interpreter's exit, and is told so
+    (file,) = run_dir.glob("wandb/*/files/media/table/*.json")
+    table = json.loads(file.read_text())
+    columns = [table["columns"].index(name) for name in ("arm", "n", "val_loss", "verdict")]
+    assert [[row[i] for i in columns] for row in table["data"]] == json.loads(done.stdout)
+    records = inspect(run_dir)
+    run = next(record["run"] for record in records if record["type"] == "run")
+    assert (run["run_group"], run["job_type"]) == ("grid", "comparison")
+    held = [entry["path"] for record in records if record["type"] == "artifact" for entry in record["artifact"]["manifest"]["contents"]]
+    assert "report.html" in held
+
+
 def test_disabled_and_none_import_nothing(run_dir: Path) -> None:
     code = """
 mirror(rows=record(None)).finish(summary={}, status="finished")

@@ -89,6 +89,20 @@ class WandbTracker:
             self._silenced = True
             _warn(f"stopped mirroring at step {step}: {_line(error)}")
 
+    def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
+        """The verdict of each arm as a table, and the report's file."""
+        import wandb
+
+        rows = [_verdict(arm) for arm in comparison["arms"]]
+        try:
+            self._run.log({"verdicts": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])})
+            artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
+            artifact.add_file(str(report), name="report.html")
+            self._run.log_artifact(artifact)
+        except Exception as error:
+            self._silenced = True
+            _warn(f"the comparison is not mirrored: {_line(error)}")
+
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         try:
             self._run.summary.update(dict(_flat(summary)))
@@ -129,6 +143,42 @@ def open_tracker(tracker: schema.Tracker, facts: RunFacts, *, rows: Iterable[Map
     for row in rows:
         session.log(row)
     return session
+
+
+def track_comparison(tracker: schema.Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path) -> str | None:
+    """A run of its own in the grid's group, with the verdicts as a table and the report as an artifact; its address, or how to sync it.
+
+    `facts.identity` is the grid's, so that the same grid compared again is the same W&B run.
+    """
+    session = open_tracker(tracker, facts)
+    if not isinstance(session, WandbTracker):
+        return None
+    session.log_comparison(comparison, report)
+    session.finish(summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished")
+    return session.url_or_hint
+
+
+def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
+    """An arm of the comparison as a row of scalars."""
+    difference = arm["difference"] or {}
+    ratio = arm["tokens_per_s"]["ratio"] or {}
+    return {
+        "arm": arm["label"],
+        "n": arm["n"],
+        "val_loss": arm["val_loss"]["mean"],
+        "val_loss_low": arm["val_loss"]["low"],
+        "val_loss_high": arm["val_loss"]["high"],
+        "difference": difference.get("mean"),
+        "difference_low": difference.get("low"),
+        "difference_high": difference.get("high"),
+        "p_holm": difference.get("p_holm"),
+        "verdict": difference.get("verdict", "baseline"),
+        "tokens_per_s": arm["tokens_per_s"]["mean"],
+        "speed_ratio": ratio.get("mean"),
+        "memory_mib": arm["memory_mib"]["mean"],
+        "params": arm["params"].get("total"),
+        "flops_per_token": arm["flops_per_token"],
+    }
 
 
 def _open_run(tracker: schema.Wandb, facts: RunFacts, *, mode: str) -> Any:
