@@ -259,7 +259,7 @@ print(json.dumps([[a["label"], a["n"], a["val_loss"]["mean"], verdict] for a, ve
     done = child(code, run_dir, XDG_DATA_HOME=str(run_dir), WANDB_DATA_DIR=str(run_dir))
     assert done.returncode == 0
     assert "nocap:" not in done.stderr  # wandb itself leaves a temporary folder to the interpreter's exit, and is told so
-    (file,) = run_dir.glob("wandb/*/files/media/table/*.json")
+    (file,) = run_dir.glob("wandb/offline-run-*/files/media/table/*.json")
     table = json.loads(file.read_text())
     columns = [table["columns"].index(name) for name in ("arm", "n", "val_loss", "verdict")]
     assert [[row[i] for i in columns] for row in table["data"]] == json.loads(done.stdout)
