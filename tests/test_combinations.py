@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from nocap.data.prepare import prepare
 from nocap.loop import Job, build, configure_numerics, take_step, warm_up
@@ -81,6 +82,7 @@ def test_every_combination_learns(attention: str, mlp: str) -> None:
 @pytest.mark.parametrize("mode", ["regional", "full"])
 @pytest.mark.parametrize("attention", ["mha", "flash", "gqa", "hybrid"])
 def test_compiled_losses_are_those_of_eager(attention: str, mode: str) -> None:
+    torch.compiler.reset()  # dynamo compiles a class eight times in a process, and no more; a run is a process of its own
     words = (f"attention={attention}", "trainer.precision=fp32", "model.seq_len=80", "trainer.micro_batch=4")
     eager = losses(small(*words, "trainer.compile=off"))
     assert losses(small(*words, f"trainer.compile={mode}")) == pytest.approx(eager, abs=2e-5)
