@@ -557,6 +557,10 @@ class Run:
             cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
             rule = "be one that trains on the CPU (materialized, flash; blocks for a window)"
             require(not (on_cpu and cuda_only), f"attention.{key}", rule, kernel.value)
+            fp32 = Precision.fp32 in (self.trainer.precision, self.trainer.val_precision)
+            rule = "be fused or efficient on CUDA where trainer.precision or trainer.val_precision is fp32, which this kernel does not take"
+            half_only = kernel in (Kernel.flash, Kernel.cudnn)
+            require(on_cpu or not (fp32 and half_only), f"attention.{key}", rule, kernel.value)
 
     @property
     def microbatches(self) -> int:

@@ -248,6 +248,7 @@ REFUSED = [
     ("schedule.warmup_steps=500 schedule.decay_steps=101", "schedule.decay_steps", "schedule.warmup_steps=500", "600", "101"),
     ("trainer.device=cpu attention=sliding attention.kernel=flex", "attention.kernel", "flex"),
     ("attention=sliding attention.kernel=materialized", "attention.kernel", "materialized"),
+    ("trainer.device=cuda attention.kernel=flash", "attention.kernel", "flash"),
     ("attention=flash attention.kernel=blocks", "attention.kernel", "blocks"),
     ("attention=hybrid attention.pattern=LL", "attention.pattern", "LL"),
     ("optimizer.lr=inf", "optimizer.lr", "inf"),
