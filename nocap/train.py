@@ -8,49 +8,32 @@ STARTED = time.monotonic()  # the clock ledger begins here
 
 import os  # noqa: E402
 import sys  # noqa: E402
-import traceback  # noqa: E402
 
 import hydra  # noqa: E402
-from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from hydra.types import RunMode  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
+from hydra._internal.utils import get_args_parser  # noqa: E402
 
 from nocap.paths import conf_dir  # noqa: E402
-from nocap.run.config import EXIT_CODES, parse, refusals, refuse, register  # noqa: E402
+from nocap.run import cell  # noqa: E402
+from nocap.run.config import refusals, refuse, register  # noqa: E402
 
-_unfinished: list[tuple[str, int]] = []  # cells of this grid that did not finish, with their exit codes
-
-
-def cell(cfg: DictConfig) -> None:
-    """Train what Hydra composed, in a process of its own. A grid's cell that fails is noted, and the grid goes on."""
-    config = HydraConfig.get()
-    if config.mode is RunMode.RUN:
-        with refusals():
-            raise SystemExit(train(cfg, started=STARTED))
-    try:
-        with refusals():
-            code = train(cfg, started=time.monotonic() if config.job.num else STARTED)
-    except SystemExit as refused:
-        code = int(refused.code or 0)
-    except Exception:
-        traceback.print_exc()
-        code = EXIT_CODES["failed"]
-    if code == EXIT_CODES["preempted"]:
-        raise SystemExit(code)
-    if code:
-        _unfinished.append((" ".join(config.overrides.task), code))
+cell.STARTED = STARTED
 
 
-def train(cfg: DictConfig, *, started: float) -> int:
-    from nocap.run import launch
-
-    run = parse(cfg)
-    choices = HydraConfig.get().runtime.choices
-    if "RANK" in os.environ:
-        from nocap.run import torchrun
-
-        return torchrun.train_as_rank(run, choices=choices, started=started)
-    return launch.start(launch.plan(run, choices=choices), started=started)
+def flags_first(words: list[str]) -> list[str]:
+    """The same words with Hydra's flags, and what belongs to them, before the overrides: Hydra reads them in that order only."""
+    actions = {flag: action for action in get_args_parser()._actions for flag in action.option_strings}
+    flags, overrides, waiting = [], [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        action = actions.get(word)
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif action is not None and action.nargs == "?" and (not waiting or "=" in waiting[0] or waiting[0].startswith("-")):
+            flags.append(f"{action.option_strings[0]}={action.const}")  # without it, the first override would be taken for the value
+        else:
+            takes = action is not None and action.nargs != 0 and bool(waiting)
+            flags += [word, waiting.pop(0)] if takes else [word]
+    return [*flags, *overrides]
 
 
 def main() -> None:
@@ -59,17 +42,9 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if "RANK" in os.environ and {"-m", "--multirun"} & set(sys.argv[1:]):
         refuse("--multirun must not run under torchrun: every rank would start the grid; use trainer.devices=N, and nocap starts the ranks")
-    try:
-        with refusals():
-            hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(cell)()
-    except OSError as error:
-        if "grids" not in str(error.filename):  # Hydra makes a grid's folder before the first cell
-            raise
-        refuse(f"output_dir must be a folder that can be written, got {error.filename} ({error.strerror})")
-    for overrides, code in _unfinished:
-        print(f"nocap: not finished (exit code {code}): {overrides}", file=sys.stderr)
-    if _unfinished:
-        raise SystemExit(EXIT_CODES["failed"])
+    sys.argv[1:] = flags_first(sys.argv[1:])
+    with refusals():
+        hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(cell.cell)()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from nocap.run.config import compose
 from nocap.run.identity import config_that_counts, digest, identity_parts
 from nocap.run.ledger import LINES
 from nocap.schedule import multiplier
-from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of, the_run
+from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of
 
 Json = dict[str, Any]
 
@@ -220,24 +220,6 @@ def test_code_counts_and_comments_do_not(tmp_path: Path) -> None:
 
 
 # --- grids -------------------------------------------------------------------------------------------------------------------------
-
-
-def test_grid_gives_each_cell_a_process_and_survives_a_broken_one(tmp_path: Path, door: Door) -> None:
-    grid = ("--multirun", "model.n_head=3,4")
-    words = ("trainer.devices=2", "trainer.steps=2", f"output_dir={tmp_path / 'out'}")
-    done = door(*grid, *SMALL, *words)
-    assert done.code == 1
-    assert "model.d_model must be divisible by model.n_head=3, got 64" in done.err
-    (unfinished,) = [line for line in done.err.splitlines() if "not finished" in line]
-    assert "exit code 2" in unfinished
-    assert "model.n_head=3" in unfinished
-    run_dir = the_run(tmp_path / "out")
-    assert (summary_of(run_dir)["status"], summary_of(run_dir)["devices"]) == ("finished", 2)
-    assert (run_dir / ".lock").read_text().split()[1] != (run_dir / ".writer.lock").read_text().split()[1]  # process ids
-    assert "Traceback" not in done.err
-
-    again = door(*grid, *SMALL, *words)
-    assert (again.code, again.out.count("already finished")) == (1, 1)
 
 
 def test_grid_is_refused_under_torchrun(tmp_path: Path, door: Door) -> None:

@@ -1,13 +1,11 @@
-"""From a checked `Run` to a finished record: identity, folder, lock, worker. This side never imports torch."""
+"""From a checked `Run` to a plan and the head of its record: data, identity, folder. This side never imports torch."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,13 +18,10 @@ from nocap.data.batches import Windows, target_bytes
 from nocap.data.prepare import Dataset, prepare
 from nocap.data.tokenizer import load, token_bytes
 from nocap.paths import PACKAGE, cache_root
-from nocap.run import lock
-from nocap.run.config import EXIT_CODES, dump, to_plain
-from nocap.run.identity import config_that_counts, digest, identity_parts
+from nocap.run.config import dump, to_plain
+from nocap.run.identity import digest, identity_parts
 from nocap.run.record import Metrics, read_json, write_atomically, write_json
 from nocap.run.secrets import redact
-from nocap.run.summary import cut_short
-from nocap.run.terminal import ending, table
 from nocap.schema import Compile, Device, Run
 
 
@@ -41,16 +36,19 @@ class Plan:
     parts: dict[str, Any]
     identity: str
     run_dir: Path
+    grid: str | None = None  # the grid that starts it
 
 
-def plan(run: Run, *, choices: Mapping[str, str | None]) -> Plan:
-    """Prepare the data, work out the identity, find the folder. `choices` are the names of the options, for people to read.
+def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None = None) -> Plan:
+    """Prepare the data unless `dataset` is it, work out the identity, find the folder. Nothing is written but the data's cache.
+
+    `choices` are the names of the options, for people to read.
 
     Errors:
         ValueError: the data, the compiler or the output directory will not do.
     """
     _check_compiler(run)
-    dataset = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)
     words = [
         choices.get("experiment") or choices.get("model"),
@@ -59,18 +57,21 @@ def plan(run: Run, *, choices: Mapping[str, str | None]) -> Plan:
     name = "-".join(word.replace("/", "_") for word in words if word)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
     identity = digest(parts)
-    arm = f"{name}-{digest({**config_that_counts(run), 'seed': None})[:6]}"
+    arm = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}"
     name = f"{name}-s{run.seed}"
     root = Path(run.output_dir).expanduser().absolute() / "runs"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"output_dir must be a folder that can be written, got {run.output_dir} ({error.strerror})") from error
-    if not os.access(root, os.W_OK | os.X_OK):
-        raise ValueError(f"output_dir must be a folder that can be written, got {run.output_dir} (Permission denied)")
+    _check_writable(root, run.output_dir)
     existing = sorted(root.glob(f"*-{identity}"))  # the same run under another readable name
     run_dir = existing[0] if existing else root / f"{name}-{identity}"
     return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir)
+
+
+def _check_writable(folder: Path, configured: str) -> None:
+    """The folder, or the part of its path that is there already, takes new files."""
+    there = next(part for part in (folder, *folder.parents) if part.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "Permission denied" if there.is_dir() else "Not a directory"
+        raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
 
 
 def _check_compiler(run: Run) -> None:
@@ -97,29 +98,16 @@ def _val_windows(run: Run, dataset: Dataset) -> Windows:
     return Windows(dataset.val, seq_len=run.model.seq_len, order=schema.Order.sequential, read_sequences=1, seed=0)
 
 
+def outcome(plan: Plan) -> dict[str, Any] | None:
+    """The summary of this run if somebody has brought it to its end: finished, or diverged, which it would do again."""
+    summary = read_json(plan.run_dir / "summary.json")
+    return summary if summary is not None and summary.get("status") in ("finished", "diverged") else None
+
+
 def finished(plan: Plan) -> dict[str, Any] | None:
     """The summary of this run if somebody has finished it."""
-    summary = read_json(plan.run_dir / "summary.json")
-    return summary if summary is not None and summary.get("status") == "finished" else None
-
-
-def start(plan: Plan, *, started: float) -> int:
-    """Train the run, or say that it is done; its exit code.
-
-    Errors:
-        ValueError: another process is training it.
-    """
-    if (summary := finished(plan)) is not None:
-        print(f"already finished: nothing to train\n{table(summary, run_dir=plan.run_dir)}")
-        return 0
-    plan.run_dir.mkdir(exist_ok=True)
-    with lock.acquire(plan.run_dir / ".lock"):
-        write_record_head(plan)
-        print(headline(plan), flush=True)
-        code, stopping = _run_worker(plan, started=started)
-        summary = _summary(plan, code, stopping=stopping, started=started)
-        print(table(summary, run_dir=plan.run_dir), flush=True)
-    return code if code == EXIT_CODES["refused"] else EXIT_CODES[summary["status"]]
+    summary = outcome(plan)
+    return summary if summary is not None and summary["status"] == "finished" else None
 
 
 def headline(plan: Plan) -> str:
@@ -159,6 +147,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "devices": t.devices,
         "threads": t.threads,
         "spent_s": _spent_s(plan, attempts),
+        "grid": plan.grid,
     }
     return {
         "identity": plan.identity,
@@ -207,45 +196,3 @@ def git_state() -> dict[str, str] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": say[0].strip(), "diff": say[1]}
-
-
-def _run_worker(plan: Plan, *, started: float) -> tuple[int, bool]:
-    """Start the worker and wait for it: its exit code, and whether it was asked to stop. It decides when it has saved."""
-    threads = str(plan.run.trainer.threads)
-    env = {**os.environ, "NOCAP_PARENT": str(os.getpid()), "NOCAP_STARTED": repr(started), "OMP_NUM_THREADS": threads}
-    env.pop("HYDRA_FULL_ERROR", None)
-    # A thread that waits for the others soon sleeps: libgomp's own long spin made a step tenfold slower beside other work (LOG.md).
-    env.setdefault("GOMP_SPINCOUNT", "1000")
-    # A terminal sends Ctrl-C to the worker too. It is born deaf to that, and hears of any request once, from here.
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGUSR2)}
-    worker = subprocess.Popen([sys.executable, "-m", "nocap.run.worker", str(plan.run_dir)], env=env)
-    asked: list[int] = []
-
-    def pass_on(number: int, frame: object) -> None:
-        if not asked:
-            worker.send_signal(signal.SIGTERM)
-        asked.append(number)
-
-    before |= {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on)}
-    for number in before:
-        signal.signal(number, pass_on)
-    try:
-        return worker.wait(), bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _summary(plan: Plan, code: int, *, stopping: bool, started: float) -> dict[str, Any]:
-    """The worker's summary; if it died before it could write one, one that says so. Stopped during its start-up, it lost nothing."""
-    if (summary := read_json(plan.run_dir / "summary.json")) is not None:
-        return summary
-    error = f"the worker ended with {ending(code)} and left no summary"
-    if not stopping:
-        print(f"nocap: {error}; see {plan.run_dir / 'train.log'}", file=sys.stderr)
-    found = read_json(plan.run_dir / "manifest.json")
-    assert found is not None
-    rows, status = Metrics(plan.run_dir / "metrics.jsonl").rows(), "preempted" if stopping else "failed"
-    summary = cut_short(plan.run, found, rows, status=status, attempt_s=time.monotonic() - started, error=error)
-    write_json(plan.run_dir / "summary.json", summary)
-    return summary

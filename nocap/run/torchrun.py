@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from nocap.run import launch, lock
+from nocap.run import launch
+from nocap.run.attempt import hold
 from nocap.run.config import EXIT_CODES
 from nocap.run.record import read_json
 from nocap.run.terminal import table
@@ -32,8 +33,7 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
         done = launch.finished(plan) is not None
         try:
             if not done:
-                plan.run_dir.mkdir(exist_ok=True)
-                holder = lock.acquire(plan.run_dir / ".lock")
+                holder = hold(plan)
                 launch.write_record_head(plan)
         except ValueError as error:
             problem = str(error)

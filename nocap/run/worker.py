@@ -20,18 +20,19 @@ from nocap.loop import Job, Outcome, train
 from nocap.run import checkpoint, lock
 from nocap.run.config import EXIT_CODES, load, to_plain
 from nocap.run.record import Metrics, Row, read_json, write_json
+from nocap.run.signals import STOP_SIGNALS, unblock
 from nocap.run.summary import cut_short, summarize
 from nocap.run.terminal import Reporter, ending
 from nocap.run.tracking import RunFacts, TrackerSession, open_tracker
 from nocap.run.world import World, die_with_parent, join, leave
 from nocap.schema import Run
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is Slurm's warning as submitit sends it
 WRITER_WAIT_S = 10.0  # a killed parent's worker needs a moment to die
 
 
 def main() -> None:
     run_dir = Path(sys.argv[1])
+    unblock()
     die_with_parent(int(os.environ["NOCAP_PARENT"]))
     run = load(run_dir / "config.yaml")
     if run.trainer.devices > 1 and "RANK" not in os.environ:
@@ -131,7 +132,13 @@ def _job(run: Run, run_dir: Path, manifest: dict[str, Any], world: World, starte
 
 def _facts(run: Run, run_dir: Path, manifest: dict[str, Any]) -> RunFacts:
     return RunFacts(
-        identity=manifest["identity"], name=manifest["name"], arm=manifest["arm"], seed=run.seed, run_dir=run_dir, config=to_plain(run)
+        identity=manifest["identity"],
+        name=manifest["name"],
+        arm=manifest["arm"],
+        seed=run.seed,
+        run_dir=run_dir,
+        config=to_plain(run),
+        group=manifest["attempts"][-1].get("grid"),
     )
 
 

@@ -1,0 +1,156 @@
+"""A grid: its cells, checked before the first of them starts, in the order in which they run, and the file that names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nocap.data.prepare import Dataset, prepare
+from nocap.paths import cache_root
+from nocap.run.identity import digest
+from nocap.run.launch import Plan, outcome, plan
+from nocap.run.record import write_json
+from nocap.schema import Run
+
+FILE = "grid.json"  # nocap.comparison reads it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """A run of a grid."""
+
+    overrides: tuple[str, ...]  # all of them, as Hydra takes them
+    label: str  # those that the grid varies
+    plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    name: str
+    folder: Path
+    swept: tuple[str, ...]  # keys
+    cells: tuple[Cell, ...]
+
+    def write(self) -> None:
+        """`grid.json`, where `nocap.compare` finds the grid's runs."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        cells = [
+            {
+                "identity": cell.plan.identity,
+                "run": cell.plan.run_dir.name,
+                "arm": cell.plan.arm,
+                "seed": cell.plan.run.seed,
+                "overrides": cell.overrides,
+            }
+            for cell in self.cells
+        ]
+        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": cells})
+
+
+class RefusedError(Exception):
+    """Cells that cannot be trained: a line for each."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+# A cell's words → its checked run and the names of its options; `ValueError` for what will not do.
+Compose = Callable[[Sequence[str]], tuple[Run, dict[str, str | None]]]
+
+
+def check(words_of_cells: Sequence[Sequence[str]], *, swept: Sequence[str], compose: Compose, say: Callable[[str], None]) -> Grid:
+    """The grid of these cells: seed by seed, and every arm of a seed in the order given; a run that is there twice once.
+
+    Errors:
+        RefusedError: at least one cell will not do. Nothing has been written but the data's cache.
+    """
+    cells, bad, datasets = [], [], _Datasets()
+    for words in words_of_cells:
+        label = " ".join(word for word in words if _key(word) in swept) or "the only cell"
+        try:
+            run, choices = compose(words)
+            planned = plan(run, choices=choices, dataset=datasets.of(run))
+            outcome(planned)  # a damaged record is found now
+            label = label if swept else planned.name
+            cells.append((Cell(overrides=tuple(words), label=label, plan=planned), choices))
+        except ValueError as error:
+            bad.append((label, str(error)))
+    if len(outputs := {cell.plan.run.output_dir for cell, _ in cells}) > 1:
+        bad.append((f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid"))
+    if bad:
+        raise RefusedError(_refusal(bad, len(words_of_cells)))
+    ordered = _distinct(_by_seed([cell for cell, _ in cells]), say)
+    experiments = {choices.get("experiment") for _, choices in cells}
+    prefix = experiments.pop() if len(experiments) == 1 else None
+    folder = _folder(ordered, swept=swept, prefix=prefix)
+    named = tuple(replace(cell, plan=replace(cell.plan, grid=folder.name)) for cell in ordered)
+    return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
+
+
+class _Datasets:
+    """Each source is prepared once, also the one that fails."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Dataset | ValueError] = {}
+
+    def of(self, run: Run) -> Dataset:
+        key = repr((run.data, run.tokenizer, run.cache_dir))
+        if key not in self._known:
+            try:
+                self._known[key] = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+            except ValueError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, ValueError):
+            raise found
+        return found
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
+    """A line for each bad cell; where all are bad in the same way, one line."""
+    if len(bad) == total and len({reason for _, reason in bad}) == 1:
+        return [f"{bad[0][1]} (all {total} cells; none was trained)"]
+    return [*(f"{label}: {reason}" for label, reason in bad), f"{len(bad)} of {total} cells refused; none was trained"]
+
+
+def _by_seed(cells: Iterable[Cell]) -> list[Cell]:
+    seeds: dict[int, list[Cell]] = {}
+    for cell in cells:
+        seeds.setdefault(cell.plan.run.seed, []).append(cell)
+    return [cell for block in seeds.values() for cell in block]
+
+
+def _distinct(cells: Iterable[Cell], say: Callable[[str], None]) -> list[Cell]:
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        if (twin := first.setdefault(cell.plan.identity, cell)) is not cell:
+            say(f"trained once, it is the same run: {cell.label} and {twin.label}")
+    return list(first.values())
+
+
+def _folder(cells: Sequence[Cell], *, swept: Sequence[str], prefix: str | None) -> Path:
+    """The same runs are the same grid, in whatever order and words they were asked for."""
+    root = cells[0].plan.run_dir.parents[1] / "grids"
+    hashed = digest({"identities": sorted(cell.plan.identity for cell in cells)})[:8]
+    if existing := sorted(root.glob(f"*-{hashed}")):
+        return existing[0]
+    words = [prefix, *(key.rpartition(".")[2] for key in swept)]
+    readable = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words if word)
+    return root / f"{readable[:60] or 'grid'}-{hashed}"
+
+
+def told(summary: dict[str, Any] | None) -> str:
+    """A run's summary in half a line."""
+    if summary is None:
+        return ""
+    parts = [f"val {summary['val_loss']:.4f}"] if summary.get("val_loss") is not None else []
+    parts += [f"{summary['tokens_per_s']:,.0f} tokens/s"] if summary.get("tokens_per_s") else []
+    return "  ".join([*parts, f"{summary['clock_s']['wall']:.1f} s"])

@@ -1,0 +1,76 @@
+"""What the tests of grids share: a small grid, one in the background, and what grids leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.attempts import steady
+from tests.conftest import REPO, SMALL, Finished
+
+Json = dict[str, Any]
+CELL = (*SMALL, "trainer.steps=3", "trainer.val_every=0", "trainer.checkpoint_every=2")
+ARMS = "attention=flash,gqa"
+
+
+def summaries(out: Path) -> dict[str, Json]:
+    """Run's folder name → its summary."""
+    return {path.parent.name: json.loads(path.read_text()) for path in sorted(out.glob("runs/*/summary.json"))}
+
+
+def trained(printed: str) -> list[str]:
+    """What the cells that were started vary, in the order of their starts."""
+    return re.findall(r"^\[ *\d+/\d+\] start +(.*)$", printed, re.M)
+
+
+def records(out: Path) -> dict[str, list[Json]]:
+    """Run's folder name → its rows without clocks."""
+    return {path.name: steady(path) for path in sorted(out.glob("runs/*"))}
+
+
+class Background:
+    """A grid in a process of its own."""
+
+    def __init__(self, out: Path, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "nocap.train", "--multirun", *words, f"output_dir={out}"],
+            cwd=out.parent,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, number: int | None = None) -> Finished:
+        if number is not None:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=240)
+        return Finished(self.process.returncode, out, err)
+
+
+@dataclass(frozen=True)
+class Trained:
+    out: Path
+    process: Finished
+
+
+def train_small_grid(out: Path, cache_dir: Path) -> Trained:
+    """Two arms, two seeds, trained one at a time."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nocap.train", *CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}"],
+        cwd=out.parent,
+        env={**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return Trained(out, Finished(done.returncode, done.stdout, done.stderr))

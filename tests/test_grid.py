@@ -1,0 +1,276 @@
+"""Grids: checked whole, ordered by seed, each cell once, whatever breaks, and the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from nocap.paths import conf_dir
+from nocap.run.composer import composer
+from nocap.run.config import compose, load
+from nocap.run.grid import Grid, RefusedError, check
+from nocap.run.worker import _facts
+from nocap.schema import Run
+from nocap.train import flags_first
+from tests.attempts import processes, wait_until
+from tests.conftest import REPO, Door
+from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained
+
+# --- the whole grid, checked -------------------------------------------------------------------------------------------------------
+
+
+def checked(out: Path, *cells: str, swept: Sequence[str] = ("attention", "seed"), said: list[str] | None = None) -> Grid:
+    def compose_cell(words: Sequence[str]) -> tuple[Run, dict[str, str | None]]:
+        return compose(list(words)), {"model": "nano", "attention": "flash", "mlp": "gelu4x", "schedule": "wsd", "optimizer": "adamw"}
+
+    words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
+    return check(words, swept=swept, compose=compose_cell, say=(said if said is not None else []).append)
+
+
+def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path: Path) -> None:
+    grid = checked(tmp_path, *(f"attention={a} mlp={m} seed={s}" for a in ("gqa", "flash") for m in ("relu2", "gelu4x") for s in (1, 0)))
+    assert [cell.plan.run.seed for cell in grid.cells] == [1] * 4 + [0] * 4
+    for block in (grid.cells[:4], grid.cells[4:]):
+        assert [(c.plan.run.attention.n_kv_heads, c.plan.run.mlp.activation.value) for c in block] == [
+            (c.plan.run.attention.n_kv_heads, c.plan.run.mlp.activation.value) for c in grid.cells[:4]
+        ]
+    assert grid.cells[0].plan.run.attention.n_kv_heads < grid.cells[2].plan.run.attention.n_kv_heads
+    assert not list(tmp_path.iterdir())
+
+
+def test_cells_are_composed_as_single_runs_are(tmp_path: Path) -> None:
+    """What is remembered from one cell to the next leaves no trace in it, in whatever order they come."""
+    arms = (
+        "attention=sliding mlp=swiglu",
+        "attention=flash",
+        "schedule=cosine position=none",
+        "attention=gqa optimizer=muon",
+        "attention=flash",
+    )
+    cells = [[*CELL, *arm.split(), f"seed={seed}"] for seed in (1, 0) for arm in (*arms, *reversed(arms))]
+    expected = [compose(list(words)) for words in cells]
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        config = hydra.compose_config(config_name="train", overrides=[], run_mode=RunMode.MULTIRUN)
+        composed = composer(hydra.config_loader, config)
+        assert [composed(words)[0] for words in cells] == expected
+        assert composed(cells[0])[1]["attention"] == "sliding"
+        with pytest.raises(ValueError, match="seed"):
+            composed([*CELL, "attention=flash", "seed=abc"])
+        assert composed(cells[1])[0] == expected[1]
+
+
+def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    grid = checked(tmp_path, "attention=mqa", "attention=gqa attention.n_kv_heads=1", "attention=gqa", said=said)
+    assert [cell.label for cell in grid.cells] == ["attention=mqa", "attention=gqa"]
+    assert said == ["trained once, it is the same run: attention=gqa and attention=mqa"]
+
+
+def test_the_same_runs_are_the_same_grid(tmp_path: Path) -> None:
+    first = checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=0")
+    first.write()
+    assert first.name.startswith("attention-seed-")
+    again = checked(tmp_path, "seed=0 attention=gqa", "seed=0 attention=flash", swept=("seed", "attention"))
+    assert (again.name, again.folder) == (first.name, first.folder)
+    assert checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1").name != first.name
+    assert {cell.plan.grid for cell in again.cells} == {first.name}
+    written = json.loads((first.folder / "grid.json").read_text())["cells"]
+    assert [cell["identity"] for cell in written] == [cell.plan.identity for cell in first.cells]
+    assert [cell["run"] for cell in written] == [cell.plan.run_dir.name for cell in first.cells]
+
+
+def test_every_bad_cell_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError) as refused:
+        checked(tmp_path, "attention=gqa", "attention=gqq", "attention=gqa seed=-1")
+    assert len(refused.value.lines) == 3
+    assert refused.value.lines[0].startswith("attention=gqq: ")
+    assert refused.value.lines[1] == "attention=gqa seed=-1: seed must be in [0, 2^63), got -1"
+    assert refused.value.lines[2].startswith("2 of 3 cells refused")
+    with pytest.raises(RefusedError, match="output_dir must be the same for all cells"):
+        checked(tmp_path, f"output_dir={tmp_path / 'a'}", f"output_dir={tmp_path / 'b'}")
+
+
+def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, door: Door) -> None:
+    done = door("--multirun", *CELL, "model.n_head=3,4", "seed=0,1")
+    assert (done.code, done.out) == (2, "")
+    lines = done.err.splitlines()
+    rule = "model.d_model must be divisible by model.n_head=3, got 64"
+    assert lines[:2] == [f"nocap: model.n_head=3 seed={seed}: {rule}" for seed in (0, 1)]
+    assert lines[2:] == ["nocap: 2 of 4 cells refused; none was trained"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("a=b --multirun c=d", "--multirun a=b c=d"),
+        ("a=b -m -cd folder c=d", "-m -cd folder a=b c=d"),
+        ("a=b --cfg job", "--cfg job a=b"),
+        ("a=b --info", "--info=all a=b"),
+        ("--info defaults a=b", "--info defaults a=b"),
+        ("~a +b=c --config-dir=x", "--config-dir=x ~a +b=c"),
+        ("a=-1 -m", "-m a=-1"),
+        ("", ""),
+    ],
+)
+def test_flags_may_stand_anywhere(words: str, expected: str) -> None:
+    assert flags_first(words.split()) == expected.split()
+
+
+# --- trained, skipped, gone on with ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Trained:
+    """Copy it before changing it."""
+    return train_small_grid(tmp_path_factory.mktemp("grid") / "out", cache_dir)
+
+
+def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid: Trained) -> None:
+    printed = small_grid.process.out
+    assert trained(printed) == [f"attention={arm} seed={seed}" for seed in (0, 1) for arm in ("flash", "gqa")]
+    assert len(re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)) == 4
+    assert "4 finished; 4 trained now" in printed
+    assert "2 arms from 4 runs" in printed
+    assert "\x1b" not in printed
+    (folder,) = (small_grid.out / "grids").iterdir()
+    assert f"python -m nocap.compare {folder.relative_to(small_grid.out.parent)}" in printed
+    assert [path.name for path in folder.iterdir()] == ["grid.json"]
+    manifests = [json.loads(path.read_text()) for path in small_grid.out.glob("runs/*/manifest.json")]
+    assert {manifest["attempts"][-1]["grid"] for manifest in manifests} == {folder.name}
+    assert {summary["status"] for summary in summaries(small_grid.out).values()} == {"finished"}
+    assert all("val" in path.read_text() for path in small_grid.out.glob("runs/*/train.log"))
+
+
+def test_the_runs_of_a_grid_are_one_group_of_the_tracker(small_grid: Trained) -> None:
+    (folder,) = (small_grid.out / "grids").iterdir()
+    for run_dir in small_grid.out.glob("runs/*"):
+        manifest = json.loads((run_dir / "manifest.json").read_text())
+        assert _facts(load(run_dir / "config.yaml"), run_dir, manifest).group == folder.name
+        assert folder.name not in json.dumps(manifest["parts"])
+        del manifest["attempts"][-1]["grid"]  # as older records are
+        assert _facts(load(run_dir / "config.yaml"), run_dir, manifest).group is None
+
+
+def test_finished_cells_are_skipped_whoever_ran_them(small_grid: Trained, tmp_path: Path, door: Door) -> None:
+    before = {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")}
+    done = door(*CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}")
+    assert (done.code, done.err, trained(done.out)) == (0, "", [])
+    assert "4 finished; 0 trained now" in done.out
+    assert "2 arms from 4 runs" in done.out
+    assert {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")} == before
+    assert len(list((small_grid.out / "grids").iterdir())) == 1
+    single = door(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
+    assert (single.code, single.out.startswith("already finished")) == (0, True)
+
+
+def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path: Path, door: Door) -> None:
+    out = tmp_path / "out"
+    plan = {cell.label: cell.plan for cell in checked(out, *(f"seed={seed}" for seed in range(3)), swept=("seed",)).cells}
+    raising, killed = plan["seed=0"].run_dir, plan["seed=1"].run_dir
+    raising.mkdir(parents=True)
+    (raising / "checkpoints").write_text("a file where the worker makes a folder")
+    running = Background(out, *CELL, "seed=0,1,2")
+    wait_until(lambda: processes(killed) or running.process.poll() is not None, "the worker that is to be killed")
+    for pid in processes(killed):
+        os.kill(pid, signal.SIGKILL)
+    done = running.end()
+    assert done.code == 1
+    first, second = done.err.splitlines()
+    assert first.startswith("nocap: not finished: seed=0 (")
+    assert "checkpoints" in first
+    assert second == (f"nocap: not finished: seed=1 (the worker ended with signal 9 and left no summary; see {killed / 'train.log'})")
+    assert "2 failed, 1 finished; 1 trained now" in done.out
+
+    (raising / "checkpoints").unlink()
+    again = door("--multirun", *CELL, "seed=0,1,2", f"output_dir={out}")
+    assert (again.code, again.err, trained(again.out)) == (0, "", ["seed=0", "seed=1"])
+    assert "3 finished; 2 trained now" in again.out
+
+
+def test_two_processes_train_each_cell_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    both = [Background(out, *CELL, "seed=0,1") for _ in range(2)]
+    ended = [each.end() for each in both]
+    assert [(each.code, each.err) for each in ended] == [(0, "")] * 2
+    assert sorted(label for each in ended for label in trained(each.out)) == ["seed=0", "seed=1"]
+    assert [summary["attempts"] for summary in summaries(out).values()] == [1, 1]
+    assert all("2 finished" in each.out for each in ended)
+    assert any(re.search(r"later +seed=\d  process \d+ on ", each.out) for each in ended)
+
+
+def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = (*CELL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0,1")
+    running = Background(out, *words)
+    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
+    done = running.end(signal.SIGINT)
+    assert (done.code, trained(done.out)) == (75, ["seed=0"])
+    assert "1 stopped half-way, 1 not started" in done.out
+    (summary,) = summaries(out).values()
+    assert (summary["status"], summary["seed"]) == ("preempted", 0)
+    assert 0 < summary["steps"] < 400
+
+    (run,) = out.glob("runs/*")
+    again = Background(out, *words)
+    wait_until(lambda: "resuming from step" in (run / "train.log").read_text(), "the resumed cell")
+    stopped = again.end(signal.SIGTERM)
+    assert (stopped.code, trained(stopped.out)) == (75, ["seed=0"])
+
+
+def test_diverged_run_is_a_result(tmp_path: Path, door: Door) -> None:
+    words = ("--multirun", *CELL, "optimizer.lr=1e30", "seed=0", f"output_dir={tmp_path / 'out'}")
+    done = door(*words)
+    (summary,) = summaries(tmp_path / "out").values()
+    assert (done.code, summary["status"]) == (0, "diverged"), done
+    assert "nocap: diverged, which is its result: " in done.err
+    again = door(*words)
+    assert (again.code, trained(again.out)) == (0, [])
+    assert "nocap: diverged, which is its result: " in again.err
+
+
+def test_on_a_terminal_there_is_a_live_board(tmp_path: Path) -> None:
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 100))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nocap.train", "-m", *CELL, "seed=0", f"output_dir={tmp_path}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"},
+        stdin=end,
+        stdout=end,
+        stderr=end,
+    )
+    os.close(end)
+    seen = b""
+    try:
+        while select.select([terminal], [], [], 90)[0]:
+            try:
+                seen += os.read(terminal, 4096)
+            except OSError:  # how Linux says that nobody holds the other end
+                break
+    finally:
+        process.kill()
+        os.close(terminal)
+    assert process.wait(timeout=60) == 0
+    text = seen.decode()
+    assert "─ 1 running" in text
+    assert re.search(r"adamw-s0  step \d/3  \d+ s", text)
+    assert "\x1b[2F\x1b[J" in text  # drawn over
+    assert "step      0/3" not in text  # the cell's own lines
+    assert re.search(r"\[1/1\] done +nano-flash-gelu4x-wsd-adamw-s0  val", text)

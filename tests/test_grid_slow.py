@@ -1,0 +1,110 @@
+"""A grid of 24 cells: killed, broken, run again; and what a cell costs beside its training."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.attempts import processes, wait_until
+from tests.conftest import SMALL, Door
+from tests.grids import CELL, Background, records, summaries, trained
+
+BIG = (*SMALL, "attention=flash,gqa,mqa,sliding", "mlp=gelu4x,gelu3x,relu2", "seed=0,1")
+
+
+@pytest.fixture(scope="module")
+def big_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
+    """24 cells that nobody disturbed. Copy it before changing it."""
+    out = tmp_path_factory.mktemp("big") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOCAP_CACHE", str(cache_dir))
+        done = Background(out, *BIG).end()
+    assert (done.code, done.err) == (0, "")
+    assert len(trained(done.out)) == 24
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(big_grid: Path, tmp_path: Path, door: Door) -> None:
+    out, chance = tmp_path / "out", random.Random(24)
+    for _ in range(3):
+        running = Background(out, *BIG)
+        deadline = time.monotonic() + chance.uniform(5, 30)
+        wait_until(lambda running=running, deadline=deadline: time.monotonic() > deadline, "the moment to kill")
+        assert running.end(signal.SIGKILL).code == -signal.SIGKILL
+    done = door("--multirun", *BIG, f"output_dir={out}", timeout=600)
+    assert (done.code, done.err) == (0, "")
+    assert {summary["status"] for summary in summaries(out).values()} == {"finished"}
+    assert len(list(out.glob("runs/*"))) == 24
+    assert records(out) == records(big_grid)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rerun_of_a_finished_grid_is_quick(big_grid: Path, door: Door) -> None:
+    times = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = door("--multirun", *BIG, f"output_dir={big_grid}")
+        times.append(time.monotonic() - began)
+        assert (done.code, trained(done.out)) == (0, [])
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    assert min(times) < 3 + time.monotonic() - began
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_broken_and_killed_cells_of_a_big_grid(big_grid: Path, tmp_path: Path, door: Door) -> None:
+    """All but four cells are copied: one of those raises, one is killed, two are trained."""
+    out = tmp_path / "out"
+    shutil.copytree(big_grid, out)
+    content = json.loads(next(out.glob("grids/*/grid.json")).read_text())
+    raising, killed, *others = [out / "runs" / content["cells"][place]["run"] for place in (2, 7, 11, 20)]
+    for folder in (raising, killed, *others):
+        shutil.rmtree(folder)
+    raising.mkdir()
+    (raising / "checkpoints").write_text("a file where the worker makes a folder")
+    running = Background(out, *BIG)
+    wait_until(lambda: processes(killed) or running.process.poll() is not None, "the worker that is to be killed")
+    for pid in processes(killed):
+        os.kill(pid, signal.SIGKILL)
+    done = running.end()
+    assert (done.code, len(done.err.splitlines())) == (1, 2)
+    assert "2 failed, 22 finished; 2 trained now" in done.out
+    (raising / "checkpoints").unlink()
+    again = door("--multirun", *BIG, f"output_dir={out}")
+    assert (again.code, len(trained(again.out))) == (0, 2)
+    assert records(out) == records(big_grid)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_overhead_of_a_cell_is_at_most_three_imports_of_torch(big_grid: Path) -> None:
+    began = time.monotonic()
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    import_s = (time.monotonic() - began) / 3
+    clocks = [summary["clock_s"] for summary in summaries(big_grid).values()]
+    overheads = sorted(clock["wall"] - clock["train"] - clock["val"] - clock["compile"] for clock in clocks)
+    assert overheads[len(overheads) // 2] <= 3 * import_s, (overheads, import_s)
+
+
+@pytest.mark.slow
+def test_cell_on_two_devices_has_processes_of_its_own(tmp_path: Path, door: Door) -> None:
+    out = tmp_path / "out"
+    done = door(*CELL, "trainer.devices=2", "seed=0,1", "--multirun", f"output_dir={out}")
+    assert (done.code, done.err) == (0, "")
+    assert [(summary["status"], summary["devices"]) for summary in summaries(out).values()] == [("finished", 2)] * 2
+    for run_dir in out.glob("runs/*"):
+        assert (run_dir / ".lock").read_text().split()[1] != (run_dir / ".writer.lock").read_text().split()[1]  # process ids

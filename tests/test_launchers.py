@@ -1,0 +1,155 @@
+"""Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the records are the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from nocap.run.config import compose
+from nocap.run.slots import One, Pool, Share
+from nocap.schema import Device, Run
+from tests.attempts import wait_until
+from tests.conftest import SMALL, Door
+from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
+
+needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed: pip install 'nocap[slurm]'")
+
+
+def run(*words: str) -> Run:
+    return compose([*SMALL, *words])
+
+
+def test_one_cell_at_a_time() -> None:
+    slots = One()
+    share = slots.take(run())
+    assert share is not None
+    assert share.env == {}
+    assert slots.take(run()) is None
+    slots.give_back(share)
+    assert slots.take(run()) is not None
+
+
+def test_pool_gives_each_cell_cores_of_its_own() -> None:
+    pool = Pool(jobs=None, units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: []})
+    one, two = run("trainer.threads=1"), run("trainer.threads=2")
+    first, second = pool.take(two), pool.take(two)
+    assert first is not None
+    assert second is not None
+    assert (first.units, second.units) == (("0", "1"), ("2", "5"))
+    assert pool.take(two) is None  # one core is left
+    third = pool.take(one)
+    assert third is not None
+    assert third.units == ("6",)
+    pool.give_back(first)
+    assert pool.take(two) is not None
+    assert [pool.at_once(run(f"trainer.threads={n}")) for n in (1, 2, 5, 64)] == [5, 2, 1, 1]
+    assert pool.at_once(run("trainer.threads=1", "trainer.devices=2")) == 2
+
+
+def test_pool_gives_each_cell_gpus_of_its_own() -> None:
+    cell = run()
+    cell.trainer.device, cell.trainer.devices = Device.cuda, 2
+    pool = Pool(jobs=None, units={Device.cpu: ["0"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
+    first, second = pool.take(cell), pool.take(cell)
+    assert first is not None
+    assert second is not None
+    assert [share.env for share in (first, second)] == [{"CUDA_VISIBLE_DEVICES": "3,4"}, {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}]
+    assert pool.take(cell) is None
+
+
+def test_pool_of_at_most_so_many_jobs() -> None:
+    pool = Pool(jobs=2, units={Device.cpu: [str(core) for core in range(8)], Device.cuda: []})
+    assert [pool.take(run()) is not None for _ in range(3)] == [True, True, False]
+    assert pool.at_once(run()) == 2
+
+
+def test_pool_says_why_it_is_a_pool_of_one() -> None:
+    pool = Pool(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
+    assert (
+        pool.say([run("trainer.threads=2")]) == "pool: 1 at once, 2 of 2 cores each (trainer.threads=2; trainer.threads=1 makes room for 2)"
+    )
+    assert pool.say([run("trainer.threads=1")]) == "pool: 2 at once, 1 of 2 cores each"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here")
+def test_share_keeps_a_process_on_its_cores() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        Share(device=Device.cpu, units=(str(min(before)),)).pin(0)
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
+        (("hydra/sweeper=basic",), "hydra/sweeper must stay nocap"),
+        (("hydra.sweep.dir=mine",), "a grid's folder is below output_dir"),
+    ],
+    ids=["jobs", "sweeper", "folder"],
+)
+def test_refused(tmp_path: Path, door: Door, words: tuple[str, ...], expected: str) -> None:
+    done = door("--multirun", *CELL, "seed=0,1", *words)
+    assert (done.code, len(done.err.splitlines())) == (2, 1), done
+    assert expected in done.err
+    assert not list(tmp_path.glob("outputs/runs"))
+
+
+@pytest.fixture(scope="module")
+def small_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Trained:
+    """Copy it before changing it."""
+    return train_small_grid(tmp_path_factory.mktemp("grid") / "out", cache_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_pool_gives_the_same_records(small_grid: Trained, tmp_path: Path, door: Door) -> None:
+    out = tmp_path / "out"
+    done = door(*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", "hydra/launcher=pool")
+    assert (done.code, done.err) == (0, "")
+    cores = len(os.sched_getaffinity(0))
+    assert f"pool: {cores} at once, 1 of {cores} core" in done.out
+    assert records(out) == records(small_grid.out)
+
+
+@needs_submitit
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_submitit_gives_the_same_records(small_grid: Trained, tmp_path: Path, door: Door) -> None:
+    out = tmp_path / "out"
+    words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", "hydra/launcher=submitit_local")
+    done = door(*words, timeout=300)
+    assert (done.code, done.err) == (0, "")
+    assert "4 finished; 4 trained now" in done.out
+    assert records(out) == records(small_grid.out)
+    assert sorted(path.name for path in out.glob("grids/*")) == sorted(path.name for path in small_grid.out.glob("grids/*"))
+    jobs = sorted(out.glob("grids/*/.submitit/*"))
+    again = door(*words)
+    assert "4 cells, 4 done, 0 to train" in again.out
+    assert sorted(out.glob("grids/*/.submitit/*")) == jobs  # nothing was handed over
+
+
+@needs_submitit
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_submitit_requeues_a_preempted_job_and_it_resumes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    running = Background(out, *SMALL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0", "hydra/launcher=submitit_local")
+    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
+    (lock,) = out.glob("runs/*/.lock")
+    os.kill(int(lock.read_text().split()[1]), signal.SIGUSR2)  # Slurm's warning, to the job
+    (run_dir,) = out.glob("runs/*")
+    wait_until(lambda: "resuming from step" in (run_dir / "train.log").read_text(), "the requeued job")
+    done = running.end()
+    assert done.code == 0, done.err
+    ((_, summary),) = summaries(out).items()
+    assert (summary["status"], summary["attempts"], summary["steps"]) == ("finished", 2, 400)
+    logs = "".join(path.read_text() for path in out.glob("grids/*/.submitit/*/*_log.*"))
+    assert re.search(r"Requeued job", logs)
