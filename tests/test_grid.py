@@ -151,7 +151,8 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid: 
     assert "\x1b" not in printed
     (folder,) = (small_grid.out / "grids").iterdir()
     assert f"python -m nocap.compare {folder.relative_to(small_grid.out.parent)}" in printed
-    assert [path.name for path in folder.iterdir()] == ["grid.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["grid.json", "report.html"]
+    assert "2 arms" in (folder / "report.html").read_text()
     manifests = [json.loads(path.read_text()) for path in small_grid.out.glob("runs/*/manifest.json")]
     assert {manifest["attempts"][-1]["grid"] for manifest in manifests} == {folder.name}
     assert {summary["status"] for summary in summaries(small_grid.out).values()} == {"finished"}

@@ -20,6 +20,7 @@ from nocap.run.board import Board
 from nocap.run.composer import composer
 from nocap.run.config import EXIT_CODES
 from nocap.run.grid import Cell, Grid, RefusedError, check
+from nocap.run.identity import digest
 from nocap.run.launch import outcome
 from nocap.run.record import read_json
 from nocap.run.runner import Result, Runner
@@ -138,22 +139,47 @@ def _tell(grid: Grid, results: Results, *, stopped: bool) -> int:
     if stopped:
         print("the same command goes on", flush=True)
         return EXIT_CODES["preempted"]
-    _compare(grid, any_finished="finished" in by_status)
+    _compare(grid, any_finished="finished" in by_status, trained=any(result.trained for result in results.values()))
     if by_status.keys() & {"failed", "waiting"}:
         return EXIT_CODES["failed"]
     return EXIT_CODES["preempted"] if "preempted" in by_status else 0
 
 
-def _compare(grid: Grid, *, any_finished: bool) -> None:
-    """The comparison table. That there is none changes nothing about the grid."""
+def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
+    """The comparison as a table, and after training also as a report and in the tracker. That one fails changes nothing about the grid."""
+    folder = os.path.relpath(grid.folder) if grid.folder.is_relative_to(Path.cwd()) else str(grid.folder)
     if any_finished:
         try:
             from nocap.comparison.compare import compare
             from nocap.comparison.runs import load
             from nocap.comparison.text import render
 
-            print(f"\n{render(compare(load([grid.folder])))}")
+            comparison = compare(load([grid.folder]))
+            print(f"\n{render(comparison)}\n")
+            if trained:
+                _report(grid, dict(comparison))
+            print(f"report: {folder}/report.html")
         except Exception as error:
             print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
-    folder = os.path.relpath(grid.folder) if grid.folder.is_relative_to(Path.cwd()) else grid.folder
-    print(f"\ncompare: python -m nocap.compare {folder}", flush=True)
+    print(f"compare: python -m nocap.compare {folder}", flush=True)
+
+
+def _report(grid: Grid, comparison: dict[str, Any]) -> None:
+    """`report.html` in the grid's folder, and with W&B a run of the group that holds the verdicts and the report."""
+    from nocap.comparison import report
+    from nocap.run.tracking import RunFacts, track_comparison
+
+    path = grid.folder / "report.html"
+    report.write(comparison, path)
+    identity = digest({"grid": [cell.plan.identity for cell in grid.cells]})
+    facts = RunFacts(
+        identity=identity,
+        name=grid.name,
+        arm="comparison",
+        seed=0,
+        run_dir=grid.folder,
+        config={"swept": list(grid.swept)},
+        group=grid.name,
+    )
+    if said := track_comparison(grid.cells[0].plan.run.tracker, facts, comparison=comparison, report=path):
+        print(f"tracker: {said}")
