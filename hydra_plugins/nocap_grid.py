@@ -45,7 +45,7 @@ class GridSweeper(BasicSweeper):
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def sweep(self, arguments: list[str]) -> Any:
-        from nocap.run.sweep import sweep
+        from nocap.launch.sweep import sweep
 
         assert self.hydra_context is not None
         assert self.task_function is not None

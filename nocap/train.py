@@ -12,8 +12,8 @@ import sys  # noqa: E402
 import hydra  # noqa: E402
 from hydra._internal.utils import get_args_parser  # noqa: E402
 
+from nocap.launch import cell  # noqa: E402
 from nocap.paths import conf_dir  # noqa: E402
-from nocap.run import cell  # noqa: E402
 from nocap.run.config import refusals, refuse, register  # noqa: E402
 
 cell.STARTED = STARTED

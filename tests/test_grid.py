@@ -19,11 +19,11 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
+from nocap.launch.composer import composer
+from nocap.launch.grid import Grid, RefusedError, check
+from nocap.launch.worker import _facts
 from nocap.paths import conf_dir
-from nocap.run.composer import composer
 from nocap.run.config import compose, load
-from nocap.run.grid import Grid, RefusedError, check
-from nocap.run.worker import _facts
 from nocap.schema import Run
 from nocap.train import flags_first
 from tests.attempts import processes, wait_until

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nocap.launch.slots import One, Pool, Share
 from nocap.run.config import compose
-from nocap.run.slots import One, Pool, Share
 from nocap.schema import Device, Run
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door

@@ -137,7 +137,7 @@ def test_finished_run_is_not_trained_again_and_torch_is_not_imported(undisturbed
     assert done.returncode == 0
     assert done.stdout.startswith("already finished")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "nocap.run.launch" in imported
+    assert "nocap.launch.plan" in imported
     assert not {name for name in imported if name.partition(".")[0] in ("torch", "wandb")}
     assert (undisturbed.run_dir / "metrics.jsonl").read_bytes() == before
 

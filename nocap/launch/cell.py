@@ -16,7 +16,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from nocap.run import attempt, launch
+from nocap.launch import attempt
+from nocap.launch import plan as planning
 from nocap.run.config import EXIT_CODES, explain, parse, refusals, refuse, register
 
 STARTED = time.monotonic()  # the door moves this back to its own beginning
@@ -45,9 +46,9 @@ def _train(cfg: DictConfig, *, started: float, grid: str | None = None) -> int:
     run = parse(cfg)
     choices = HydraConfig.get().runtime.choices
     if "RANK" in os.environ:
-        from nocap.run import torchrun
+        from nocap.launch import torchrun
 
         return torchrun.train_as_rank(run, choices=choices, started=started)
-    plan = replace(launch.plan(run, choices=choices), grid=grid)
+    plan = replace(planning.plan(run, choices=choices), grid=grid)
     # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
     return attempt.start(plan, started=started, wait_s=math.inf if grid else 0.0)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nocap.data.prepare import Dataset, prepare
+from nocap.launch.plan import Plan, outcome, plan
 from nocap.paths import cache_root
 from nocap.run.identity import digest
-from nocap.run.launch import Plan, outcome, plan
 from nocap.run.record import write_json
 from nocap.schema import Run
 

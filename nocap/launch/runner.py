@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import IO, Any
 
-from nocap.run.attempt import Attempt, hold
-from nocap.run.board import Board, Line
-from nocap.run.grid import Cell, Grid, told
-from nocap.run.launch import outcome
+from nocap.launch.attempt import Attempt, hold
+from nocap.launch.board import Board, Line
+from nocap.launch.grid import Cell, Grid, told
+from nocap.launch.plan import outcome
+from nocap.launch.signals import heard
+from nocap.launch.slots import Share, Slots
 from nocap.run.lock import HeldError
-from nocap.run.signals import heard
-from nocap.run.slots import Share, Slots
 
 POLL_S = 0.03  # between looks at the running cells: nothing beside a cell's seconds
 HELD_POLL_S = 0.5  # between looks at cells that another process is training

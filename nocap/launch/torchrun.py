@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from nocap.run import launch
-from nocap.run.attempt import hold
+from nocap.launch import plan as planning
+from nocap.launch.attempt import hold
+from nocap.launch.worker import work
 from nocap.run.config import EXIT_CODES
 from nocap.run.record import read_json
 from nocap.run.terminal import table
-from nocap.run.worker import work
 from nocap.run.world import join, leave, watch_parent
 from nocap.schema import Run, require
 
@@ -26,22 +26,22 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
     watch_parent(os.getppid())
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     require(run.trainer.devices == world_size, "trainer.devices", f"be torchrun's {world_size} ranks", run.trainer.devices)
-    plan = launch.plan(run, choices=choices)
+    plan = planning.plan(run, choices=choices)
     world = join(run.trainer.device)
     holder, problem, done = None, None, False
     if world.is_main:
-        done = launch.finished(plan) is not None
+        done = planning.finished(plan) is not None
         try:
             if not done:
                 holder = hold(plan)
-                launch.write_record_head(plan)
+                planning.write_record_head(plan)
         except ValueError as error:
             problem = str(error)
     problem, done, run_dir = world.from_main((problem, done, str(plan.run_dir)))
     if problem:
         raise ValueError(problem)
     if world.is_main:
-        print(f"already finished: nothing to train; {run_dir}" if done else launch.headline(plan), flush=True)
+        print(f"already finished: nothing to train; {run_dir}" if done else planning.headline(plan), flush=True)
     status = "finished" if done else work(run, Path(run_dir), started=started)
     summary = read_json(Path(run_dir) / "summary.json") if world.is_main and not done else None
     if summary is not None:

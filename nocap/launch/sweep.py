@@ -15,16 +15,16 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from nocap.run.attempt import hold
-from nocap.run.board import Board
-from nocap.run.composer import composer
+from nocap.launch.attempt import hold
+from nocap.launch.board import Board
+from nocap.launch.composer import composer
+from nocap.launch.grid import Cell, Grid, RefusedError, check
+from nocap.launch.plan import outcome
+from nocap.launch.runner import Result, Runner
+from nocap.launch.slots import One, Pool, Slots
 from nocap.run.config import EXIT_CODES
-from nocap.run.grid import Cell, Grid, RefusedError, check
 from nocap.run.identity import digest
-from nocap.run.launch import outcome
 from nocap.run.record import read_json
-from nocap.run.runner import Result, Runner
-from nocap.run.slots import One, Pool, Slots
 
 Results = dict[str, Result]  # by identity
 

@@ -1,4 +1,4 @@
-"""A worker: one rank of a run, in a process of its own. `python -m nocap.run.worker RUN_DIR` is what the door starts.
+"""A worker: one rank of a run, in a process of its own. `python -m nocap.launch.worker RUN_DIR` is what the door starts.
 
 With several devices this process becomes torchrun's agent and starts the ranks, which run this same module.
 """
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from nocap.data.shards import Shard
+from nocap.launch.signals import STOP_SIGNALS, unblock
 from nocap.loop import Job, Outcome, train
 from nocap.run import checkpoint, lock
 from nocap.run.config import EXIT_CODES, load, to_plain
 from nocap.run.record import Metrics, Row, read_json, write_json
-from nocap.run.signals import STOP_SIGNALS, unblock
 from nocap.run.summary import cut_short, summarize
 from nocap.run.terminal import Reporter, ending
 from nocap.run.tracking import RunFacts, TrackerSession, open_tracker
@@ -64,7 +64,7 @@ def start_ranks(run: Run, run_dir: Path) -> int:
             logs_specs=DefaultLogsSpecs(log_dir=log_dir),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "nocap.run.worker", str(run_dir))
+            elastic_launch(config, sys.executable)("-m", "nocap.launch.worker", str(run_dir))
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
             if set(codes.values()) == {EXIT_CODES["refused"]}:

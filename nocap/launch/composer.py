@@ -17,8 +17,8 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from nocap.launch.grid import Compose
 from nocap.run.config import explain, parse
-from nocap.run.grid import Compose
 from nocap.schema import Run
 
 Choices = dict[str, str | None]

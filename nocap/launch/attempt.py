@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
+from nocap.launch.plan import Plan, finished, headline, write_record_head
+from nocap.launch.signals import born_deaf, heard
 from nocap.run import lock
 from nocap.run.config import EXIT_CODES
-from nocap.run.launch import Plan, finished, headline, write_record_head
 from nocap.run.record import Metrics, read_json, write_json
-from nocap.run.signals import born_deaf, heard
 from nocap.run.summary import cut_short
 from nocap.run.terminal import ending, table
 
@@ -80,7 +80,7 @@ class Attempt:
         whole.pop("HYDRA_FULL_ERROR", None)
         # A thread that waits for the others soon sleeps: libgomp's own long spin made a step tenfold slower beside other work (LOG.md).
         whole.setdefault("GOMP_SPINCOUNT", "1000")
-        command = [sys.executable, "-m", "nocap.run.worker", str(plan.run_dir)]
+        command = [sys.executable, "-m", "nocap.launch.worker", str(plan.run_dir)]
         with born_deaf():
             if quiet:
                 with (plan.run_dir / "train.log").open("a") as log:

@@ -1,0 +1,1 @@
+"""Starting runs: one, a grid of them, on this machine or a cluster's; and the worker at the other end."""
