@@ -53,7 +53,7 @@ def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(big_grid: Pat
 @pytest.mark.timeout(600)
 def test_rerun_of_a_finished_grid_is_quick(big_grid: Path, door: Door) -> None:
     times = []
-    for _ in range(3):
+    for _ in range(5):  # the best of some: the machine may be doing something else
         began = time.monotonic()
         done = door("--multirun", *BIG, f"output_dir={big_grid}")
         times.append(time.monotonic() - began)
