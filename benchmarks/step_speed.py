@@ -66,7 +66,7 @@ def make(name: str, args: argparse.Namespace, world: World) -> tuple[Job, Traine
         stop_asked=lambda: False,
     )
     trainee = build(job)
-    warm_up(job, trainee)
+    warm_up(job, trainee, Ledger(started=job.started))
     return job, trainee
 
 

@@ -87,48 +87,42 @@ class Update:
 
 def train(job: Job) -> Outcome:
     """Train from the newest checkpoint, or from the start, to the last step, a request to stop, or a loss that is no number."""
-    run, t = job.run, job.run.trainer
-    configure_numerics(run)
+    t = job.run.trainer
+    configure_numerics(job.run)
     trainee = build(job)
-    step, ledger, metrics = resume(job, trainee)
-    with ledger.charge("compile"):
-        saved_mib = warm_up(job, trainee)
+    first, ledger, metrics = resume(job, trainee)
+    saved_mib = warm_up(job, trainee, ledger)
     ledger.started_up()
-    outcome = Outcome(status="finished", step=step, ledger=ledger)
-    stopping, first = False, step
-    while True:
+
+    def end(status: str, step: int, **facts: Any) -> Outcome:
+        return Outcome(status=status, step=step, ledger=ledger, facts={**account(job, trainee, saved_mib), **facts})
+
+    for step in range(first, t.steps):
+        if step > first and _due(step, t.checkpoint_every):
+            save(job, trainee, ledger, metrics, step=step)
         row: Row = {"step": step, "tokens": step * t.batch_tokens}
-        last = step == t.steps
-        if step > first and (last or stopping or _due(step, t.checkpoint_every)):
-            with ledger.charge("checkpoint"):
-                save(job, trainee, step=step, ledger=ledger, metrics=metrics)
-        if stopping and not last:
-            outcome.status = "preempted"
-            break
-        if last or step == 0 or _due(step, t.val_every):
-            with ledger.charge("val"):
-                row |= score(job, trainee)
-        if not last:
-            with ledger.charge("train"):
-                update = take_step(job, trainee, ledger, step=step)
-            stopping = update.stop
-            row |= describe(job, update)
+        if step == 0 or _due(step, t.val_every):
+            row |= score(job, trainee, ledger)
+        update = take_step(job, trainee, ledger, step=step)
+        row |= describe(job, update)
         if "val/loss" in row or _due(step, t.log_every):
             log(job, metrics, row, ledger)
-        if not last and not update.finite:
-            outcome.facts["diverged"] = {"step": step, "loss": repr(update.loss), "grad_norm": repr(update.grad_norm), **_batch(job, step)}
-        elif last and row["val/loss"] is None:
-            outcome.facts["diverged"] = {"step": step, "loss": "validation"}
-        if "diverged" in outcome.facts:
-            outcome.status = "diverged"
-            job.say(f"diverged: {outcome.facts['diverged']}")
-            break
-        if last:
-            break
-        step += 1
-    outcome.step = step
-    outcome.facts |= account(job, trainee, saved_mib)
-    return outcome
+        if not update.finite:
+            where = {"step": step, "loss": repr(update.loss), "grad_norm": repr(update.grad_norm), **_batch(job, step)}
+            job.say(f"diverged: {where}")
+            return end("diverged", step, diverged=where)
+        if update.stop and step + 1 < t.steps:
+            save(job, trainee, ledger, metrics, step=step + 1)
+            return end("preempted", step + 1)
+
+    if first < t.steps:
+        save(job, trainee, ledger, metrics, step=t.steps)
+    row = {"step": t.steps, "tokens": t.steps * t.batch_tokens, **score(job, trainee, ledger)}
+    log(job, metrics, row, ledger)
+    if row["val/loss"] is None:
+        job.say("diverged: the last validation loss is not a number")
+        return end("diverged", t.steps, diverged={"step": t.steps, "loss": "validation"})
+    return end("finished", t.steps)
 
 
 # --- setup -------------------------------------------------------------------------------------------------------------------------
@@ -187,29 +181,30 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
     return found.step, Ledger(started=job.started, before=before, lost_s=lost_s), metrics
 
 
-def warm_up(job: Job, trainee: Trainee) -> float:
+def warm_up(job: Job, trainee: Trainee, ledger: Ledger) -> float:
     """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a line of their own.
 
     No weight, no random state and no optimizer state changes. Returns MiB that the forward keeps for its backward.
     """
-    run = job.run
-    tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=job.world.device)
-    parameters = list(trainee.model.parameters())
-    saved_mib = 0.0
-    for counting in (True, False):  # once more without the hooks: what they might have changed in a compiled graph is compiled here too
-        hooks: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters) if counting else nullcontext({})
-        with _no_sync(trainee), hooks as kept:
-            with autocast(run, run.trainer.precision):
-                loss = trainee.forward(tokens, tokens)
-            saved_mib += sum(kept.values()) / memory.MIB
-            loss.backward()
-        for p in parameters:
-            p.grad = None
-    trainee.model.eval()
-    with torch.no_grad(), autocast(run, run.trainer.val_precision):
-        trainee.model(tokens, tokens)
-    trainee.model.train()
-    job.world.synchronize()
+    with ledger.charge("compile"):
+        run = job.run
+        tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=job.world.device)
+        parameters = list(trainee.model.parameters())
+        saved_mib = 0.0
+        for counting in (True, False):  # once more without the hooks: what they might have changed in a compiled graph is compiled here too
+            hooks: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters) if counting else nullcontext({})
+            with _no_sync(trainee), hooks as kept:
+                with autocast(run, run.trainer.precision):
+                    loss = trainee.forward(tokens, tokens)
+                saved_mib += sum(kept.values()) / memory.MIB
+                loss.backward()
+            for p in parameters:
+                p.grad = None
+        trainee.model.eval()
+        with torch.no_grad(), autocast(run, run.trainer.val_precision):
+            trainee.model(tokens, tokens)
+        trainee.model.train()
+        job.world.synchronize()
     return saved_mib
 
 
@@ -218,30 +213,31 @@ def warm_up(job: Job, trainee: Trainee) -> float:
 
 def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
     """Accumulate the micro-batches, agree with the other ranks, update. A loss or gradient that is no number stops before the update."""
-    began, run, world = time.perf_counter(), job.run, job.world
-    set_lr(trainee.optimizers, multiplier(run.schedule, step=step, steps=run.trainer.steps))
-    with ledger.charge("data"):
-        batch = fetch(job, trainee, step=step)
-    n = run.microbatches
-    losses = torch.zeros((), dtype=torch.float64, device=world.device)
-    for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
-        tokens = tokens.long()
-        with nullcontext() if i == n - 1 else _no_sync(trainee):
-            with autocast(run, run.trainer.precision):
-                loss = trainee.forward(tokens[:, :-1], tokens[:, 1:])
-            (loss / n).backward()
-        losses += loss.detach()
-    parameters = list(trainee.model.parameters())
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    sums = world.sum(torch.stack([losses / (n * world.size), losses.new_tensor(float(job.stop_asked()))]))
-    mean, stops, norm_value = torch.cat([sums, norm.double()[None]]).tolist()  # the step's one wait for the device before its update
-    if math.isfinite(mean) and math.isfinite(norm_value):
-        if run.trainer.grad_clip is not None:
-            nn.utils.clip_grads_with_norm_(parameters, run.trainer.grad_clip, norm)
-        for optimizer in trainee.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-    world.synchronize()
+    with ledger.charge("train"):
+        began, run, world = time.perf_counter(), job.run, job.world
+        set_lr(trainee.optimizers, multiplier(run.schedule, step=step, steps=run.trainer.steps))
+        with ledger.charge("data"):
+            batch = fetch(job, trainee, step=step)
+        n = run.microbatches
+        losses = torch.zeros((), dtype=torch.float64, device=world.device)
+        for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
+            tokens = tokens.long()
+            with nullcontext() if i == n - 1 else _no_sync(trainee):
+                with autocast(run, run.trainer.precision):
+                    loss = trainee.forward(tokens[:, :-1], tokens[:, 1:])
+                (loss / n).backward()
+            losses += loss.detach()
+        parameters = list(trainee.model.parameters())
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        sums = world.sum(torch.stack([losses / (n * world.size), losses.new_tensor(float(job.stop_asked()))]))
+        mean, stops, norm_value = torch.cat([sums, norm.double()[None]]).tolist()  # the step's one wait for the device before its update
+        if math.isfinite(mean) and math.isfinite(norm_value):
+            if run.trainer.grad_clip is not None:
+                nn.utils.clip_grads_with_norm_(parameters, run.trainer.grad_clip, norm)
+            for optimizer in trainee.optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        world.synchronize()
     lrs = [optimizer.param_groups[0]["lr"] for optimizer in trainee.optimizers]
     return Update(loss=mean, grad_norm=norm_value, lrs=lrs, stop=stops > 0, step_ms=(time.perf_counter() - began) * 1e3)
 
@@ -255,23 +251,26 @@ def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
     return batch.pin_memory().to(world.device, non_blocking=True) if world.device.type == "cuda" else batch
 
 
-def score(job: Job, trainee: Trainee) -> Row:
-    loss = validate(trainee.model, trainee.val, run=job.run, world=job.world)
+def score(job: Job, trainee: Trainee, ledger: Ledger) -> Row:
+    """Validation loss and, where the text's bytes are known, bits per byte; `null` where the loss is no number."""
+    with ledger.charge("val"):
+        loss = validate(trainee.model, trainee.val, run=job.run, world=job.world)
     row: Row = {"val/loss": loss if math.isfinite(loss) else None}
     if job.val_bytes is not None and math.isfinite(loss):
         row["val/bpb"] = bits_per_byte(loss, tokens=job.run.trainer.val_tokens, n_bytes=job.val_bytes)
     return row
 
 
-def save(job: Job, trainee: Trainee, *, step: int, ledger: Ledger, metrics: Metrics) -> None:
+def save(job: Job, trainee: Trainee, ledger: Ledger, metrics: Metrics, *, step: int) -> None:
     """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first."""
     if not job.world.is_main:
         return
-    metrics.sync()
-    clock = {line: s for line, s in ledger.seconds().items() if line != "wall"}
-    root = job.run_dir / "checkpoints"
-    checkpoint.save(root, step=step, model=trainee.model, optimizers=trainee.optimizers, state={"clock_s": clock})
-    checkpoint.prune(root, keep=1 if step == job.run.trainer.steps else job.run.trainer.keep_checkpoints)
+    root, t = job.run_dir / "checkpoints", job.run.trainer
+    with ledger.charge("checkpoint"):
+        metrics.sync()
+        clock = {line: s for line, s in ledger.seconds().items() if line != "wall"}
+        checkpoint.save(root, step=step, model=trainee.model, optimizers=trainee.optimizers, state={"clock_s": clock})
+        checkpoint.prune(root, keep=1 if step == t.steps else t.keep_checkpoints)
 
 
 # --- the record --------------------------------------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ def losses(run: Run) -> list[float]:
         stop_asked=lambda: False,
     )
     trainee = build(job)
-    warm_up(job, trainee)
     ledger = Ledger(started=time.monotonic())
+    warm_up(job, trainee, ledger)
     return [take_step(job, trainee, ledger, step=step).loss for step in range(STEPS)]
 
 
