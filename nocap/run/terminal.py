@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from tqdm import tqdm
@@ -87,7 +88,11 @@ def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
 def _validation(summary: Mapping[str, Any]) -> str | None:
     if summary["val_loss"] is None:
         return None
-    bpb = f"{summary['val_bpb']:.4f} bits per byte" if summary["val_bpb"] is not None else f"no bits per byte: {summary['val_bpb_reason']}"
+    bpb = (
+        f"{summary['val_bpb']:.4f} bits per byte"
+        if summary["val_bpb"] is not None
+        else f"no bits per byte: {shorten(summary['val_bpb_reason'], 90)}"
+    )
     return f"{summary['val_loss']:.4f} nats per token, {bpb}"
 
 
