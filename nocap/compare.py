@@ -21,12 +21,10 @@ outputs/runs. Several can be given; a run counts once."""
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    try:
-        return _why(options) if options.why else _compare(options)
-    except ValueError as error:
-        from nocap.run.config import refuse  # Hydra comes with it: only where it is needed
+    from nocap.run.config import refusals  # Hydra comes with it: --help does without
 
-        refuse(error)
+    with refusals():
+        return _why(options) if options.why else _compare(options)
 
 
 def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
@@ -39,7 +37,7 @@ def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("a data frame needs pandas: pip install 'nocap[notebook]'") from error
+        raise ModuleNotFoundError("a data frame needs pandas: pip install 'pandas>=2'") from error
     from nocap.comparison.rows import rows
     from nocap.comparison.runs import load
 

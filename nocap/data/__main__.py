@@ -26,8 +26,6 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.verb is None:
         parser.print_help()
         return 0
-    if arguments.verb == "list" and not arguments.overrides:
-        return _list(cache_root())
     from nocap.run.config import compose, refusals  # Hydra, only where it is needed
 
     with refusals():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -177,10 +178,13 @@ def refuse(message: object) -> NoReturn:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Bad input inside the block becomes one line on stderr and exit code 2."""
+    """Bad input inside the block becomes one line on stderr and exit code 2; a reader of stdout that has gone (`… | head`), exit code 1."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         refuse(explain(error))
     except ValueError as error:
         refuse(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
+        raise SystemExit(EXIT_CODES["failed"]) from None
