@@ -125,15 +125,26 @@ def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, word
 # --- the door ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_help_answers_without_torch_or_hydra(tmp_path):
+def test_help_and_list_answer_without_what_takes_long(tmp_path):
     code = (
-        "import sys; from nocap.data.__main__ import main; main([]); main(['list']);"
-        "import nocap.data.prepare, nocap.data.fineweb; assert not {'torch', 'hydra', 'tiktoken', 'huggingface_hub'} & set(sys.modules)"
+        "import sys; from nocap.data.__main__ import main; main([]); import nocap.data.prepare, nocap.data.fineweb;"
+        "assert not {'torch', 'hydra', 'tiktoken', 'huggingface_hub'} & set(sys.modules);"
+        "main(['list']); assert not {'torch', 'tiktoken', 'huggingface_hub'} & set(sys.modules)"
     )
     environment = os.environ | {"NOCAP_CACHE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert "prepare" in done.stdout
     assert "nothing yet" in done.stdout
+
+
+def test_reader_that_has_gone_gets_no_traceback(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    environment = os.environ | {"NOCAP_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "nocap.data", "list"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_prepare_says_what_it_made_and_list_shows_it(cache, capsys):
