@@ -55,15 +55,9 @@ def make(name: str, args: argparse.Namespace, world: World) -> tuple[Job, Traine
         train_shards=dataset.train,
         val_shards=dataset.val,
         vocab_size=dataset.vocab_size,
-        val_bytes=None,
         run_dir=Path(),
         world=world,
         started=time.monotonic(),
-        spent_s=0.0,
-        on_start=lambda rows: None,
-        on_row=lambda row: None,
-        say=print,
-        stop_asked=lambda: False,
     )
     trainee = build(job)
     warm_up(job, trainee, Ledger(started=job.started))

@@ -140,6 +140,12 @@ def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]
     return None, f"no peak is known for {name} in {precision.value}"
 
 
+def utilization(flops: float, device: Device, precision: Precision, devices: int) -> float | None:
+    """MFU: model FLOP/s over what the devices could do at most; `None` where that is not known."""
+    peak, _ = peak_flops(device, precision)
+    return flops / (peak * devices) if peak else None
+
+
 def sdpa_kernel(kernel: Kernel, device: Device, precision: Precision) -> Kernel:
     """The kernel that `fused` means here. CUDA's flash kernel takes no fp32, so fp32 there is `efficient`; the CPU's flash takes both."""
     if kernel is not Kernel.fused:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nocap import hardware
-from nocap.data.batches import Windows, sequences_of
+from nocap.data.batches import Windows, sequences_of, train_windows, val_windows
 from nocap.data.shards import Shard
 from nocap.model.attention import prepare_flex
 from nocap.model.flops import flops_per_token
@@ -27,7 +27,7 @@ from nocap.run.ledger import Ledger
 from nocap.run.record import Metrics, Row
 from nocap.run.world import World
 from nocap.schedule import multiplier
-from nocap.schema import Compile, Order, Run
+from nocap.schema import Compile, Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +38,15 @@ class Job:
     train_shards: tuple[Shard, ...]
     val_shards: tuple[Shard, ...]
     vocab_size: int
-    val_bytes: int | None  # of text behind the validation targets; None where unknown
+    val_bytes: int | None = None  # of text behind the validation targets; None where unknown
     run_dir: Path
     world: World
     started: float  # time.monotonic() of this attempt's first moment
-    spent_s: float  # wall-clock of the attempts before
-    on_start: Callable[[list[Row]], None]  # the rows that stand, before the first step
-    on_row: Callable[[Row], None]
-    say: Callable[[str], None]
-    stop_asked: Callable[[], bool]
+    spent_s: float = 0.0  # wall-clock of the attempts before
+    on_start: Callable[[list[Row]], None] = lambda rows: None  # the rows that stand, before the first step
+    on_row: Callable[[Row], None] = lambda row: None
+    say: Callable[[str], None] = print
+    stop_asked: Callable[[], bool] = lambda: False
 
 
 @dataclass(kw_only=True)
@@ -151,10 +151,8 @@ def build(job: Job) -> Trainee:
         # The only buffers are constants: without this, every forward would broadcast them.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [name for name, _ in model.named_buffers()])
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    data, T = run.data, run.model.seq_len
-    windows = Windows(job.train_shards, seq_len=T, order=data.order, read_sequences=data.read_sequences, seed=run.seed)
-    val = Windows(job.val_shards, seq_len=T, order=Order.sequential, read_sequences=1, seed=0)
-    return Trainee(model=model, optimizers=optimizers, forward=forward, train=windows, val=val)
+    train, val = train_windows(run, job.train_shards), val_windows(run, job.val_shards)
+    return Trainee(model=model, optimizers=optimizers, forward=forward, train=train, val=val)
 
 
 def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
@@ -280,8 +278,7 @@ def describe(job: Job, update: Update) -> Row:
     """The row of a step: `null` where the value is no number."""
     run = job.run
     tokens_per_s = run.trainer.batch_tokens / (update.step_ms / 1e3)
-    peak, _ = hardware.peak_flops(run.trainer.device, run.trainer.precision)
-    achieved = tokens_per_s * flops_per_token(run, vocab_size=job.vocab_size)
+    flops = tokens_per_s * flops_per_token(run, vocab_size=job.vocab_size)
     names = ("train/lr", "train/lr_muon")
     return {
         "train/loss": update.loss if math.isfinite(update.loss) else None,
@@ -289,7 +286,7 @@ def describe(job: Job, update: Update) -> Row:
         **dict(zip(names, update.lrs, strict=False)),
         "perf/step_ms": update.step_ms,
         "perf/tokens_per_s": tokens_per_s,
-        "perf/mfu": achieved / (peak * job.world.size) if peak else None,
+        "perf/mfu": hardware.utilization(flops, run.trainer.device, run.trainer.precision, job.world.size),
     }
 
 

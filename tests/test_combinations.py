@@ -50,15 +50,9 @@ def losses(run: Run) -> list[float]:
         train_shards=data.train,
         val_shards=data.val,
         vocab_size=data.vocab_size,
-        val_bytes=None,
         run_dir=Path(),
         world=join(Device.cpu),
         started=time.monotonic(),
-        spent_s=0.0,
-        on_start=lambda rows: None,
-        on_row=lambda row: None,
-        say=lambda text: None,
-        stop_asked=lambda: False,
     )
     trainee = build(job)
     ledger = Ledger(started=time.monotonic())

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.data.shards import Shard, map_tokens
-from nocap.schema import Order
+from nocap.schema import Order, Run
 
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -68,6 +68,17 @@ class Windows:
             start = (window - int(self._ends[shard] - self.counts[shard])) * self.seq_len
             out[row] = self._tokens[shard][start : start + self.seq_len + 1]
         return out
+
+
+def train_windows(run: Run, shards: Sequence[Shard]) -> Windows:
+    """What the run trains on, in its order."""
+    data = run.data
+    return Windows(shards, seq_len=run.model.seq_len, order=data.order, read_sequences=data.read_sequences, seed=run.seed)
+
+
+def val_windows(run: Run, shards: Sequence[Shard]) -> Windows:
+    """What the run is validated on: the first tokens of the validation shards, the same for every arm and seed."""
+    return Windows(shards, seq_len=run.model.seq_len, order=Order.sequential, read_sequences=1, seed=0)
 
 
 def sequences_of(*, step: int, rank: int, world: int, microbatches: int, micro_batch: int) -> list[int]:

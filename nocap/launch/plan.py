@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap import __version__, hardware, schema
-from nocap.data.batches import Windows, target_bytes
+from nocap.data.batches import target_bytes, train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.data.tokenizer import load, token_bytes
 from nocap.paths import PACKAGE, cache_root
@@ -83,19 +83,15 @@ def _check_compiler(run: Run) -> None:
 
 def _check_tokens(run: Run, dataset: Dataset) -> None:
     """The data must hold a window, and the validation data all of `trainer.val_tokens`."""
-    data, T = run.data, run.model.seq_len
-    Windows(dataset.train, seq_len=T, order=data.order, read_sequences=data.read_sequences, seed=run.seed)
-    available = _val_windows(run, dataset).n * T
+    T = run.model.seq_len
+    train_windows(run, dataset.train)
+    available = val_windows(run, dataset.val).n * T
     schema.require(
         run.trainer.val_tokens <= available,
         "trainer.val_tokens",
         f"be at most the {available} that the validation data holds in windows of model.seq_len={T}",
         run.trainer.val_tokens,
     )
-
-
-def _val_windows(run: Run, dataset: Dataset) -> Windows:
-    return Windows(dataset.val, seq_len=run.model.seq_len, order=schema.Order.sequential, read_sequences=1, seed=0)
 
 
 def outcome(plan: Plan) -> dict[str, Any] | None:
@@ -181,7 +177,7 @@ def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
     except ValueError as error:  # shards were tokenized elsewhere: they can be trained on without the vocabulary
         print(f"no bits per byte: {error}", flush=True)
         return None, str(error)
-    return target_bytes(_val_windows(plan.run, plan.dataset), token_bytes(encoding), tokens=plan.run.trainer.val_tokens), None
+    return target_bytes(val_windows(plan.run, plan.dataset.val), token_bytes(encoding), tokens=plan.run.trainer.val_tokens), None
 
 
 def git_state() -> dict[str, str] | None:

@@ -98,7 +98,22 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         reporter.row(row)
         sessions[0].log(row)
 
-    job = _job(run, run_dir, manifest, world, started, on_start=on_start, on_row=on_row, say=reporter.say, stop_asked=lambda: bool(asked))
+    data = manifest["data"]
+    job = Job(
+        run=run,
+        train_shards=tuple(Shard(**shard) for shard in data["train"]),
+        val_shards=tuple(Shard(**shard) for shard in data["val"]),
+        vocab_size=data["vocab_size"],
+        val_bytes=data["val_bytes"],
+        run_dir=run_dir,
+        world=world,
+        started=started,
+        spent_s=manifest["attempts"][-1]["spent_s"],
+        on_start=on_start,
+        on_row=on_row,
+        say=reporter.say,
+        stop_asked=lambda: bool(asked),
+    )
     try:
         outcome = train(job)
     except Exception as error:
@@ -112,22 +127,6 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         assert writer is not None
         writer.close()
     return outcome.status
-
-
-def _job(run: Run, run_dir: Path, manifest: dict[str, Any], world: World, started: float, **hooks: Any) -> Job:
-    data = manifest["data"]
-    return Job(
-        run=run,
-        train_shards=tuple(Shard(**shard) for shard in data["train"]),
-        val_shards=tuple(Shard(**shard) for shard in data["val"]),
-        vocab_size=data["vocab_size"],
-        val_bytes=data["val_bytes"],
-        run_dir=run_dir,
-        world=world,
-        started=started,
-        spent_s=manifest["attempts"][-1]["spent_s"],
-        **hooks,
-    )
 
 
 def _facts(run: Run, run_dir: Path, manifest: dict[str, Any]) -> RunFacts:

@@ -83,4 +83,5 @@ def _mfu(run: Run, tokens_per_s: float | None, flops: float | None) -> dict[str,
     if peak is None or tokens_per_s is None or flops is None:
         return {"mfu": None, "mfu_basis": basis if peak is None else "no step was timed"}
     formula = f"tokens/s × {flops / 1e6:.1f} MFLOP/token (causal attention counted once) / {run.trainer.devices} × {basis}"
-    return {"mfu": tokens_per_s * flops / (peak * run.trainer.devices), "mfu_basis": formula}
+    t = run.trainer
+    return {"mfu": hardware.utilization(tokens_per_s * flops, t.device, t.precision, t.devices), "mfu_basis": formula}
