@@ -62,6 +62,12 @@ class PoolLauncher(Launcher):
             raise ValueError(f"hydra.launcher.jobs must be at least 1, or null for as many as the devices hold, got {jobs}")
         self.jobs = jobs
 
+    def slots(self) -> Any:
+        """Where the sweeper may run cells."""
+        from nocap.launch.slots import Pool
+
+        return Pool(jobs=self.jobs)
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         pass
 

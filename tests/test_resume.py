@@ -269,6 +269,9 @@ def test_diverged_run_stops_before_the_update_and_names_the_batch(tmp_path: Path
     assert summary["diverged"] == {**summary["diverged"], "step": step, "sequences": [step * 16, step * 16 + 16]}  # type: ignore[dict-item]
     assert "diverged: " in done.out
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"step-{step:08d}"]
+    again = door(*SMALL, "optimizer.lr=1e30", "trainer.checkpoint_every=1", "schedule=constant", f"output_dir={tmp_path}")
+    assert (again.code, "already diverged" in again.out) == (1, True)
+    assert summary_of(run_dir) == summary  # it was not trained again
 
 
 def test_last_validation_that_is_no_number_is_no_finish(tmp_path: Path, door: Door) -> None:

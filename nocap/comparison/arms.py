@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from nocap.comparison.runs import Record, dig, shorten
+from nocap.comparison.runs import Record, shorten
 
 ABSENT = "—"  # a key that the other option has and this one does not
 
@@ -85,6 +85,11 @@ def _variant(arm: Arm, twins: Sequence[Arm]) -> str:
     return "+".join(marks)
 
 
+def setting(config: Mapping[str, Any], key: str) -> str:
+    """A config's value in words; the key may belong to an option that this config does not have."""
+    return spell(config.get(key, ABSENT))
+
+
 def swept(arms: Sequence[Arm]) -> list[str]:
     """The config keys whose values differ between the arms."""
     return swept_keys([arm.config for arm in arms])
@@ -92,7 +97,7 @@ def swept(arms: Sequence[Arm]) -> list[str]:
 
 def swept_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for config in configs for key in config)
-    return [key for key in keys if len({spell(config.get(key, ABSENT)) for config in configs}) > 1]
+    return [key for key in keys if len({setting(config, key) for config in configs}) > 1]
 
 
 def changes(arm: Arm, base: Arm) -> dict[str, Any]:
@@ -122,7 +127,7 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
     short = short_keys(swept(arms))
     labelled = []
     for arm, head, configs in zip(arms, heads, alike, strict=True):
-        tail = [f"{short.get(key, key)}={spell(arm.config.get(key, ABSENT))}" for key in swept_keys(configs)]
+        tail = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in swept_keys(configs)]
         variant = arm.id.partition("+")[2].replace("+", " ")
         label = " ".join([*head, *tail, *([variant] if variant else [])])
         labelled.append(replace(arm, label=label or arm.all[0].name.removesuffix(f"-s{arm.all[0].seed}")))
@@ -172,10 +177,3 @@ def _has(arm: Arm, word: str) -> bool:
     set_to = [spell(v) for k, v in arm.config.items() if k == key or k.endswith(f".{key}")]
     is_group = any(k.startswith(f"{key}.") for k in arm.config)
     return value in set_to or (is_group and value in _words(arm))
-
-
-def hash_of(record: Record, split: str) -> str:
-    """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data manifest."""
-    shards = dig(record.manifest, "data", split) or []
-    named = [str(dig(shard, "sha256")) for shard in shards if dig(shard, "sha256")]
-    return "+".join(named) if named else str(record.parts.get("data"))

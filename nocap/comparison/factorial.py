@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nocap import stats
-from nocap.comparison.arms import ABSENT, Arm, short_keys, spell, swept
+from nocap.comparison.arms import Arm, setting, short_keys, swept
 from nocap.comparison.estimates import ALPHA
 from nocap.comparison.why import confounders
 
@@ -71,8 +71,8 @@ def _factors(arms: Sequence[Arm], base: Arm) -> list[Factor]:
 
 
 def _factor(arms: Sequence[Arm], base: Arm, keys: list[str], *, name: str) -> Factor:
-    spelled = [tuple(spell(arm.config.get(key, ABSENT)) for key in keys) for arm in arms]
-    own = tuple(spell(base.config.get(key, ABSENT)) for key in keys)
+    spelled = [tuple(setting(arm.config, key) for key in keys) for arm in arms]
+    own = tuple(setting(base.config, key) for key in keys)
     order = list(dict.fromkeys([own, *spelled]))
     levels = tuple(order.index(values) for values in spelled)
     return Factor(name=name, levels=levels, words=tuple(_word(arms, levels, level, values) for level, values in enumerate(order)))

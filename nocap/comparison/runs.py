@@ -75,6 +75,12 @@ class Record:
         host = f" on {self.hardware['host']}" if "host" in self.hardware else ""
         return f"{devices} × {self.hardware.get('name', 'unknown')}{host} ({fingerprint})"
 
+    def tokens_hash(self, split: str) -> str:
+        """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data manifest."""
+        shards = dig(self.manifest, "data", split) or []
+        named = [str(dig(shard, "sha256")) for shard in shards if dig(shard, "sha256")]
+        return "+".join(named) if named else str(self.parts.get("data"))
+
 
 @dataclass(kw_only=True, slots=True)
 class Found:

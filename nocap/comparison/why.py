@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.comparison.arms import ABSENT, Arm, changes, hash_of, spell
+from nocap.comparison.arms import ABSENT, Arm, changes, setting, spell
 from nocap.comparison.runs import Record, dig, flat, read, shorten
 
 # Where these differ, two validation losses measure different things: refused, unless declared.
 MEASURED: dict[str, Callable[[Record], str]] = {
-    "trainer.val_tokens": lambda run: spell(run.config.get("trainer.val_tokens")),
-    "trainer.val_precision": lambda run: spell(run.config.get("trainer.val_precision")),
-    "tokenizer.vocabulary": lambda run: spell(run.config.get("tokenizer.vocabulary")),
-    "data.val": lambda run: hash_of(run, "val")[:12],
+    "trainer.val_tokens": lambda run: setting(run.config, "trainer.val_tokens"),
+    "trainer.val_precision": lambda run: setting(run.config, "trainer.val_precision"),
+    "tokenizer.vocabulary": lambda run: setting(run.config, "tokenizer.vocabulary"),
+    "data.val": lambda run: run.tokens_hash("val")[:12],
 }
 # Where these differ, the difference cannot be put down to the change: confounded, unless declared.
 CONFOUNDERS = ("kernel", "data", "source", "torch")
@@ -64,7 +64,7 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
     found = {
         "kernel": _kernel_differs(arm, base, changed),
         # Another amount or source of training data may be the very question, and then the config says so.
-        "data": _differ(arm, base, lambda run: hash_of(run, "train")) and not any(key.startswith("data.") for key in changed),
+        "data": _differ(arm, base, lambda run: run.tokens_hash("train")) and not any(key.startswith("data.") for key in changed),
         "source": _differ(arm, base, lambda run: str(sorted((run.parts.get("source") or {}).items()))),
         "torch": _differ(arm, base, lambda run: str(dig(run.parts, "environment", "torch")).partition("+")[0]),
     }
@@ -127,7 +127,7 @@ def differences(a: Record, b: Record) -> Iterator[Difference]:
     if a.parts.get("data") != b.parts.get("data"):
         yield Difference(part="data", key="manifest", a=str(a.parts.get("data"))[:12], b=str(b.parts.get("data"))[:12])
         for split in ("train", "val"):
-            yield from _compare("data", {split: hash_of(a, split)[:12]}, {split: hash_of(b, split)[:12]})
+            yield from _compare("data", {split: a.tokens_hash(split)[:12]}, {split: b.tokens_hash(split)[:12]})
         yield from _compare("data", dig(a.manifest, "data", "source") or {}, dig(b.manifest, "data", "source") or {})
     yield from _compare("recorded", _recorded(a), _recorded(b))
 

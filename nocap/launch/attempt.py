@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from nocap.launch.plan import Plan, finished, headline, write_record_head
+from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, write_record_head
 from nocap.launch.signals import born_deaf, heard
 from nocap.run import lock
 from nocap.run.config import EXIT_CODES
@@ -36,13 +36,13 @@ def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
         ValueError: another process is training it, and still is after `wait_s`.
     """
     asked: list[int] = []
-    if (summary := finished(plan)) is None:
+    if (summary := outcome(plan)) is None:
         with hold(plan, wait_s=wait_s):
-            if (summary := finished(plan)) is None:  # else its holder has finished it
+            if (summary := outcome(plan)) is None:  # else its holder has brought it to its end
                 code = _train(plan, started, asked)
     if summary is not None:
-        print(f"already finished: nothing to train\n{table(summary, run_dir=plan.run_dir)}", flush=True)
-        return 0
+        print(f"{nothing_to_train(summary)}\n{table(summary, run_dir=plan.run_dir)}", flush=True)
+        return EXIT_CODES[summary["status"]]
     if code == EXIT_CODES["preempted"] and signal.SIGUSR2 in asked and callable(signal.getsignal(signal.SIGUSR2)):
         signal.raise_signal(signal.SIGUSR2)  # whoever listened before us, as submitit does, may now requeue the job
     return code

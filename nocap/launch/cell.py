@@ -30,14 +30,14 @@ def cell(cfg: DictConfig) -> int:
     if config.mode is RunMode.RUN:
         with refusals():
             raise SystemExit(_train(cfg, started=STARTED))
-    if config.sweeper._target_ != "hydra_plugins.nocap_grid.GridSweeper":
-        refuse(f"hydra/sweeper must stay nocap: its own checks, skips and resumes the cells of a grid, got {config.sweeper._target_}")
+    if (sweeper := config.runtime.choices["hydra/sweeper"]) != "nocap":
+        refuse(f"hydra/sweeper must stay nocap: its own checks, skips and resumes the cells of a grid, got {sweeper}")
     try:
         return _train(cfg, started=time.monotonic(), grid=Path(config.sweep.dir).name)
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         print(f"nocap: {explain(error)}", file=sys.stderr)
         return EXIT_CODES["refused"]
-    except Exception:
+    except Exception:  # the edge of a cluster's job: its neighbours in the array go on, and the log has the traceback
         traceback.print_exc()
         return EXIT_CODES["failed"]
 

@@ -100,10 +100,11 @@ def outcome(plan: Plan) -> dict[str, Any] | None:
     return summary if summary is not None and summary.get("status") in ("finished", "diverged") else None
 
 
-def finished(plan: Plan) -> dict[str, Any] | None:
-    """The summary of this run if somebody has finished it."""
-    summary = outcome(plan)
-    return summary if summary is not None and summary["status"] == "finished" else None
+def nothing_to_train(summary: Mapping[str, Any]) -> str:
+    """What to say of a run that has come to its end."""
+    if summary["status"] == "finished":
+        return "already finished: nothing to train"
+    return "already diverged, which it would do again: nothing to train (to see it again, delete its folder)"
 
 
 def headline(plan: Plan) -> str:

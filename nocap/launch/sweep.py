@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
@@ -21,7 +22,7 @@ from nocap.launch.composer import composer
 from nocap.launch.grid import Cell, Grid, RefusedError, check
 from nocap.launch.plan import outcome
 from nocap.launch.runner import Result, Runner
-from nocap.launch.slots import One, Pool, Slots
+from nocap.launch.slots import One, Slots
 from nocap.run.config import EXIT_CODES
 from nocap.run.identity import digest
 from nocap.run.record import read_json
@@ -62,10 +63,10 @@ def sweep(arguments: list[str], *, split: Callable[..., Any], context: HydraCont
 
 def _slots(launcher: Launcher) -> Slots | None:
     """Where this process trains the cells; `None`: the launcher does it elsewhere."""
-    kind = f"{type(launcher).__module__}.{type(launcher).__name__}"
-    if kind == "hydra_plugins.nocap_grid.PoolLauncher":
-        return Pool(jobs=launcher.jobs)  # type: ignore[attr-defined]
-    return One() if kind == "hydra._internal.core_plugins.basic_launcher.BasicLauncher" else None
+    if isinstance(launcher, BasicLauncher):
+        return One()
+    slots: Slots | None = launcher.slots() if hasattr(launcher, "slots") else None  # nocap's own launchers have it, Hydra's do not
+    return slots
 
 
 def _train(grid: Grid, launcher: Launcher) -> tuple[Results, bool]:

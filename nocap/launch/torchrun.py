@@ -28,23 +28,21 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
     require(run.trainer.devices == world_size, "trainer.devices", f"be torchrun's {world_size} ranks", run.trainer.devices)
     plan = planning.plan(run, choices=choices)
     world = join(run.trainer.device)
-    holder, problem, done = None, None, False
+    holder, problem, ended = None, None, None
     if world.is_main:
-        done = planning.finished(plan) is not None
         try:
-            if not done:
+            if (ended := planning.outcome(plan)) is None:
                 holder = hold(plan)
                 planning.write_record_head(plan)
         except ValueError as error:
             problem = str(error)
-    problem, done, run_dir = world.from_main((problem, done, str(plan.run_dir)))
+    problem, ended, run_dir = world.from_main((problem, ended, str(plan.run_dir)))
     if problem:
         raise ValueError(problem)
     if world.is_main:
-        print(f"already finished: nothing to train; {run_dir}" if done else planning.headline(plan), flush=True)
-    status = "finished" if done else work(run, Path(run_dir), started=started)
-    summary = read_json(Path(run_dir) / "summary.json") if world.is_main and not done else None
-    if summary is not None:
+        print(planning.headline(plan) if ended is None else planning.nothing_to_train(ended), flush=True)
+    status = work(run, Path(run_dir), started=started) if ended is None else ended["status"]
+    if world.is_main and (summary := read_json(Path(run_dir) / "summary.json")) is not None:
         print(table(summary, run_dir=Path(run_dir)), flush=True)
     if status in ("preempted", "diverged"):
         world.from_main(status)  # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
