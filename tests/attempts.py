@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,20 +29,45 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.002)
 
 
+def spawn(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    """`python WORDS…` in the background, its output in pipes."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """`python WORDS…` on a terminal of 24 × 120, to its end: exit code, and all that it wrote there."""
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 120))
+    env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"} if env is None else env
+    process = subprocess.Popen([sys.executable, *words], cwd=cwd, env=env, stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    seen = b""
+    try:
+        while select.select([terminal], [], [], DEADLINE_S)[0]:
+            try:
+                seen += os.read(terminal, 4096)
+            except OSError:  # how Linux says that nobody holds the other end
+                break
+        return process.wait(timeout=DEADLINE_S), seen.decode()
+    finally:
+        process.kill()
+        os.close(terminal)
+
+
 class Attempt:
     """One start of a run, in a process of its own."""
 
     def __init__(self, output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train")) -> None:
         self.output_dir = output_dir
-        self.process = subprocess.Popen(
-            [sys.executable, *command, *MEDIUM, f"output_dir={output_dir}", *words],
-            cwd=output_dir.parent,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = spawn(*command, *MEDIUM, f"output_dir={output_dir}", *words, cwd=output_dir.parent)
 
     @property
     def run_dir(self) -> Path:

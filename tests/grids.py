@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.attempts import steady
+from tests.attempts import spawn, steady
 from tests.conftest import REPO, SMALL, Finished
 
 Json = dict[str, Any]
@@ -38,15 +38,7 @@ class Background:
     """A grid in a process of its own."""
 
     def __init__(self, out: Path, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "nocap.train", "--multirun", *words, f"output_dir={out}"],
-            cwd=out.parent,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = spawn("-m", "nocap.train", "--multirun", *words, f"output_dir={out}", cwd=out.parent)
 
     def end(self, number: int | None = None) -> Finished:
         if number is not None:

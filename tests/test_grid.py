@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
-import sys
-import termios
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +21,8 @@ from nocap.paths import conf_dir
 from nocap.run.config import compose, load
 from nocap.schema import Run
 from nocap.train import flags_first
-from tests.attempts import processes, wait_until
-from tests.conftest import REPO, Door
+from tests.attempts import on_a_terminal, processes, wait_until
+from tests.conftest import Door
 from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained
 
 # --- the whole grid, checked -------------------------------------------------------------------------------------------------------
@@ -247,29 +242,8 @@ def test_diverged_run_is_a_result(tmp_path: Path, door: Door) -> None:
 
 
 def test_on_a_terminal_there_is_a_live_board(tmp_path: Path) -> None:
-    terminal, end = pty.openpty()
-    termios.tcsetwinsize(end, (24, 100))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nocap.train", "-m", *CELL, "seed=0", f"output_dir={tmp_path}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"},
-        stdin=end,
-        stdout=end,
-        stderr=end,
-    )
-    os.close(end)
-    seen = b""
-    try:
-        while select.select([terminal], [], [], 90)[0]:
-            try:
-                seen += os.read(terminal, 4096)
-            except OSError:  # how Linux says that nobody holds the other end
-                break
-    finally:
-        process.kill()
-        os.close(terminal)
-    assert process.wait(timeout=60) == 0
-    text = seen.decode()
+    code, text = on_a_terminal("-m", "nocap.train", "-m", *CELL, "seed=0", f"output_dir={tmp_path}", cwd=tmp_path)
+    assert code == 0
     assert "─ 1 running" in text
     assert re.search(r"adamw-s0  step \d/3  \d+ s", text)
     assert "\x1b[2F\x1b[J" in text  # drawn over

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import shutil
 import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from nocap.run.config import compose
 from nocap.run.identity import config_that_counts, digest, identity_parts
 from nocap.run.ledger import LINES
 from nocap.schedule import multiplier
+from tests.attempts import on_a_terminal
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of
 
 Json = dict[str, Any]
@@ -244,29 +242,8 @@ def test_without_a_terminal_progress_is_plain_lines(undisturbed: Undisturbed) ->
 
 
 def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
-    terminal, end = pty.openpty()
-    termios.tcsetwinsize(end, (24, 120))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nocap.train", *SMALL, "trainer.steps=3", f"output_dir={tmp_path}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"},
-        stdin=end,
-        stdout=end,
-        stderr=end,
-    )
-    os.close(end)
-    seen = b""
-    try:
-        while select.select([terminal], [], [], 90)[0]:
-            try:
-                seen += os.read(terminal, 4096)
-            except OSError:  # how Linux says that nobody holds the other end
-                break
-    finally:
-        process.kill()
-        os.close(terminal)
-    assert process.wait(timeout=60) == 0
-    text = seen.decode()
+    code, text = on_a_terminal("-m", "nocap.train", *SMALL, "trainer.steps=3", f"output_dir={tmp_path}", cwd=tmp_path)
+    assert code == 0
     assert "3/3" in text
     assert "step/s" in text or "s/step" in text
     assert "\r" in text.replace("\r\n", "")

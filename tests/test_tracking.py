@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import socket
 import statistics
@@ -22,6 +20,7 @@ import pytest
 from nocap import schema
 from nocap.run.secrets import redact
 from nocap.run.tracking import RunFacts, open_tracker
+from tests.attempts import on_a_terminal
 
 IDENTITY = "0123abcd4567"
 KEY = "f" * 40
@@ -200,24 +199,8 @@ def test_explicit_online_without_login_warns_and_goes_offline(run_dir: Path) -> 
 
 
 def test_no_account_on_a_terminal_never_prompts(run_dir: Path) -> None:
-    terminal, end = pty.openpty()
     code = PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, status='finished')"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=run_dir, env=environment(run_dir.parent), stdin=end, stdout=end, stderr=end
-    )
-    os.close(end)
-    try:
-        status = process.wait(timeout=60)
-    finally:
-        process.kill()
-    seen = b""
-    while select.select([terminal], [], [], 0)[0]:
-        try:
-            seen += os.read(terminal, 4096)
-        except OSError:  # how Linux says that nobody holds the other end
-            break
-    os.close(terminal)
-    assert (status, seen) == (0, b"")
+    assert on_a_terminal("-c", code, cwd=run_dir, env=environment(run_dir.parent)) == (0, "")
     assert history(run_dir) == recorded(run_dir)
 
 
