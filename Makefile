@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-slow check lint types contract format clean
+.PHONY: train test test-slow soak check lint types contract format clean
 
 train: $(VENV)/ready   ## a real GPT learns real text, in about a minute on two cores; ARGS="attention=gqa" for another
 	$(BIN)/python -m nocap.train $(ARGS)
@@ -13,6 +13,9 @@ test: $(VENV)/ready    ## the default suite
 
 test-slow: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 -m slow
+
+soak: $(VENV)/ready    ## random faults in random runs, for a quarter of an hour; ARGS="--kills 20 --minutes 3" for less
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak $(ARGS)
 
 check: lint types contract
 

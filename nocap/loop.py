@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from nocap.run import checkpoint, memory
 from nocap.run.evaluate import autocast, bits_per_byte, validate
 from nocap.run.ledger import Ledger
 from nocap.run.record import Metrics, Row
+from nocap.run.spikes import Spikes
 from nocap.run.world import World
 from nocap.schedule import multiplier
 from nocap.schema import Compile, Run
@@ -47,6 +49,7 @@ class Job:
     on_row: Callable[[Row], None] = lambda row: None
     say: Callable[[str], None] = print
     stop_asked: Callable[[], bool] = lambda: False
+    beat: Callable[[int], None] = lambda step: None  # a sign of life, at least one a micro-batch
 
 
 @dataclass(kw_only=True)
@@ -71,6 +74,16 @@ class Trainee:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Books:
+    """What a run writes down as it goes, beside its rows."""
+
+    ledger: Ledger
+    metrics: Metrics
+    checkpoints: checkpoint.Writer
+    spikes: Spikes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
     """One optimizer step, seen from all ranks."""
 
@@ -90,35 +103,38 @@ def train(job: Job) -> Outcome:
     t = job.run.trainer
     configure_numerics(job.run)
     trainee = build(job)
-    first, ledger, metrics = resume(job, trainee)
-    saved_mib = warm_up(job, trainee, ledger)
-    ledger.started_up()
+    first, books = resume(job, trainee)
+    saved_mib = warm_up(job, trainee, books.ledger)
+    books.ledger.started_up()
 
     def end(status: str, step: int, **facts: Any) -> Outcome:
-        return Outcome(status=status, step=step, ledger=ledger, facts={**account(job, trainee, saved_mib), **facts})
+        with books.ledger.charge("checkpoint"):
+            tell(job, books.checkpoints.settle())
+        return Outcome(status=status, step=step, ledger=books.ledger, facts={**account(job, trainee, saved_mib), **facts})
 
     for step in range(first, t.steps):
         if step > first and _due(step, t.checkpoint_every):
-            save(job, trainee, ledger, metrics, step=step)
+            save(job, trainee, books, step=step)
         row: Row = {"step": step, "tokens": step * t.batch_tokens}
         if step == 0 or _due(step, t.val_every):
-            row |= score(job, trainee, ledger)
-        update = take_step(job, trainee, ledger, step=step)
+            row |= score(job, trainee, books.ledger, step=step)
+        update = take_step(job, trainee, books.ledger, step=step)
         row |= describe(job, update)
-        if "val/loss" in row or _due(step, t.log_every):
-            log(job, metrics, row, ledger)
+        row |= spike(job, books, update, step=step)
+        if "val/loss" in row or "train/spike" in row or _due(step, t.log_every):
+            log(job, books, row)
         if not update.finite:
             where = {"step": step, "loss": repr(update.loss), "grad_norm": repr(update.grad_norm), **_batch(job, step)}
             job.say(f"diverged: {where}")
             return end("diverged", step, diverged=where)
         if update.stop and step + 1 < t.steps:
-            save(job, trainee, ledger, metrics, step=step + 1)
+            save(job, trainee, books, step=step + 1, last=True)
             return end("preempted", step + 1)
 
     if first < t.steps:
-        save(job, trainee, ledger, metrics, step=t.steps)
-    row = {"step": t.steps, "tokens": t.steps * t.batch_tokens, **score(job, trainee, ledger)}
-    log(job, metrics, row, ledger)
+        save(job, trainee, books, step=t.steps, last=True)
+    row = {"step": t.steps, "tokens": t.steps * t.batch_tokens, **score(job, trainee, books.ledger, step=t.steps)}
+    log(job, books, row)
     if row["val/loss"] is None:
         job.say("diverged: the last validation loss is not a number")
         return end("diverged", t.steps, diverged={"step": t.steps, "loss": "validation"})
@@ -155,17 +171,17 @@ def build(job: Job) -> Trainee:
     return Trainee(model=model, optimizers=optimizers, forward=forward, train=train, val=val)
 
 
-def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
+def resume(job: Job, trainee: Trainee) -> tuple[int, Books]:
     """Load the newest valid checkpoint on every rank, and cut the metrics back to it.
 
     Errors:
         NoneValidError: there are checkpoints and none is valid. Starting over would hide the loss.
     """
     root, metrics = job.run_dir / "checkpoints", Metrics(job.run_dir / "metrics.jsonl")
-    found = job.world.from_main(checkpoint.find(root) if job.world.is_main else None)
+    fits = partial(checkpoint.misfit, model=trainee.model, optimizers=trainee.optimizers)
+    found = job.world.from_main(checkpoint.find(root, fits=fits) if job.world.is_main else None)
     assert found is not None
-    for problem in found.invalid:
-        job.say(f"checkpoint not used: {problem}")
+    tell(job, [f"checkpoint not used: {problem}" for problem in found.invalid])
     if found.path is None and found.invalid:
         raise checkpoint.NoneValidError(f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over")
     state: dict[str, Any] = {}
@@ -176,7 +192,12 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
     lost_s = max(0.0, job.spent_s - sum(before.values()))
     if job.world.is_main:
         job.on_start(metrics.cut_back(found.step))
-    return found.step, Ledger(started=job.started, before=before, lost_s=lost_s), metrics
+    return found.step, Books(
+        ledger=Ledger(started=job.started, before=before, lost_s=lost_s),
+        metrics=metrics,
+        checkpoints=checkpoint.Writer(root, background=job.world.device.type == "cuda"),
+        spikes=Spikes(state.get("losses", ())),
+    )
 
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger) -> float:
@@ -213,6 +234,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
     """Accumulate the micro-batches, agree with the other ranks, update. A loss or gradient that is no number stops before the update."""
     with ledger.charge("train"):
         began, run, world = time.perf_counter(), job.run, job.world
+        job.beat(step)
         set_lr(trainee.optimizers, multiplier(run.schedule, step=step, steps=run.trainer.steps))
         with ledger.charge("data"):
             batch = fetch(job, trainee, step=step)
@@ -223,8 +245,10 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
             with nullcontext() if i == n - 1 else _no_sync(trainee):
                 with autocast(run, run.trainer.precision):
                     loss = trainee.forward(tokens[:, :-1], tokens[:, 1:])
+                job.beat(step)  # a rank that waits for the others does so in its backward, one sign ahead
                 (loss / n).backward()
             losses += loss.detach()
+            job.beat(step)
         parameters = list(trainee.model.parameters())
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         sums = world.sum(torch.stack([losses / (n * world.size), losses.new_tensor(float(job.stop_asked()))]))
@@ -249,26 +273,37 @@ def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
     return batch.pin_memory().to(world.device, non_blocking=True) if world.device.type == "cuda" else batch
 
 
-def score(job: Job, trainee: Trainee, ledger: Ledger) -> Row:
+def score(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Row:
     """Validation loss and, where the text's bytes are known, bits per byte; `null` where the loss is no number."""
     with ledger.charge("val"):
-        loss = validate(trainee.model, trainee.val, run=job.run, world=job.world)
+        loss = validate(trainee.model, trainee.val, run=job.run, world=job.world, beat=lambda: job.beat(step))
     row: Row = {"val/loss": loss if math.isfinite(loss) else None}
     if job.val_bytes is not None and math.isfinite(loss):
         row["val/bpb"] = bits_per_byte(loss, tokens=job.run.trainer.val_tokens, n_bytes=job.val_bytes)
     return row
 
 
-def save(job: Job, trainee: Trainee, ledger: Ledger, metrics: Metrics, *, step: int) -> None:
-    """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first."""
+def save(job: Job, trainee: Trainee, books: Books, *, step: int, last: bool = False) -> None:
+    """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
+
+    Errors:
+        OSError: the `last` one of this process cannot be written. Before that, a full disk is a line, and training goes on.
+    """
     if not job.world.is_main:
         return
-    root, t = job.run_dir / "checkpoints", job.run.trainer
-    with ledger.charge("checkpoint"):
-        metrics.sync()
-        clock = {line: s for line, s in ledger.seconds().items() if line != "wall"}
-        checkpoint.save(root, step=step, model=trainee.model, optimizers=trainee.optimizers, state={"clock_s": clock})
-        checkpoint.prune(root, keep=1 if step == t.steps else t.keep_checkpoints)
+    t = job.run.trainer
+    with books.ledger.charge("checkpoint"):
+        books.metrics.sync()
+        clock = {line: s for line, s in books.ledger.seconds().items() if line != "wall"}
+        lines = books.checkpoints.save(
+            step=step,
+            model=trainee.model,
+            optimizers=trainee.optimizers,
+            state={"clock_s": clock, "losses": books.spikes.state()},
+            keep=1 if step == t.steps else t.keep_checkpoints,
+            must=last,
+        )
+    tell(job, lines)
 
 
 # --- the record --------------------------------------------------------------------------------------------------------------------
@@ -290,13 +325,27 @@ def describe(job: Job, update: Update) -> Row:
     }
 
 
-def log(job: Job, metrics: Metrics, row: Row, ledger: Ledger) -> None:
+def spike(job: Job, books: Books, update: Update, *, step: int) -> Row:
+    """A loss that jumps, said and written into the step's row."""
+    sigmas = books.spikes.see(update.loss) if update.finite else None
+    if sigmas is None:
+        return {}
+    job.say(f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations up: {_batch(job, step)}")
+    return {"train/spike": sigmas}
+
+
+def log(job: Job, books: Books, row: Row) -> None:
     """Write the row, with the memory's peak and the clock so far."""
     if job.world.is_main:
         row["memory/peak_mib"] = memory.peak_mib(job.world.device)
-        row |= {f"clock/{line}_s": seconds for line, seconds in ledger.seconds().items()}
-        metrics.append(row)
+        row |= {f"clock/{line}_s": seconds for line, seconds in books.ledger.seconds().items()}
+        books.metrics.append(row)
         job.on_row(row)
+
+
+def tell(job: Job, lines: list[str]) -> None:
+    for line in lines:
+        job.say(line)
 
 
 def account(job: Job, trainee: Trainee, saved_mib: float) -> dict[str, Any]:

@@ -433,6 +433,8 @@ class Trainer:
     checkpoint_every: int  # steps; 0 saves only after the last
     keep_checkpoints: int
     log_every: int  # steps
+    max_restarts: int  # from the last checkpoint, of a worker or rank that died or hung
+    hang_timeout_s: float  # without a sign of life (a micro-batch, a validation batch) from any rank
 
     def __post_init__(self) -> None:
         for key in ("steps", "batch_tokens", "micro_batch", "devices", "threads", "val_tokens", "log_every"):
@@ -440,6 +442,8 @@ class Trainer:
         for key in ("val_every", "checkpoint_every"):
             require(getattr(self, key) >= 0, f"trainer.{key}", "be at least 0", getattr(self, key))
         require(self.keep_checkpoints >= 1, "trainer.keep_checkpoints", "be at least 1", self.keep_checkpoints)
+        require(self.max_restarts >= 0, "trainer.max_restarts", "be at least 0", self.max_restarts)
+        require(self.hang_timeout_s > 0, "trainer.hang_timeout_s", "be above 0", self.hang_timeout_s)
         clip = self.grad_clip
         require(clip is None or clip > 0, "trainer.grad_clip", "be above 0, or null for none", clip)
 

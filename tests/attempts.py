@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import pty
+import resource
 import select
 import signal
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,13 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.002)
 
 
-def spawn(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    """`python WORDS…` in the background, its output in pipes."""
+def spawn(*words: str, cwd: Path, limits: Mapping[int, int] | None = None) -> subprocess.Popen[str]:
+    """`python WORDS…` in the background, its output in pipes; `limits` as `resource.setrlimit` takes them."""
+
+    def limit() -> None:
+        for name, value in (limits or {}).items():
+            resource.setrlimit(name, (value, value))
+
     return subprocess.Popen(
         [sys.executable, *words],
         cwd=cwd,
@@ -39,6 +45,7 @@ def spawn(*words: str, cwd: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=limit,
     )
 
 
@@ -65,9 +72,9 @@ def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> 
 class Attempt:
     """One start of a run, in a process of its own."""
 
-    def __init__(self, output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train")) -> None:
+    def __init__(self, output_dir: Path, *words: str, command: tuple[str, ...], limits: Mapping[int, int] | None) -> None:
         self.output_dir = output_dir
-        self.process = spawn(*command, *MEDIUM, f"output_dir={output_dir}", *words, cwd=output_dir.parent)
+        self.process = spawn(*command, *MEDIUM, f"output_dir={output_dir}", *words, cwd=output_dir.parent, limits=limits)
 
     @property
     def run_dir(self) -> Path:
@@ -106,9 +113,11 @@ class Attempt:
 
 
 @contextmanager
-def attempt(output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train")) -> Iterator[Attempt]:
+def attempt(
+    output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train"), limits: Mapping[int, int] | None = None
+) -> Iterator[Attempt]:
     """An attempt that leaves no process behind, also when the test fails."""
-    started = Attempt(output_dir, *words, command=command)
+    started = Attempt(output_dir, *words, command=command, limits=limits)
     try:
         yield started
     finally:

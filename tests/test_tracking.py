@@ -227,6 +227,38 @@ print("trained")
     assert "stopped mirroring at step" in done.stderr
 
 
+def test_frozen_wandb_holds_up_neither_a_step_nor_the_end(run_dir: Path) -> None:
+    code = """
+from nocap.run import tracking
+tracking.FINISH_TIMEOUT_S = tracking.GRACE_S = 0.5
+tracker = mirror()
+children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+cores = [int(pid) for pid in children if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+for pid in cores:
+    os.kill(pid, signal.SIGSTOP)
+start = time.monotonic()
+row = record(1)[0] | {f"key{k}": "x" * 100 for k in range(100)}
+for step in range(5000):
+    tracker.log(row | {"step": step})
+logged_s = time.monotonic() - start
+tracker.finish(summary={}, status="finished")
+ended_s = time.monotonic() - start
+for pid in cores:
+    os.kill(pid, signal.SIGKILL)
+print(json.dumps([logged_s, ended_s]), flush=True)
+os._exit(0)  # as a worker ends
+"""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        pytest.skip("this system does not list a process's children in /proc")
+    done = child(code, run_dir)
+    assert done.returncode == 0, done.stderr
+    logged_s, ended_s = json.loads(done.stdout)
+    assert logged_s < 5  # 50 MB of rows: a pipe that nobody reads takes 64 KiB
+    assert ended_s < 10
+    assert done.stderr.count("\n") == 1
+    assert "wandb does not answer" in done.stderr
+
+
 def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
 from nocap.run.tracking import track_comparison

@@ -67,7 +67,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What a made set holds; `ValueError` when its manifest is missing or no manifest."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
-        ok = manifest["format"] == FORMAT and all(manifest["shards"][split] for split in ("train", "val")) and bool(manifest["source"])
+        splits = [manifest["shards"][split] for split in ("train", "val")]
+        ok = manifest["format"] == FORMAT and all(splits) and bool(manifest["source"])
+        # A name is a file of this folder: a set that somebody sent leads nowhere else.
+        ok = ok and all(
+            Path(row["name"]).name == row["name"] and row["sha256"] and not (folder / row["name"]).is_symlink()
+            for rows in splits
+            for row in rows
+        )
     except (OSError, ValueError, KeyError, TypeError):
         ok = False
     if not ok:

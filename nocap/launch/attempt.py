@@ -1,4 +1,4 @@
-"""One start of a planned run: its lock, its worker, its summary. This side never imports torch."""
+"""A planned run brought to an end: its lock, its worker, started again where one is lost, its summary. This side never imports torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import IO, Any
 
 from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, write_record_head
 from nocap.launch.signals import born_deaf, heard
 from nocap.run import lock
-from nocap.run.config import EXIT_CODES
-from nocap.run.record import Metrics, read_json, write_json
+from nocap.run.beats import Beats
+from nocap.run.config import EXIT_CODES, LOST
+from nocap.run.record import read_json
 from nocap.run.summary import cut_short
 from nocap.run.terminal import ending, table
+
+LOOK_S = 0.2  # between looks at the signs of life
 
 
 def hold(plan: Plan, *, wait_s: float = 0.0) -> IO[str]:
@@ -69,32 +73,72 @@ def _train(plan: Plan, started: float, asked: list[int]) -> int:
 
 
 class Attempt:
-    """One start of a run that this process holds: the head of its record, a worker, and in the end a summary."""
+    """A run that this process holds: the head of its record, a worker, and in the end a summary.
 
-    def __init__(self, plan: Plan, *, started: float, quiet: bool = False, env: Mapping[str, str] | None = None) -> None:
-        """With `quiet`, what the worker says is in `train.log` only. `env` goes before this process's environment."""
-        self.plan, self._started, self._quiet, self._stopping = plan, started, quiet, False
-        write_record_head(plan)
-        threads = str(plan.run.trainer.threads)
-        whole = {**os.environ, "NOCAP_PARENT": str(os.getpid()), "NOCAP_STARTED": repr(started), "OMP_NUM_THREADS": threads, **(env or {})}
+    A worker or rank that dies, or gives no sign of life for `trainer.hang_timeout_s`, is lost; the run then starts again from its last
+    checkpoint, `trainer.max_restarts` times. One that ends with an error of its own would do so again: it is not started again.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        started: float,
+        quiet: bool = False,
+        env: Mapping[str, str] | None = None,
+        born: Callable[[int], None] = lambda pid: None,
+    ) -> None:
+        """With `quiet`, its words are in `train.log` only. `env` goes before this process's environment, `born` hears of each worker."""
+        self.plan, self._quiet, self._env, self._born = plan, quiet, env or {}, born
+        self._stopping, self._restarts, self._hang = False, 0, ""
+        self._begin(started)
+
+    def _begin(self, started: float) -> None:
+        run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
+        write_record_head(self.plan)
+        self._beats = Beats.create(run_dir, ranks=run.trainer.devices)
+        whole = {
+            **os.environ,
+            "NOCAP_PARENT": str(os.getpid()),
+            "NOCAP_STARTED": repr(started),
+            "OMP_NUM_THREADS": str(run.trainer.threads),
+        }
         whole.pop("HYDRA_FULL_ERROR", None)
         # A thread that waits for the others soon sleeps: libgomp's own long spin made a step tenfold slower beside other work (LOG.md).
         whole.setdefault("GOMP_SPINCOUNT", "1000")
-        command = [sys.executable, "-m", "nocap.launch.worker", str(plan.run_dir)]
+        whole |= self._env
+        command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
         with born_deaf():
-            if quiet:
-                with (plan.run_dir / "train.log").open("a") as log:
+            if self._quiet:
+                with (run_dir / "train.log").open("a") as log:
                     self._worker = subprocess.Popen(command, env=whole, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
             else:
                 self._worker = subprocess.Popen(command, env=whole)
-        self.pid = self._worker.pid
+        self._born(self._worker.pid)
+        if self._stopping:  # asked while the worker of before was already dead
+            self._worker.send_signal(signal.SIGTERM)
 
     def poll(self) -> int | None:
-        """The worker's exit code once it has ended."""
-        return self._worker.poll()
+        """The worker's exit code once it has ended for good."""
+        code = self._worker.poll()
+        if code is None:
+            self._look()
+        elif self._lost(code) and self._restarts < (limit := self.plan.run.trainer.max_restarts):
+            self._restarts += 1
+            self._say(f"starting again from the last checkpoint ({self._restarts} of {limit})")
+            self._begin(time.monotonic())
+            return None
+        return code
+
+    def _lost(self, code: int) -> bool:
+        """Whether a worker or rank was taken, with the run not at its end: the record says so, not the code alone."""
+        return (code < 0 or code == LOST) and not self._stopping and self.summary()["status"] == "failed"
 
     def wait(self) -> int:
-        return self._worker.wait()
+        while (code := self.poll()) is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._worker.wait(timeout=LOOK_S)
+        return code
 
     def stop(self) -> None:
         """Ask the worker, once, to save and stop. It decides when it has saved."""
@@ -102,17 +146,33 @@ class Attempt:
             self._stopping = True
             self._worker.send_signal(signal.SIGTERM)
 
+    def _look(self) -> None:
+        """Kill a worker whose ranks give no sign of life. Ranks die with their agent."""
+        now, limit = time.monotonic(), self.plan.run.trainer.hang_timeout_s
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        if self._beats.silent_s() > limit:
+            self._hang = f"{self._beats.behind()} hung: no sign of life for {limit:g} s (trainer.hang_timeout_s)"
+            self._worker.kill()
+
     def summary(self) -> dict[str, Any]:
         """The ended worker's summary; if it died before it could write one, one that says so. Stopped in its start-up, it lost nothing."""
-        if (summary := read_json(self.plan.run_dir / "summary.json")) is not None:
-            return summary
-        error = f"the worker ended with {ending(self.wait())} and left no summary"
-        if not self._quiet and not self._stopping:
-            print(f"nocap: {error}; see {self.plan.run_dir / 'train.log'}", file=sys.stderr)
-        found = read_json(self.plan.run_dir / "manifest.json")
-        assert found is not None
-        rows, status = Metrics(self.plan.run_dir / "metrics.jsonl").rows(), "preempted" if self._stopping else "failed"
-        spent_s = time.monotonic() - self._started
-        summary = cut_short(self.plan.run, found, rows, status=status, attempt_s=spent_s, error=error)
-        write_json(self.plan.run_dir / "summary.json", summary)
-        return summary
+        run, run_dir = self.plan.run, self.plan.run_dir
+        found = read_json(run_dir / "summary.json")
+        if found is not None and not (self._hang and found["status"] == "failed"):
+            return found
+        error = self._hang or f"the worker ended with {ending(self._worker.wait())} {self._beats.step(0)} and left no summary"
+        if self._hang or not self._stopping:
+            self._say(error)
+        status, self._hang = "preempted" if self._stopping and not self._hang else "failed", ""
+        return cut_short(run, run_dir, status=status, attempt_s=time.monotonic() - self._started, error=error)
+
+    def _say(self, text: str) -> None:
+        """On stderr, or where a quiet worker's words go."""
+        log = self.plan.run_dir / "train.log"
+        if self._quiet:
+            with suppress(OSError), log.open("a") as file:  # a full disk: the summary has it, or will not be there
+                file.write(f"{text}\n")
+        else:
+            print(f"nocap: {text}; see {log}", file=sys.stderr, flush=True)

@@ -7,11 +7,13 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from nocap import __version__, hardware, schema
 from nocap.data.batches import target_bytes, train_windows, val_windows
@@ -63,6 +65,8 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     _check_writable(root, run.output_dir)
     existing = sorted(root.glob(f"*-{identity}"))  # the same run under another readable name
     run_dir = existing[0] if existing else root / f"{name}-{identity}"
+    if not existing:
+        _check_data_unchanged(run, parts, root.glob(f"{name}-*"))
     return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir)
 
 
@@ -72,6 +76,23 @@ def _check_writable(folder: Path, configured: str) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         reason = "Permission denied" if there.is_dir() else "Not a directory"
         raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
+
+
+def _check_data_unchanged(run: Run, parts: Mapping[str, Any], others: Iterable[Path]) -> None:
+    """Refuse to start anew what was begun under the same words with other tokens: half a run would be lost unseen."""
+    paths = {key: value for key, value in to_plain(run)["data"].items() if key in ("path", "train", "val")}
+    for folder in others:
+        try:
+            theirs, config = read_json(folder / "manifest.json"), yaml.safe_load((folder / "config.yaml").read_text())
+            same = theirs is not None and {**theirs["parts"], "data": None} == {**parts, "data": None}
+            same = same and redact(paths, os.environ) == {key: config["data"][key] for key in paths}
+        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+            continue  # not a record: nothing was begun there
+        if same and theirs is not None and not _ended(folder) and any(folder.glob("checkpoints/step-*")):
+            was, now = theirs["parts"]["data"][:12], parts["data"][:12]
+            raise ValueError(
+                f"data must be what {folder} began with ({was}…), got {now}…; put it back to resume, or move that folder to start anew"
+            )
 
 
 def _check_compiler(run: Run) -> None:
@@ -96,7 +117,11 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
 
 def outcome(plan: Plan) -> dict[str, Any] | None:
     """The summary of this run if somebody has brought it to its end: finished, or diverged, which it would do again."""
-    summary = read_json(plan.run_dir / "summary.json")
+    return _ended(plan.run_dir)
+
+
+def _ended(run_dir: Path) -> dict[str, Any] | None:
+    summary = read_json(run_dir / "summary.json")
     return summary if summary is not None and summary.get("status") in ("finished", "diverged") else None
 
 

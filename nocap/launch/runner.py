@@ -100,8 +100,7 @@ class Runner:
         try:
             lock = hold(cell.plan)
             if not self._found(cell):
-                attempt = Attempt(cell.plan, started=began, quiet=True, env=share.env)
-                share.pin(attempt.pid)
+                attempt = Attempt(cell.plan, started=began, quiet=True, env=share.env, born=share.pin)
                 self._running.append(_Running(cell=cell, attempt=attempt, share=share, lock=lock, began=began))
                 if self.stopping:
                     attempt.stop()

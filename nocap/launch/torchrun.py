@@ -10,6 +10,7 @@ from typing import NoReturn
 from nocap.launch import plan as planning
 from nocap.launch.attempt import hold
 from nocap.launch.worker import work
+from nocap.run.beats import Beats
 from nocap.run.config import EXIT_CODES
 from nocap.run.record import read_json
 from nocap.run.terminal import table
@@ -27,13 +28,14 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     require(run.trainer.devices == world_size, "trainer.devices", f"be torchrun's {world_size} ranks", run.trainer.devices)
     plan = planning.plan(run, choices=choices)
-    world = join(run.trainer.device)
+    world = join(run.trainer.device, timeout_s=run.trainer.hang_timeout_s)
     holder, problem, ended = None, None, None
     if world.is_main:
         try:
             if (ended := planning.outcome(plan)) is None:
                 holder = hold(plan)
                 planning.write_record_head(plan)
+                Beats.create(plan.run_dir, ranks=world.size)
         except ValueError as error:
             problem = str(error)
     problem, ended, run_dir = world.from_main((problem, ended, str(plan.run_dir)))

@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from nocap.data.shards import Shard
 from nocap.launch.signals import STOP_SIGNALS, unblock
 from nocap.loop import Job, Outcome, train
 from nocap.run import checkpoint, lock
-from nocap.run.config import EXIT_CODES, load, to_plain
+from nocap.run.beats import START_UP, Beats
+from nocap.run.config import EXIT_CODES, LOST, load, to_plain
 from nocap.run.record import Metrics, Row, read_json, write_json
 from nocap.run.summary import cut_short, summarize
 from nocap.run.terminal import Reporter, ending
@@ -69,15 +71,22 @@ def start_ranks(run: Run, run_dir: Path) -> int:
             codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
             if set(codes.values()) == {EXIT_CODES["refused"]}:
                 return EXIT_CODES["refused"]
-            return _failed(run_dir, ", ".join(f"rank {rank} ended with {ending(code)}" for rank, code in codes.items()))
+            return _ranks_failed(run, run_dir, codes)
         except SignalException:
             return EXIT_CODES["preempted"]
     return 0
 
 
-def _failed(run_dir: Path, message: str) -> int:
+def _ranks_failed(run: Run, run_dir: Path, codes: dict[int, int]) -> int:
+    """Say which rank was taken, and where: what the others wrote is only that they lost it."""
+    beats = Beats(run_dir)
+    taken = {rank: code for rank, code in codes.items() if code < 0}
+    message = ", ".join(f"rank {rank} ended with {ending(code)} {beats.step(rank)}" for rank, code in (taken or codes).items())
     print(f"nocap: {message}; see {run_dir / 'train.log'}", file=sys.stderr)
-    return EXIT_CODES["failed"]
+    if not taken:
+        return EXIT_CODES["failed"]
+    cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - float(os.environ["NOCAP_STARTED"]), error=message)
+    return LOST
 
 
 def work(run: Run, run_dir: Path, *, started: float) -> str:
@@ -85,7 +94,10 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     asked = _catch_signals()
     manifest = read_json(run_dir / "manifest.json")
     assert manifest is not None
-    world = join(run.trainer.device)
+    # Longer than the parent waits: it names the rank that hangs, the others know only that they waited.
+    world = join(run.trainer.device, timeout_s=2 * run.trainer.hang_timeout_s)
+    beats = Beats(run_dir)
+    beats.beat(world.rank, START_UP)
     reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
     writer = lock.acquire(run_dir / ".writer.lock", wait_s=WRITER_WAIT_S) if world.is_main else None
     sessions: list[TrackerSession] = []
@@ -113,19 +125,21 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         on_row=on_row,
         say=reporter.say,
         stop_asked=lambda: bool(asked),
+        beat=lambda step: beats.beat(world.rank, step),
     )
     try:
         outcome = train(job)
+        reporter.close()
+        if world.is_main:
+            _conclude(run, run_dir, manifest, outcome, sessions[0])
     except Exception as error:
         for session in sessions:
             session.finish(summary={}, status="failed")
-        return _report_failure(run, run_dir, manifest, world, error, started)
+        return _report_failure(run, run_dir, world, error, started, behind=beats.behind())
     finally:
         reporter.close()
-    if world.is_main:
-        _conclude(run, run_dir, manifest, outcome, sessions[0])
-        assert writer is not None
-        writer.close()
+        if writer is not None:
+            writer.close()
     return outcome.status
 
 
@@ -153,16 +167,16 @@ def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcom
     write_json(run_dir / "summary.json", {**summary(), "tracker": session.url_or_hint})
 
 
-def _report_failure(run: Run, run_dir: Path, manifest: dict[str, Any], world: World, error: Exception, started: float) -> str:
+def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, started: float, *, behind: str) -> str:
     """The traceback into the log, a line on stderr, the status into the summary."""
     refused = isinstance(error, checkpoint.NoneValidError)
-    line = str(error) if refused else f"{type(error).__name__}: {error}".splitlines()[0]
-    with (run_dir / "train.log").open("a") as file:
+    line = str(error) if refused or isinstance(error, OSError) else f"{type(error).__name__}: {error}".splitlines()[0]
+    if world.size > 1 and isinstance(error, RuntimeError):  # from a collective, as a rule: who is it that did not come?
+        line += f" (furthest behind: {behind})"
+    with suppress(OSError), (run_dir / "train.log").open("a") as file:  # a full disk may be what failed
         file.write(f"rank {world.rank} failed\n{traceback.format_exc()}")
     if world.is_main:
-        rows = Metrics(run_dir / "metrics.jsonl").rows()
-        content = cut_short(run, manifest, rows, status="failed", attempt_s=time.monotonic() - started, error=line)
-        write_json(run_dir / "summary.json", content)
+        cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - started, error=line)
     if world.is_main or not refused:  # all ranks refuse for the same reason
         print(f"nocap: rank {world.rank}: {line}" if world.size > 1 and not refused else f"nocap: {line}", file=sys.stderr)
     return "refused" if refused else "failed"

@@ -10,15 +10,20 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 Optimizers = list[torch.optim.Optimizer]
+Tensors = dict[str, dict[str, Tensor]]
+STATE = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.Muon: ("momentum_buffer",)}  # what torch keeps of a parameter
 
 
 class NoneValidError(ValueError):
@@ -34,17 +39,79 @@ class Found:
     invalid: list[str]
 
 
-def save(root: Path, *, step: int, model: nn.Module, optimizers: Optimizers, state: dict[str, Any]) -> Path:
-    """Write the checkpoint of `step` and return its folder. `state` holds JSON types only."""
-    path, temporary = root / f"step-{step:08d}", root / f".step-{step:08d}.tmp"
+class Writer:
+    """Saves checkpoints below `root`, and keeps the newest ones.
+
+    In the background the caller waits for a copy of the tensors, not for the disk: for a device with memory of its own. On a CPU the copy
+    would enter the run's memory, and the writing would take a core from the training.
+    """
+
+    def __init__(self, root: Path, *, background: bool) -> None:
+        self.root = root
+        self._pool = ThreadPoolExecutor(1) if background else None
+        self._pending: Future[list[str]] | None = None
+
+    def save(self, *, step: int, model: nn.Module, optimizers: Optimizers, state: dict[str, Any], keep: int, must: bool) -> list[str]:
+        """Save, then delete all but the newest `keep` valid ones; what a person should know of it and of the save before, line by line.
+
+        A disk that does not take it gets room (of the older ones only the newest valid one stays) and a second try. If that fails, too,
+        the older ones stand.
+
+        Errors:
+            OSError: that, where the checkpoint `must` be saved.
+        """
+        said = self.settle()
+        tensors = snapshot(model, optimizers, copy=self._pool is not None)
+        state = {"step": step, **state}
+        if self._pool is not None and not must:
+            self._pending = self._pool.submit(self._save, tensors, state, keep, must)
+            return said
+        return said + self._save(tensors, state, keep, must)
+
+    def settle(self) -> list[str]:
+        """Wait for what is being written in the background; its lines."""
+        pending, self._pending = self._pending, None
+        return pending.result() if pending is not None else []
+
+    def _save(self, tensors: Tensors, state: dict[str, Any], keep: int, must: bool) -> list[str]:
+        for last_try in (False, True):
+            try:
+                write(self.root, tensors=tensors, state=state)
+                return prune(self.root, keep=keep)
+            except (OSError, SafetensorError) as error:  # safetensors wraps its own
+                shutil.rmtree(_temporary(self.root, state["step"]), ignore_errors=True)
+                line = f"checkpoint of step {state['step']} not saved: {error}; those before it stand"
+                if last_try and must:
+                    raise OSError(line) from error
+                prune(self.root, keep=1)
+        return [line]
+
+
+def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> Tensors:
+    """File → name → tensor on the CPU; with `copy`, as it is now whatever the next step does."""
+    # A tied matrix has two names and one place in named_parameters: safetensors must see it once.
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    moments = {
+        f"{index}/{names[p]}/{field}": tensor
+        for index, optimizer in enumerate(optimizers)
+        for p, fields in optimizer.state.items()
+        for field, tensor in fields.items()
+    }
+    files = {"model.safetensors": weights, "optimizer.safetensors": moments}
+    return {file: {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()} for file, tensors in files.items()}
+
+
+def write(root: Path, *, tensors: Tensors, state: dict[str, Any]) -> Path:
+    """Write the checkpoint of `state["step"]` and return its folder. `state` holds JSON types only."""
+    path, temporary = root / f"step-{state['step']:08d}", _temporary(root, state["step"])
     root.mkdir(exist_ok=True)
     for leftover in root.glob(".step-*.tmp"):
         shutil.rmtree(leftover)
     temporary.mkdir()
-    # A tied matrix has two names and one place in named_parameters: safetensors must see it once.
-    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, temporary / "model.safetensors")
-    save_file(_optimizer_tensors(model, optimizers), temporary / "optimizer.safetensors")
-    (temporary / "state.json").write_text(json.dumps({"step": step, **state}, allow_nan=False))
+    for name, content in tensors.items():
+        save_file(content, temporary / name)
+    (temporary / "state.json").write_text(json.dumps(state, allow_nan=False))
     sums = {file.name: _sha256(file) for file in sorted(temporary.iterdir())}
     for name in sums:
         _sync(temporary / name)
@@ -58,19 +125,41 @@ def save(root: Path, *, step: int, model: nn.Module, optimizers: Optimizers, sta
     return path
 
 
-def find(root: Path) -> Found:
-    """The newest checkpoint whose files all match their checksums. Step 0 and no path where there is none."""
+def _temporary(root: Path, step: int) -> Path:
+    return root / f".step-{step:08d}.tmp"
+
+
+def find(root: Path, *, fits: Callable[[Path], str | None] = lambda path: None) -> Found:
+    """The newest checkpoint whose files all match their checksums, and which `fits`. Step 0 and no path where there is none."""
     invalid = []
     for path in sorted(root.glob("step-*"), reverse=True):
-        if problem := _problem(path):
+        if problem := _problem(path) or fits(path):
             invalid.append(f"{path}: {problem}")
         else:
             return Found(step=int(path.name.removeprefix("step-")), path=path, invalid=invalid)
     return Found(step=0, path=None, invalid=invalid)
 
 
+def misfit(path: Path, *, model: nn.Module, optimizers: Optimizers) -> str | None:
+    """Why a checkpoint that is whole is not one of this model and these optimizers, or `None`. Reads names and shapes, no tensor."""
+    names = {p: name for name, p in model.named_parameters()}
+    weights = {name: list(p.shape) for p, name in names.items()}
+    moments = {
+        f"{index}/{names[p]}/{field}": [] if field == "step" else list(p.shape)
+        for index, optimizer in enumerate(optimizers)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        for field in STATE[type(optimizer)]
+    }
+    for file, expected in (("model.safetensors", weights), ("optimizer.safetensors", moments)):
+        found = _shapes(path / file)
+        if differing := sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)):
+            return f"{file} must hold what this run's has, and differs in {differing[0]}"
+    return None
+
+
 def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
-    """Put a checkpoint's tensors into model and optimizers; return its state."""
+    """Put a checkpoint's tensors into model and optimizers, which it must fit; return its state."""
     saved = load_file(path / "model.safetensors")
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -84,40 +173,50 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
     return state
 
 
-def prune(root: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` valid checkpoints; invalid ones do not count, and go when they are older than a kept one."""
-    kept = 0
+def prune(root: Path, *, keep: int) -> list[str]:
+    """Delete all but the newest `keep` valid checkpoints, every checksum read again.
+
+    Invalid ones do not count, and go when they are older than a kept one. Returns a line for each that stays.
+    """
+    kept, said = 0, []
     for path in sorted(root.glob("step-*"), reverse=True):
         if kept >= keep:
             shutil.rmtree(path)
-        elif not _problem(path, checksums=False):
+        elif problem := _problem(path):
+            said.append(f"checkpoint not counted: {path}: {problem}")
+        else:
             kept += 1
+    return said
 
 
-def _optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
-    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    return {
-        f"{index}/{names[p]}/{field}": tensor.contiguous()
-        for index, optimizer in enumerate(optimizers)
-        for p, fields in optimizer.state.items()
-        for field, tensor in fields.items()
-    }
+def _shapes(path: Path) -> dict[str, list[int]]:
+    with safe_open(path, framework="pt") as file:
+        return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  # it is no dict
 
 
-def _problem(path: Path, *, checksums: bool = True) -> str | None:
-    """Why the checkpoint cannot be used, or `None`."""
+def _problem(path: Path) -> str | None:
+    """Why the checkpoint cannot be used, or `None`. Nothing in it is executed: tensors are read as safetensors, the rest as JSON."""
     try:
         sums = json.loads((path / "manifest.json").read_text())
         expected = {"model.safetensors", "optimizer.safetensors", "state.json"}
         if set(sums) != expected:
             return f"manifest.json names {sorted(sums)}, not {sorted(expected)}"
-        for name, expected_sum in sums.items():
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return f"manifest.json cannot be read ({error})"
+    for name in sorted(sums):
+        try:
             if not (path / name).is_file():
                 return f"{name} is missing"
-            if checksums and _sha256(path / name) != expected_sum:
+            if _sha256(path / name) != sums[name]:
                 return f"{name} does not match its checksum"
-    except (OSError, ValueError, TypeError) as error:
-        return f"manifest.json cannot be read ({error})"
+            if name == "state.json":
+                state = json.loads((path / name).read_text())
+                if not isinstance(state, dict) or path.name != f"step-{state.get('step'):08d}":
+                    return f"{name} must be of the step in the folder's name"
+            else:
+                _shapes(path / name)
+        except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
+            return f"{name} cannot be read ({error})"
     return None
 
 

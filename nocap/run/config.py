@@ -26,6 +26,7 @@ from nocap.paths import conf_dir
 from nocap.schema import SCHEMAS, Compile, Device, Kernel, Run
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
+LOST = 70  # how torchrun's agent says to its parent that a rank was taken, not that training failed
 
 
 def register() -> None:
@@ -61,6 +62,7 @@ _RESOLVERS: dict[str, Callable[..., object]] = {
     "precision": lambda device: hardware.default_precision(_device(device)).name,
     "threads": lambda device, devices: hardware.default_threads(_device(device), max(1, devices)),
     "compile": lambda device: (Compile.off if _device(device) is Device.cpu else Compile.regional).name,
+    "hang_timeout_s": lambda device: 3600.0 if _device(device) is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
     "local_kernel": lambda device: (Kernel.blocks if _device(device) is Device.cpu else Kernel.flex).name,
 }
 
@@ -132,15 +134,24 @@ def load(path: Path) -> Run:
     """
     try:
         plain = yaml.safe_load(path.read_text())
+        _refuse_interpolations(plain)
         cfg = OmegaConf.structured(Run)
         for group, rows in SCHEMAS.items():
             schema = rows[plain[group].get("kind", next(iter(rows)))]
             cfg[group] = OmegaConf.merge(OmegaConf.structured(schema), plain.pop(group))
         run = OmegaConf.to_object(OmegaConf.merge(cfg, plain))
-    except (OSError, KeyError, AttributeError, TypeError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, KeyError, AttributeError, TypeError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path} must be a run's config.yaml: {explain(error)}") from error
     assert isinstance(run, Run)
     return run
+
+
+def _refuse_interpolations(plain: Any) -> None:
+    """A record holds values. `${oc.env:…}` in a folder that somebody sent would read this machine's environment."""
+    if isinstance(plain, str) and "${" in plain:
+        raise ValueError(f"values must be plain, got the interpolation {plain}")
+    for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
+        _refuse_interpolations(item)
 
 
 def explain(error: BaseException) -> str:
@@ -178,7 +189,10 @@ def refuse(message: object) -> NoReturn:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Bad input inside the block becomes one line on stderr and exit code 2; a reader of stdout that has gone (`… | head`), exit code 1."""
+    """Bad input inside the block becomes one line on stderr and exit code 2.
+
+    A disk that is full, or a reader of stdout that has gone (`… | head`), is nobody's input: exit code 1, the first with a line.
+    """
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -188,3 +202,6 @@ def refusals() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
         raise SystemExit(EXIT_CODES["failed"]) from None
+    except OSError as error:
+        print(f"nocap: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_CODES["failed"]) from error

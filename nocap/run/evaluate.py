@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -18,8 +19,8 @@ def autocast(run: Run, precision: Precision) -> torch.autocast:
 
 
 @torch.no_grad()
-def validate(model: GPT, windows: Windows, *, run: Run, world: World) -> float:
-    """Mean loss in nats per token over the first `trainer.val_tokens`.
+def validate(model: GPT, windows: Windows, *, run: Run, world: World, beat: Callable[[], None] = lambda: None) -> float:
+    """Mean loss in nats per token over the first `trainer.val_tokens`; a `beat` after each micro-batch.
 
     Micro-batches are dealt out to the ranks and summed in one order, so that the number of ranks does not show in the result.
     """
@@ -31,6 +32,7 @@ def validate(model: GPT, windows: Windows, *, run: Run, world: World) -> float:
         tokens = torch.from_numpy(windows.read(range(i * size, (i + 1) * size))).to(world.device).long()
         with autocast(run, run.trainer.val_precision):
             losses[i] = model(tokens[:, :-1], tokens[:, 1:])
+        beat()
     model.train()
     return float(world.sum(losses).mean())
 

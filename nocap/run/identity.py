@@ -20,7 +20,7 @@ STORY = "nocap.loop"  # the import closure of this module is the source that cou
 # Keys that change how a run is shown, kept or spread, but no number in it.
 _PRESENTATION = {
     "": ("tracker", "output_dir", "cache_dir"),
-    "trainer": ("devices", "checkpoint_every", "keep_checkpoints", "log_every"),
+    "trainer": ("devices", "checkpoint_every", "keep_checkpoints", "log_every", "max_restarts", "hang_timeout_s"),
     "data": ("path", "train", "val"),  # where the tokens lie; which they are is the data's fingerprint
 }
 

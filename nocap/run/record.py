@@ -16,11 +16,15 @@ Row = dict[str, Any]
 def write_atomically(path: Path, text: str) -> None:
     """The file is the old one or the new one, whole, whatever happens meanwhile."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -71,8 +75,16 @@ class Metrics:
         return kept
 
     def append(self, row: Row) -> None:
-        with self.path.open("a") as file:
-            file.write(_line(row))
+        """Add a row.
+
+        Errors:
+            OSError: the disk does not take it; a part of the line may be there, which a reader leaves out.
+        """
+        try:
+            with self.path.open("a") as file:
+                file.write(_line(row))
+        except OSError as error:
+            raise OSError(f"the row of step {row['step']} cannot be written: {error}; training stopped there") from error
 
     def sync(self) -> None:
         """Rows so far survive a power cut."""

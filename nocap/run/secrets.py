@@ -7,19 +7,28 @@ So the values of the environment's own secrets are what is looked for, wherever 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
+from nocap import schema
+
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+WORDS = {kind for rows in schema.SCHEMAS.values() for kind in rows} | {
+    member.name for option in vars(schema).values() if isinstance(option, type) and issubclass(option, Enum) for member in option
+}
 SHORTEST = 8  # characters; a shorter value ("true", "3") would match ordinary text
 
 
 def redact(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """A copy of a plain config in which every secret of the environment reads `<redacted:NAME>`.
 
-    A variable is a secret when its name has one of `SECRET_WORDS` in it. Keys of the config are not looked at: the schema fixes them.
+    A variable is a secret when its name has one of `SECRET_WORDS` in it. Keys of the config are not looked at, nor values that are a word
+    of the schema (`shuffled`): everybody knows those, and a worker must be able to read them back.
     """
     secrets = {
-        value: name for name, value in environ.items() if len(value) >= SHORTEST and any(word in name.upper() for word in SECRET_WORDS)
+        value: name
+        for name, value in environ.items()
+        if len(value) >= SHORTEST and value not in WORDS and any(word in name.upper() for word in SECRET_WORDS)
     }
     # The longest first: a secret that contains another one goes as a whole.
     ordered = sorted(secrets.items(), key=lambda item: -len(item[0]))

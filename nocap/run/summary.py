@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nocap import hardware
 from nocap.run.ledger import LINES
-from nocap.run.record import Row
+from nocap.run.record import Metrics, Row, read_json, write_json
 from nocap.schema import Run
 
 
@@ -44,6 +46,7 @@ def summarize(
         "tokens": step * t.batch_tokens,
         "tokens_per_s": tokens_per_s,
         "epoch_s": epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None,
+        "spikes": [row["step"] for row in rows if "train/spike" in row],
         "step_ms": _quantiles([row["perf/step_ms"] for row in rows if "perf/step_ms" in row]),
         **_mfu(run, tokens_per_s, flops),
         "flops_per_token": None,
@@ -62,13 +65,22 @@ def summarize(
     }
 
 
-def cut_short(run: Run, manifest: Mapping[str, Any], rows: list[Row], *, status: str, attempt_s: float, error: str) -> dict[str, Any]:
-    """The summary of an attempt that did not come to its end. Where its time went is known up to its last row; the rest is `other`."""
+def cut_short(run: Run, run_dir: Path, *, status: str, attempt_s: float, error: str) -> dict[str, Any]:
+    """Write and return the summary of an attempt that did not come to its end.
+
+    Where its time went is known up to its last row; the rest is `other`. On a full disk it is returned only: a run without a summary is
+    one that has not ended.
+    """
+    manifest, rows = read_json(run_dir / "manifest.json"), Metrics(run_dir / "metrics.jsonl").rows()
+    assert manifest is not None
     clock = {line: rows[-1][f"clock/{line}_s"] if rows else 0.0 for line in LINES}
     clock["other"] += max(0.0, manifest["attempts"][-1]["spent_s"] + attempt_s - sum(clock.values()))
     clock["wall"] = sum(clock.values())
     step = rows[-1]["step"] if rows else 0
-    return summarize(run, manifest, rows, status=status, step=step, clock_s=clock, facts={"error": error})
+    summary = summarize(run, manifest, rows, status=status, step=step, clock_s=clock, facts={"error": error})
+    with suppress(OSError):
+        write_json(run_dir / "summary.json", summary)
+    return summary
 
 
 def _quantiles(step_ms: list[float]) -> dict[str, float] | None:

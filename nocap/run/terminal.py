@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -28,7 +29,7 @@ class Reporter:
     def say(self, text: str) -> None:
         if self._log_path is None:
             return
-        with self._log_path.open("a") as file:
+        with suppress(OSError), self._log_path.open("a") as file:  # a full disk stops a run at its next row, not at a courtesy
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         if self._bar is not None:
             self._bar.write(text, file=sys.stdout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import shlex
 import shutil
 import socket
@@ -16,8 +17,9 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +28,8 @@ from nocap.run.secrets import redact
 
 PROBE_TIMEOUT_S = 3.0  # a TCP connection to a server that is there takes well under a second
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
+GRACE_S = 5.0  # for wandb to keep to that time, before its thread is left behind
+BACKLOG = 10_000  # rows that may wait for wandb
 
 
 class TrackerSession(Protocol):
@@ -67,7 +71,10 @@ class NoTracker:
 
 
 class WandbTracker:
-    """One open W&B run. The first failure is one warning; after it the mirror is quiet."""
+    """One open W&B run. The first failure is one warning; after it the mirror is quiet.
+
+    wandb is called in a thread of its own: its process, frozen or busy, would otherwise hold up the training once its pipe is full.
+    """
 
     def __init__(self, *, run: Any) -> None:
         self._run = run
@@ -77,20 +84,34 @@ class WandbTracker:
         self._first_step = int(run.starting_step)
         self._hint = f"wandb sync {shlex.quote(os.path.abspath(run.settings.sync_dir))}"
         self.url_or_hint: str | None = self._hint if run.offline else run.url
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            self._calls.get()()
 
     def log(self, row: Mapping[str, object]) -> None:
         step = row["step"]
         if self._silenced or not isinstance(step, int) or step < self._first_step:
             return
-        try:
-            # A null says "unknown" in the record; W&B has no such value, only a curve without that point.
-            self._run.log({key: value for key, value in row.items() if value is not None}, step=step)
-        except Exception as error:
-            self._silenced = True
-            _warn(f"stopped mirroring at step {step}: {_line(error)}")
+        if self._calls.qsize() > BACKLOG:
+            self._silence(f"stopped mirroring at step {step}: wandb has not taken {BACKLOG} rows")
+        # A null says "unknown" in the record; W&B has no such value, only a curve without that point.
+        self._calls.put(partial(self._log, {key: value for key, value in row.items() if value is not None}, step))
+
+    def _log(self, row: Mapping[str, object], step: int) -> None:
+        if not self._silenced:
+            try:
+                self._run.log(row, step=step)
+            except Exception as error:
+                self._silence(f"stopped mirroring at step {step}: {_line(error)}")
 
     def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
         """The verdict of each arm as a table, and the report's file."""
+        self._calls.put(partial(self._log_comparison, comparison, report))
+
+    def _log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
         import wandb
 
         rows = [_verdict(arm) for arm in comparison["arms"]]
@@ -100,20 +121,31 @@ class WandbTracker:
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
         except Exception as error:
-            self._silenced = True
-            _warn(f"the comparison is not mirrored: {_line(error)}")
+            self._silence(f"the comparison is not mirrored: {_line(error)}")
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        done = threading.Event()
+        self._calls.put(partial(self._finish, summary, status, done))
+        if not done.wait(FINISH_TIMEOUT_S + GRACE_S):
+            self.url_or_hint = self._hint
+            self._silence(f"wandb does not answer; what it has taken is on the disk: {self._hint}")
+
+    def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
         try:
             self._run.summary.update(dict(_flat(summary)))
             self._run.finish(exit_code=0 if status == "finished" else 1)
         except Exception as error:
             self.url_or_hint = self._hint
-            if not self._silenced:
-                _warn(f"not everything was uploaded ({_line(error)}); later: {self._hint}")
+            self._silence(f"not everything was uploaded ({_line(error)}); later: {self._hint}")
             if not isinstance(error, TimeoutError):
                 self._let_go()
         self._silenced = True
+        done.set()
+
+    def _silence(self, reason: str) -> None:
+        if not self._silenced:
+            self._silenced = True
+            _warn(reason)
 
     def _let_go(self) -> None:
         """wandb's own process is gone: take down the hook that would print a traceback about it at exit."""

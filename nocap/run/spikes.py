@@ -1,0 +1,31 @@
+"""Losses that jump: seen and written down, never skipped, for a skipped batch would be another experiment."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+WINDOW = 128  # steps
+ENOUGH = 32  # steps before the first verdict
+SIGMAS = 6.0  # OLMo-core's threshold for its skip-step optimizer
+
+
+class Spikes:
+    """The losses of the last steps."""
+
+    def __init__(self, losses: Iterable[float] = ()) -> None:
+        self._losses = deque(losses, maxlen=WINDOW)
+
+    def see(self, loss: float) -> float | None:
+        """How many standard deviations `loss` lies above the mean of the steps before, where that is a spike. It joins them."""
+        window = np.array(self._losses)
+        spread = float(window.std()) if window.size >= ENOUGH else 0.0
+        sigmas = (loss - float(window.mean())) / spread if spread else 0.0
+        self._losses.append(loss)
+        return sigmas if sigmas > SIGMAS else None
+
+    def state(self) -> list[float]:
+        """For the checkpoint: a resumed run must see the same spikes."""
+        return list(self._losses)

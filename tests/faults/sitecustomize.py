@@ -1,0 +1,85 @@
+"""Faults for tests, outside the product: with this folder on PYTHONPATH, each rank of a run does to itself what NOCAP_FAULT says.
+
+`kill@7,13:rank1` kills rank 1 at the steps 7 and 13, each once, for the folder NOCAP_FAULT_DIR remembers it; a `!` at the end means
+every time. Several faults are joined by `+`. Python imports this module at its start; it acts when `nocap.loop` is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+class Injector(importlib.abc.MetaPathFinder):
+    """Changes the training loop just after it is imported."""
+
+    def find_spec(self, name, path, target=None):
+        if name != "nocap.loop":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def and_inject(module):
+            execute(module)
+            for fault in os.environ["NOCAP_FAULT"].split("+"):
+                kind, steps, rank, always = re.fullmatch(r"(\w+)@([\d,]+)(?::rank(\d))?(!?)", fault).groups()
+                if rank in (None, os.environ.get("RANK", "0")):
+                    inject(module, kind, [int(step) for step in steps.split(",")], bool(always))
+
+        spec.loader.exec_module = and_inject
+        return spec
+
+
+def inject(loop, kind, steps, always):
+    def due(step):
+        if step not in steps:
+            return False
+        done = Path(os.environ["NOCAP_FAULT_DIR"]) / f"{kind}@{step}"
+        again = done.exists()
+        done.touch()
+        return always or not again
+
+    fetch, take_step, log = loop.fetch, loop.take_step, loop.log
+
+    def fetch_or_not(job, trainee, *, step):
+        if due(step):
+            if kind == "hang":
+                time.sleep(1e6)
+            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
+        return fetch(job, trainee, step=step)
+
+    def scaled_step(job, trainee, ledger, *, step):
+        if not due(step):
+            return take_step(job, trainee, ledger, step=step)
+        before = [p.detach().clone() for p in trainee.model.parameters()]
+        factor = {"nan": float("nan"), "spike": 1e3}[kind]
+        hook = trainee.model.register_forward_hook(lambda module, arguments, loss: loss * factor)
+        try:
+            return take_step(job, trainee, ledger, step=step)
+        finally:
+            hook.remove()
+            same = all(p.equal(b) for p, b in zip(trainee.model.parameters(), before, strict=True))
+            (Path(os.environ["NOCAP_FAULT_DIR"]) / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}").touch()
+
+    def log_on_a_full_disk(job, books, row):
+        if due(row["step"]):
+            books.metrics.path = Path("/dev/full")  # where the kernel answers ENOSPC to every write
+        log(job, books, row)
+
+    if kind in ("kill", "hang", "stop"):
+        loop.fetch = fetch_or_not
+    elif kind in ("nan", "spike"):
+        loop.take_step = scaled_step
+    else:
+        loop.log = {"full": log_on_a_full_disk}[kind]
+
+
+if "NOCAP_FAULT" in os.environ:
+    sys.meta_path.insert(0, Injector())
