@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.002)
 
 
-def spawn(*words: str, cwd: Path, limits: Mapping[int, int] | None = None) -> subprocess.Popen[str]:
+def spawn(*words: str, cwd: Path, limits: Mapping[int, int] | None = None, path: str = str(REPO)) -> subprocess.Popen[str]:
     """`python WORDS…` in the background, its output in pipes; `limits` as `resource.setrlimit` takes them."""
 
     def limit() -> None:
@@ -40,7 +40,7 @@ def spawn(*words: str, cwd: Path, limits: Mapping[int, int] | None = None) -> su
     return subprocess.Popen(
         [sys.executable, *words],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
+        env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -72,9 +72,9 @@ def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> 
 class Attempt:
     """One start of a run, in a process of its own."""
 
-    def __init__(self, output_dir: Path, *words: str, command: tuple[str, ...], limits: Mapping[int, int] | None) -> None:
+    def __init__(self, output_dir: Path, *words: str, command: tuple[str, ...], **more: Any) -> None:
         self.output_dir = output_dir
-        self.process = spawn(*command, *MEDIUM, f"output_dir={output_dir}", *words, cwd=output_dir.parent, limits=limits)
+        self.process = spawn(*command, *MEDIUM, f"output_dir={output_dir}", *words, cwd=output_dir.parent, **more)
 
     @property
     def run_dir(self) -> Path:
@@ -113,11 +113,9 @@ class Attempt:
 
 
 @contextmanager
-def attempt(
-    output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train"), limits: Mapping[int, int] | None = None
-) -> Iterator[Attempt]:
-    """An attempt that leaves no process behind, also when the test fails."""
-    started = Attempt(output_dir, *words, command=command, limits=limits)
+def attempt(output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train"), **more: Any) -> Iterator[Attempt]:
+    """An attempt that leaves no process behind, also when the test fails. `more` as `spawn` takes it."""
+    started = Attempt(output_dir, *words, command=command, **more)
     try:
         yield started
     finally:

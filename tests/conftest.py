@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
+FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])  # as PYTHONPATH: with NOCAP_FAULT, a rank's faults
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on tiny tensors, threads that wait for each other cost tenfold
 

@@ -34,7 +34,7 @@ from nocap.run.ledger import LINES
 from nocap.run.record import Metrics
 from nocap.run.spikes import ENOUGH, SIGMAS, WINDOW, Spikes
 from tests.attempts import Attempt, attempt, processes, state_of, steady, wait_until
-from tests.conftest import MEDIUM, REPO, SMALL, Door, Finished, Undisturbed, rows_of, the_run
+from tests.conftest import FAULTS, MEDIUM, REPO, SMALL, Door, Finished, Undisturbed, rows_of, the_run
 from tests.made_grid import EVIL, made, poisoned
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -61,8 +61,7 @@ def faulty(tmp_path: Path) -> Faulty:
     def environment(fault: str) -> dict[str, str]:
         folder = tmp_path / "faults"
         folder.mkdir(exist_ok=True)
-        path = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])
-        return {"PYTHONPATH": path, "NOCAP_FAULT": fault, "NOCAP_FAULT_DIR": str(folder)}
+        return {"PYTHONPATH": FAULTS, "NOCAP_FAULT": fault, "NOCAP_FAULT_DIR": str(folder)}
 
     return environment
 
