@@ -15,7 +15,7 @@ from tests.attempts import spawn, steady
 from tests.conftest import REPO, SMALL, Finished
 
 Json = dict[str, Any]
-CELL = (*SMALL, "trainer.steps=3", "trainer.val_every=0", "trainer.checkpoint_every=2")
+CELL = (*SMALL, "trainer.steps=3", "trainer.val_every=0", "trainer.checkpoint_every=2", "trainer.max_restarts=0")
 ARMS = "attention=flash,gqa"
 
 
@@ -43,7 +43,7 @@ class Background:
     def end(self, number: int | None = None) -> Finished:
         if number is not None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=240)
+        out, err = self.process.communicate(timeout=900)
         return Finished(self.process.returncode, out, err)
 
 
@@ -61,7 +61,7 @@ def train_small_grid(out: Path, cache_dir: Path) -> Trained:
         env={**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         stdin=subprocess.DEVNULL,
     )
     assert (done.returncode, done.stderr) == (0, "")

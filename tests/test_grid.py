@@ -24,6 +24,7 @@ from nocap.train import flags_first
 from tests.attempts import on_a_terminal, processes, wait_until
 from tests.conftest import Door
 from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained
+from tests.test_tracking import inspect
 
 # --- the whole grid, checked -------------------------------------------------------------------------------------------------------
 
@@ -191,7 +192,9 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path: Path, door: 
     first, second = done.err.splitlines()
     assert first.startswith("nocap: not finished: seed=0 (")
     assert "checkpoints" in first
-    assert second == (f"nocap: not finished: seed=1 (the worker ended with signal 9 and left no summary; see {killed / 'train.log'})")
+    assert second == (
+        f"nocap: not finished: seed=1 (the worker ended with signal 9 in its start-up and left no summary; see {killed / 'train.log'})"
+    )
     assert "2 failed, 1 finished; 1 trained now" in done.out
 
     (raising / "checkpoints").unlink()
@@ -249,3 +252,32 @@ def test_on_a_terminal_there_is_a_live_board(tmp_path: Path) -> None:
     assert "\x1b[2F\x1b[J" in text  # drawn over
     assert "step      0/3" not in text  # the cell's own lines
     assert re.search(r"\[1/1\] done +nano-flash-gelu4x-wsd-adamw-s0  val", text)
+
+
+def test_globs_and_ranges_are_options_and_seeds(tmp_path: Path, door: Door) -> None:
+    words = ("attention=glob(m*)", "seed=range(0,2)", "trainer.steps=1", "trainer.checkpoint_every=0")
+    done = door("--multirun", *CELL, *words, f"output_dir={tmp_path / 'out'}")
+    assert (done.code, done.err) == (0, "")
+    assert sorted(trained(done.out)) == [f"attention={name} seed={seed}" for name in ("mha", "mqa") for seed in (0, 1)]
+
+
+@pytest.mark.slow
+def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path: Path, door: Door) -> None:
+    words = [word for word in CELL if not word.startswith("tracker")]
+    home = {name: str(tmp_path) for name in ("HOME", "XDG_DATA_HOME", "WANDB_DATA_DIR")} | {"WANDB_MODE": "offline"}
+    done = door("--multirun", *words, "tracker=wandb", "attention=flash,gqa", f"output_dir={tmp_path / 'out'}", env=home)
+    assert done.code == 0, done.err
+    (grid,) = (tmp_path / "out" / "grids").iterdir()
+    said = [record["run"] for folder in (grid, *tmp_path.glob("out/runs/*")) for record in inspect(folder) if record["type"] == "run"]
+    assert [run["run_group"] for run in said] == [grid.name] * 3
+    assert sorted(run["job_type"] == "comparison" for run in said) == [False, False, True]
+
+
+@pytest.mark.slow
+def test_only_the_first_rank_imports_wandb(tmp_path: Path, door: Door) -> None:
+    words = [word for word in CELL if not word.startswith("tracker")]
+    env = {"HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPROFILEIMPORTTIME": "1"}
+    done = door(*words, "tracker=wandb", "trainer.devices=2", f"output_dir={tmp_path / 'out'}", env=env)
+    assert done.code == 0
+    counts = {name: len(re.findall(rf"\| +{name}$", done.err, re.M)) for name in ("nocap.loop", "wandb")}
+    assert counts == {"nocap.loop": 3, "wandb": 1}  # the agent imports the story as well

@@ -18,7 +18,7 @@ from tests.attempts import processes, wait_until
 from tests.conftest import SMALL, Door
 from tests.grids import CELL, Background, records, summaries, trained
 
-BIG = (*SMALL, "attention=flash,gqa,mqa,sliding", "mlp=gelu4x,gelu3x,relu2", "seed=0,1")
+BIG = (*SMALL, "trainer.max_restarts=0", "attention=flash,gqa,mqa,sliding", "mlp=gelu4x,gelu3x,relu2", "seed=0,1")
 
 
 @pytest.fixture(scope="module")
