@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocap import schema
-from nocap.model.attention import CausalSelfAttention, build_mixer
+from nocap.model.attention import CausalSelfAttention, Mixer, build_mixer
 from nocap.model.mlp import build_mlp
 from nocap.model.norm import build_norm
 from nocap.model.position import rotary_tables
@@ -55,8 +55,8 @@ class Block(nn.Module):
         self.attention = Branch(attention, norm=run.norm, model=m, scale=1.0 if kind is ResidualScale.none else small)
         self.mlp = Branch(build_mlp(run.mlp, m.d_model), norm=run.norm, model=m, scale=small if kind is ResidualScale.both else 1.0)
 
-    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        x_BTC = self.attention(x_BTC, rotary)
+    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None, mixer: Mixer | None = None) -> Tensor:
+        x_BTC = self.attention(x_BTC, rotary, mixer)
         return self.mlp(x_BTC)
 
 

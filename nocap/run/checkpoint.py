@@ -71,10 +71,7 @@ def find(root: Path) -> Found:
 
 def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
     """Put a checkpoint's tensors into model and optimizers; return its state."""
-    saved = load_file(path / "model.safetensors")
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(saved[name])
+    load_model(path, model)
     names = dict(model.named_parameters())
     for key, tensor in load_file(path / "optimizer.safetensors").items():
         index, name, field = key.split("/")
@@ -82,6 +79,21 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
         optimizers[int(index)].state[p][field] = tensor.to(p.device)
     state: dict[str, Any] = json.loads((path / "state.json").read_text())
     return state
+
+
+def load_model(path: Path, model: nn.Module) -> None:
+    """Put a checkpoint's weights into the model.
+
+    Errors:
+        ValueError: they are another model's.
+    """
+    saved, own = load_file(path / "model.safetensors"), dict(model.named_parameters())
+    apart = sorted(name for name in saved.keys() | own.keys() if name not in saved or name not in own or saved[name].shape != own[name].shape)
+    if apart:
+        raise ValueError(f"{path} must hold the weights of the run's own config.yaml, got other {apart[0]} ({len(apart)} tensors differ)")
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(saved[name])
 
 
 def prune(root: Path, *, keep: int) -> None:

@@ -1,0 +1,113 @@
+"""Two ways to the next token's logits: over cached keys and values, or by the whole prefix again. Both give the same tokens.
+
+B: batch, T: tokens, V: vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nocap import schema
+from nocap.generation.cache import LayerCache
+from nocap.model.attention import Mixer, is_local
+from nocap.model.gpt import GPT
+
+
+class Engine(Protocol):
+    def prefill(self, tokens_BT: Tensor) -> Tensor:
+        """Start over with these tokens; the logits (B, V) of the token after them."""
+
+    def decode(self, tokens_B: Tensor) -> Tensor:
+        """One more token a sequence; the logits (B, V) of the token after it."""
+
+
+class Recompute:
+    """The training model's own forward over the whole prefix, for each token: the reference, and what a cache saves."""
+
+    def __init__(self, model: GPT) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def prefill(self, tokens_BT: Tensor) -> Tensor:
+        self.tokens_BT = tokens_BT
+        return self.model.head.logits(self.model.trunk(tokens_BT)[:, -1:])[:, 0]
+
+    def decode(self, tokens_B: Tensor) -> Tensor:
+        prefix_BT = self.tokens_BT.expand(len(tokens_B), -1)
+        return self.prefill(torch.cat([prefix_BT, tokens_B[:, None]], dim=1))
+
+
+class Cached:
+    """Prefill in one pass, then a token at a time over `LayerCache`s for `batch` sequences of up to `capacity` tokens.
+
+    With `compiled`, decoding is one graph of static shapes (torch.compile), made at the first token. A process should hold few such
+    engines: dynamo counts them as recompilations of one function and raises at its limit.
+    """
+
+    def __init__(self, model: GPT, run: schema.Run, *, batch: int, capacity: int, compiled: bool = False) -> None:
+        assert capacity <= run.model.seq_len, "the model has no positions beyond its context"
+        self.model, self.capacity, self.compiled = model, capacity, compiled
+        weight = model.embedding.weight
+        self.layers = [
+            LayerCache(
+                batch=batch,
+                n_kv_heads=run.attention.n_kv_heads,
+                slots=layer_slots(run.attention, layer, capacity),
+                like=weight.detach(),
+                d_head=run.model.d_model // run.model.n_head,
+            )
+            for layer in range(run.model.n_layer)
+        ]
+        self.position = torch.zeros(1, dtype=torch.long, device=weight.device)
+        self.length = 0
+        self._static = torch.compile(self._decode_static, fullgraph=True, dynamic=False) if compiled else None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all keys and values that there is room for."""
+        return sum(layer.n_bytes for layer in self.layers)
+
+    @torch.no_grad()
+    def prefill(self, tokens_BT: Tensor) -> Tensor:
+        T = tokens_BT.shape[1]
+        assert T <= self.capacity
+        mixers = [layer.prefill(block.attention.f.mixer) for layer, block in zip(self.layers, self.model.blocks, strict=True)]
+        self.length = T
+        self.position.fill_(T)
+        return next_logits(self.model, tokens_BT, slice(0, T), mixers)
+
+    @torch.no_grad()
+    def decode(self, tokens_B: Tensor) -> Tensor:
+        assert self.length < self.capacity
+        if self._static is not None:
+            logits_BV: Tensor = self._static(tokens_B, self.position)
+            self.position += 1
+        else:
+            mixers = [layer.decode(self.length) for layer in self.layers]
+            logits_BV = next_logits(self.model, tokens_B[:, None], slice(self.length, self.length + 1), mixers)
+        self.length += 1
+        return logits_BV
+
+    def _decode_static(self, tokens_B: Tensor, position: Tensor) -> Tensor:
+        mixers = [layer.decode_static(position) for layer in self.layers]
+        return next_logits(self.model, tokens_B[:, None], position, mixers)
+
+
+def next_logits(model: GPT, tokens_BT: Tensor, positions: slice | Tensor, mixers: Sequence[Mixer]) -> Tensor:
+    """`GPT.logits` of the last token, (B, V), for tokens at `positions` whose attention is `mixers`, one a layer."""
+    x_BTC: Tensor = model.embedding(tokens_BT)
+    if model.position is not None:
+        x_BTC = x_BTC + model.position.weight[positions]
+    rotary = (model.cos[positions], model.sin[positions]) if model.rope else None
+    for block, mixer in zip(model.blocks, mixers, strict=True):
+        x_BTC = block(x_BTC, rotary, mixer)
+    return model.head.logits(x_BTC[:, -1:])[:, 0]
+
+
+def layer_slots(spec: schema.Attention, layer: int, capacity: int) -> int:
+    """Tokens that this layer's cache holds."""
+    return min(spec.window, capacity) if isinstance(spec, schema.Sliding) and is_local(spec, layer) else capacity
