@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nocap import schema
 from nocap.generation.cache import LayerCache
-from nocap.model.attention import Mixer, is_local
+from nocap.model.attention import Mixer, build_mixer, is_local
 from nocap.model.gpt import GPT
 
 
@@ -62,6 +62,7 @@ class Cached:
             )
             for layer in range(run.model.n_layer)
         ]
+        self.mixers = [build_mixer(run.attention, layer) for layer in range(run.model.n_layer)]
         self.position = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.length = 0
         self._static = torch.compile(self._decode_static, fullgraph=True, dynamic=False) if compiled else None
@@ -74,8 +75,8 @@ class Cached:
     @torch.no_grad()
     def prefill(self, tokens_BT: Tensor) -> Tensor:
         T = tokens_BT.shape[1]
-        assert T <= self.capacity
-        mixers = [layer.prefill(block.attention.f.mixer) for layer, block in zip(self.layers, self.model.blocks, strict=True)]
+        assert self.capacity >= T
+        mixers = [layer.prefill(mixer) for layer, mixer in zip(self.layers, self.mixers, strict=True)]
         self.length = T
         self.position.fill_(T)
         return next_logits(self.model, tokens_BT, slice(0, T), mixers)

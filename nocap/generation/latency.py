@@ -22,7 +22,7 @@ from nocap.generation.sample import Sampler
 from nocap.model.gpt import GPT
 
 ROUNDS = 3  # engines take turns, so that a machine whose speed drifts slows all of them
-RECOMPUTED = 8  # positions a round at which the prefix is recomputed, spread over all that are decoded
+RECOMPUTED = 4  # positions a round at which the prefix is recomputed, spread over all that are decoded
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,7 +62,7 @@ def measure(model: GPT, run: schema.Run, prompt_BT: Tensor, *, new: int, sampler
         first, *rest = run_through(engine, prompt_BT, 2, sampler).token_s
         timed[name].compile_s = first - rest[0] if name == "cache, compiled" else None
     again = Recompute(model)
-    text_BT = torch.cat([prompt_BT, run_through(engines["cache"], prompt_BT, new, sampler).new_BN], dim=1)
+    text_BT = torch.cat([prompt_BT, run_through(engines["cache"], prompt_BT, new, sampler).tokens], dim=1)
     places = np.unique(np.linspace(0, new - 1, RECOMPUTED).round().astype(int)).tolist()
     for _ in range(ROUNDS):
         for name, engine in engines.items():
@@ -76,9 +76,9 @@ def measure(model: GPT, run: schema.Run, prompt_BT: Tensor, *, new: int, sampler
             timed["no cache"].token_s.append(time.perf_counter() - began)
     for name, engine in engines.items():
         engine.prefill(prompt_BT)
-        timed[name].allocated_bytes_per_token = allocated_bytes(lambda e=engine: e.decode(prompt_BT[:, 0])) / batch
+        timed[name].allocated_bytes_per_token = allocated_bytes(engine.decode, prompt_BT[:, 0]) / batch
     middle_BT = text_BT[:, : T + new // 2]
-    timed["no cache"].allocated_bytes_per_token = allocated_bytes(lambda: again.prefill(middle_BT)) / batch
+    timed["no cache"].allocated_bytes_per_token = allocated_bytes(again.prefill, middle_BT) / batch
     return list(timed.values())
 
 
@@ -88,7 +88,7 @@ class Through:
 
     prefill_s: float
     token_s: list[float]
-    new_BN: Tensor
+    tokens: Tensor  # (B, 1 + N)
 
 
 def run_through(engine: Engine, prompt_BT: Tensor, n: int, sampler: Sampler) -> Through:
@@ -101,18 +101,18 @@ def run_through(engine: Engine, prompt_BT: Tensor, n: int, sampler: Sampler) -> 
         new.append(sampler(engine.decode(new[-1]), i))
         new[-1].tolist()
         marks.append(time.perf_counter())
-    return Through(prefill_s=marks[0] - began, token_s=np.diff(marks).tolist(), new_BN=torch.stack(new[:n] or new, dim=1))
+    return Through(prefill_s=marks[0] - began, token_s=np.diff(marks).tolist(), tokens=torch.stack(new, dim=1))
 
 
-def allocated_bytes(call: Callable[[], object]) -> int:
+def allocated_bytes(call: Callable[[Tensor], object], tokens: Tensor) -> int:
     """Bytes that the call asks torch's allocator for, whether it gives them back or not: the device's own counter on CUDA, on the CPU the
     profiler's record of each allocation (compiled code's included)."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         before = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
-        call()
+        call(tokens)
         return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - before)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        call()
+        call(tokens)
     assert seen.profiler is not None
     events = seen.profiler.kineto_results.events()
     return sum(max(0, event.nbytes()) for event in events if event.name() == "[memory]")
@@ -123,10 +123,9 @@ def kv_bytes_per_token(model: GPT, run: schema.Run) -> float:
     return Cached(model, run, batch=1, capacity=run.model.seq_len).n_bytes / run.model.seq_len
 
 
-def random_prompt(run: schema.Run, *, batch: int, tokens: int, vocab_size: int, seed: int, device: torch.device) -> Tensor:
-    """Prompts to time: what the tokens are changes nothing."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocab_size, (batch, tokens), generator=generator).to(device)
+def random_prompt(tokens: int, *, vocab_size: int) -> Tensor:
+    """(1, tokens) of something: what the tokens are changes no time."""
+    return torch.randint(vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nocap.schema import Device, require
 
 
 @dataclass(kw_only=True, slots=True)
 class Generate:
-    """Text from the newest valid checkpoint of `run`."""
+    """A door's request; `help` says what a key means."""
 
-    run: str  # a run's folder, name or identity
-    prompt: str = ""  # empty: the text begins after an end-of-text token, as the training documents do
-    max_tokens: int = 200  # new tokens a sample
-    samples: int = 1
-    temperature: float = 1.0  # 0: always the most probable token
-    top_k: int = 0  # draw among the k most probable tokens; 0: among all
-    seed: int = 0  # of the sampling; sample i is the same however many others are drawn beside it
-    compile: bool = False  # torch.compile for the step that decodes a token
-    device: Device | None = None  # null: a GPU where there is one
-    threads: int | None = None  # CPU threads; null: the cores there are
-    output_dir: str = "outputs"  # names and identities are looked for in its runs/
+    run: str = field(metadata={"help": "a run's folder, name or identity"})
+    prompt: str = field(default="", metadata={"help": "what the text goes on from; empty: the beginning of a document"})
+    max_tokens: int = field(default=200, metadata={"help": "new tokens a sample; fewer where the model's context ends"})
+    samples: int = field(default=1, metadata={"help": "texts, decoded in one batch"})
+    temperature: float = field(default=1.0, metadata={"help": "0 takes the most probable token"})
+    top_k: int = field(default=0, metadata={"help": "draw among the k most probable tokens; 0: among all"})
+    seed: int = field(default=0, metadata={"help": "of the draws; a sample is the same however many are drawn beside it"})
+    compile: bool = field(default=False, metadata={"help": "decode through torch.compile"})
+    device: Device | None = field(default=None, metadata={"help": "cpu or cuda (default: a GPU where there is one)"})
+    threads: int | None = field(default=None, metadata={"help": "CPU threads (default: the cores there are)"})
+    output_dir: str = field(default="outputs", metadata={"help": "names and identities are looked for in its runs"})
 
     def __post_init__(self) -> None:
         for key in ("max_tokens", "samples"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -47,7 +46,8 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     Errors:
         ValueError: the data, the compiler or the output directory will not do.
     """
-    _check_compiler(run)
+    if run.trainer.compile is not Compile.off:
+        hardware.check_compiler(f"trainer.compile={run.trainer.compile.value}", run.trainer.device)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)
     words = [
@@ -72,13 +72,6 @@ def _check_writable(folder: Path, configured: str) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         reason = "Permission denied" if there.is_dir() else "Not a directory"
         raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
-
-
-def _check_compiler(run: Run) -> None:
-    compiler = os.environ.get("CXX", "g++")
-    needed = run.trainer.compile is not Compile.off and run.trainer.device is Device.cpu
-    if needed and not shutil.which(compiler):
-        raise ValueError(f"trainer.compile={run.trainer.compile.value} on the CPU needs a C++ compiler, and there is no {compiler}")
 
 
 def _check_tokens(run: Run, dataset: Dataset) -> None:

@@ -91,6 +91,9 @@ class GPT(nn.Module):
     fan_in is d_model. Rotary tables are buffers outside the checkpoint.
     """
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, run: schema.Run, *, vocab_size: int) -> None:
         super().__init__()
         m = run.model

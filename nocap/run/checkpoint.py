@@ -88,7 +88,8 @@ def load_model(path: Path, model: nn.Module) -> None:
         ValueError: they are another model's.
     """
     saved, own = load_file(path / "model.safetensors"), dict(model.named_parameters())
-    apart = sorted(name for name in saved.keys() | own.keys() if name not in saved or name not in own or saved[name].shape != own[name].shape)
+    shapes = [{name: tuple(tensor.shape) for name, tensor in tensors.items()} for tensors in (saved, own)]
+    apart = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if apart:
         raise ValueError(f"{path} must hold the weights of the run's own config.yaml, got other {apart[0]} ({len(apart)} tensors differ)")
     with torch.no_grad():
