@@ -156,7 +156,6 @@ def _latency(
         raise ValueError(f"prompt must leave room for 2 tokens in model.seq_len={context} with --latency, got {T} tokens")
     rows = []
     for batch in batch_sizes:
-        torch.compiler.reset()  # a compiled engine for each batch size would reach dynamo's limit
         sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=batch, max_tokens=new + 1)
         timed = latency.measure(model, run, one.expand(batch, -1).to(device), new=new, sampler=sampler, compiled=asked.compile)
         rows += [each.row(T) for each in timed]
