@@ -96,7 +96,7 @@ def bench(words: tuple[str, ...], *, vocab_size: int, prompt: int, new: int, tex
             m.text_wall_s.append(time.perf_counter() - wall)
             m.collections.append(_collections() - before)
     assert len({str(m.tokens) for m in measured.values()}) == 1, "the engines must write the same texts"
-    flops = {name: 0.0 for name in engines}
+    flops = dict.fromkeys(engines, 0.0)
     for T in range(prompt + 1, prompt + new + 1):
         flops["no cache"] += forward_flops(run, fed=T, keys=T * (T + 1) / 2, vocab_size=vocab_size)
         flops["cache"] += forward_flops(run, fed=1, keys=T, vocab_size=vocab_size)

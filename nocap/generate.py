@@ -170,13 +170,13 @@ def _latency(
         "hardware": hardware.describe(place, threads),
         "rows": rows,
     }
+    record = run_dir / "latency.json"
+    with writing("run", record):
+        write_json(record, content)
     where = f"fp32 on {hardware.device_name(place)}, {threads} CPU thread(s)"
     print(f"{run_dir.name} at step {trained.step}: {T} tokens of prompt, {new} new; {where}")
     print(table(*latency.table(rows)))
     print(f"KV cache: {content['kv_bytes_per_token']:,.0f} bytes a token, over the whole context of {context}")
-    record = run_dir / "latency.json"
-    with writing("run", record):
-        write_json(record, content)
     return content
 
 

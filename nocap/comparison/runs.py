@@ -45,6 +45,7 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
+    inference: Mapping[str, Any] = field(default_factory=dict)  # latency.json, where `nocap.generate --latency` left one
 
     def number(self, *keys: str) -> float | None:
         """A finite number of the summary, by its path; `None` where there is none, as in older records."""
@@ -239,7 +240,20 @@ def read(folder: Path, *, problems: list[str]) -> Record:
         manifest=manifest,
         summary=summary,
         curve=_curve(folder, problems) if status in COMPARED else Curve(),
+        inference=_inference(folder, problems),
     )
+
+
+def _inference(folder: Path, problems: list[str]) -> Mapping[str, Any]:
+    try:
+        content = read_json(folder / "latency.json") or {}
+    except ValueError as error:
+        problems.append(f"{folder.name}: no inference, {error}")
+        return {}
+    if content.get("schema_version", 0) > SCHEMA_VERSION:
+        problems.append(f"{folder.name}: no inference, latency.json has schema_version {content['schema_version']}")
+        return {}
+    return content
 
 
 def _curve(folder: Path, problems: list[str]) -> Curve:
