@@ -56,7 +56,7 @@ def again(model: GPT, prompt_BT: Tensor, text_BN: Tensor, sampler: Sampler) -> l
 WAYS = ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 1.3, "top_k": 7, "seed": 3})
 
 
-def assert_same_text(model: GPT, run: Run, *, B: int = 1, T: int = 12, n: int = 60) -> None:
+def assert_same_text(model: GPT, run: Run, *, B: int = 1, T: int = 12, n: int = 40) -> None:
     """Greedy and seeded, token for token."""
     engine, seen = Cached(model, run, batch=B, capacity=T + n), set()
     for how in WAYS:
@@ -78,7 +78,7 @@ def test_cached_text_is_recomputed_text(option: str):
     torch.testing.assert_close(cached.decode(got[:, -1]), recompute.decode(got[:, -1]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("window", "T"), [(1, 5), (7, 5), (7, 7), (7, 8), (7, 40), (70, 12), (500, 12)])
+@pytest.mark.parametrize(("window", "T"), [(1, 5), (7, 5), (7, 7), (7, 8), (7, 40), (40, 12), (500, 12)])
 @pytest.mark.parametrize("option", ["sliding", "hybrid"])
 def test_windows_shorter_and_longer_than_prompt_and_text(option: str, window: int, T: int):
     assert_same_text(*made(f"attention={option}", f"attention.window={window}", "model.n_head=4"), T=T)
@@ -132,7 +132,7 @@ def test_an_engine_starts_over_with_each_prompt():
 
 
 def test_the_cache_holds_what_the_option_needs_and_no_more():
-    """fp32, 64 wide, 4 heads of 16, 4 layers, room for 128 tokens, window 32: bytes by hand."""
+    """fp32, 64 wide, 4 heads of 16, 4 layers, room for 128 tokens; the window is a quarter of the context: bytes by hand."""
     a_slot = 2 * 16 * 4
     want = {
         "mha": 4 * 128 * 4,

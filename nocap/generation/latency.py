@@ -114,7 +114,7 @@ def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
         before = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
         call(*arguments)
         return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - before)
-    with _without_native_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with _without_native_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         call(*arguments)
     assert seen.profiler is not None
     assert seen.profiler.kineto_results is not None
