@@ -15,7 +15,7 @@ from nocap.comparison.runs import find_one
 from nocap.generation.request import Generate
 from nocap.generation.text import Sample, for_a_terminal
 from nocap.run.record import write_json, writing
-from nocap.schema import Device
+from nocap.schema import Device, Precision
 
 if TYPE_CHECKING:
     from nocap.generation.load import Trained
@@ -166,6 +166,7 @@ def _latency(
         "prompt_tokens": T,
         "new_tokens": new,
         "precision": "fp32",
+        "kernel": {"prefill": hardware.kernel_name(run.attention, place, Precision.fp32), "decode": "scaled_dot_product_attention"},
         "kv_bytes_per_token": latency.kv_bytes_per_token(model, run),
         "hardware": hardware.describe(place, threads),
         "rows": rows,

@@ -121,6 +121,7 @@ REFUSALS = {
     "unknown run elsewhere": (["run=nothing", "output_dir=there"], "in there/runs"),
     "unknown key": (["run=RUN", "temprature=1"], "temprature is no key of generate (did you mean temperature?)"),
     "no value": (["run=RUN", "prompt"], "'prompt' must be key=value"),
+    "prompt no text": (["run=RUN", "prompt=\udcff"], "prompt must be UTF-8, got '\\udcff'"),
     "negative temperature": (["run=RUN", "temperature=-1"], "temperature must be a number of at least 0, got -1.0"),
     "temperature no number": (["run=RUN", "temperature=nan"], "temperature must be a number of at least 0, got nan"),
     "temperature a word": (["run=RUN", "temperature=hot"], "temperature"),
@@ -245,6 +246,16 @@ def test_latency_is_printed_and_logged_to_the_run(trained: Path, say: Say, tmp_p
         assert row["decode_tokens_per_s"] == pytest.approx(row["batch"] / row["ms_per_token"]["p50"] * 1e3)
     cached, again = content["rows"][:2]
     assert cached["allocated_bytes_per_token"] < again["allocated_bytes_per_token"] / 5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
+def test_latency_of_the_compiled_step(trained: Path, say: Say):
+    assert say(f"run={trained}", "--latency", "--batch-sizes", "1,2", "max_tokens=8", "compile=true")[0] == 0
+    rows = json.loads((trained / "latency.json").read_text())["rows"]
+    assert [row["engine"] for row in rows] == ["cache", "cache, compiled", "no cache"] * 2
+    assert all((row["compile_s"] is not None) == ("compiled" in row["engine"]) for row in rows)
+    assert all(row["compile_s"] > 0.1 and row["allocated_bytes_per_token"] > 0 for row in rows if "compiled" in row["engine"])
 
 
 def test_allocated_bytes_are_those_asked_for():

@@ -27,6 +27,7 @@ class Generate:
     def __post_init__(self) -> None:
         for key in ("max_tokens", "samples"):
             require(getattr(self, key) >= 1, key, "be at least 1", getattr(self, key))
+        require(self.prompt.isascii() or not any("\ud800" <= c <= "\udfff" for c in self.prompt), "prompt", "be UTF-8", repr(self.prompt))
         require(0 <= self.temperature < math.inf, "temperature", "be a number of at least 0", self.temperature)
         require(self.top_k >= 0, "top_k", "be at least 0 (0: the whole vocabulary)", self.top_k)
         require(0 <= self.seed < 2**63, "seed", "be in [0, 2^63)", self.seed)
