@@ -63,6 +63,7 @@ class Cached:
             for layer in range(run.model.n_layer)
         ]
         self.mixers = [build_mixer(run.attention, layer) for layer in range(run.model.n_layer)]
+        self.tokens_B = torch.zeros(batch, dtype=torch.long, device=weight.device)
         self.position = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.length = 0
         self._static = _compiled(weight.device) if compiled else None
@@ -86,7 +87,8 @@ class Cached:
         assert self.length < self.capacity
         assert len(tokens_B) == self.batch
         if self._static is not None:
-            logits_BV: Tensor = self._static(self, tokens_B, self.position)
+            # Into the one tensor that the graph was made for: other strides would be read wrong.
+            logits_BV: Tensor = self._static(self, self.tokens_B.copy_(tokens_B), self.position)
             self.position += 1
         else:
             mixers = [layer.decode(self.length) for layer in self.layers]
