@@ -10,6 +10,7 @@ DOORS = {
     "train": "one run, or a grid with --multirun",
     "data": "list, prepare and verify token shards",
     "compare": "what held, among any runs",
+    "generate": "text from a checkpoint, and how fast it comes",
 }
 
 
@@ -19,7 +20,7 @@ def main() -> None:
         _complete()
     door = sys.argv[1] if len(sys.argv) > 1 else None
     if door not in DOORS:
-        usage = "\n".join(f"  nocap {name:<7} {what}" for name, what in DOORS.items())
+        usage = "\n".join(f"  nocap {name:<8} {what}" for name, what in DOORS.items())
         print(f'usage: nocap DOOR …\n{usage}\ntab completion: eval "$(nocap train -sc install=bash)"', file=sys.stderr)
         raise SystemExit(0 if door in ("-h", "--help") else 2)
     del sys.argv[1]

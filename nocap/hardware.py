@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,17 +69,24 @@ def default_device() -> Device:
     return Device.cuda if torch_build()["cuda"] and cuda_devices() else Device.cpu
 
 
-def check_device(device: Device, devices: int) -> None:
+def check_device(device: Device, devices: int, *, key: str = "trainer.device") -> None:
     """Refuse CUDA where it is absent, and more workers than GPUs."""
     if device is Device.cpu:
         return
     if not torch_build()["cuda"]:
-        raise ValueError(f"trainer.device=cuda needs a torch built for CUDA, got torch {torch_build()['version']}")
+        raise ValueError(f"{key}=cuda needs a torch built for CUDA, got torch {torch_build()['version']}")
     if not cuda_devices():
-        raise ValueError("trainer.device=cuda needs a GPU, and the CUDA driver shows none")
+        raise ValueError(f"{key}=cuda needs a GPU, and the CUDA driver shows none")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
     if local > len(cuda_devices()):
         raise ValueError(f"trainer.devices must be at most the {len(cuda_devices())} visible GPU(s), got {local}")
+
+
+def check_compiler(asked: str, device: Device) -> None:
+    """Refuse compilation on a CPU without a C++ compiler."""
+    compiler = os.environ.get("CXX", "g++")
+    if device is Device.cpu and not shutil.which(compiler):
+        raise ValueError(f"{asked} on the CPU needs a C++ compiler, and there is no {compiler}")
 
 
 def default_precision(device: Device) -> Precision:

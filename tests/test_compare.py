@@ -273,6 +273,37 @@ def test_an_arm_from_two_machines_has_no_speed(tmp_path):
     assert "2 machines" in arm["tokens_per_s"]["refused"]
 
 
+def write_latency(folder: Path, *, decode: float, fingerprint: str = "m", kv: float = 512.0) -> None:
+    rows = [{"engine": "no cache", "batch": 1, "decode_tokens_per_s": 1.0}]
+    rows += [{"engine": "cache", "batch": batch, "prefill_tokens_per_s": 9e3, "decode_tokens_per_s": decode * batch} for batch in (1, 4)]
+    content = {"schema_version": 1, "kv_bytes_per_token": kv, "prompt_tokens": 64, "new_tokens": 64, "precision": "fp32", "rows": rows}
+    (folder / "latency.json").write_text(json.dumps({**content, "hardware": {"fingerprint": fingerprint}}))
+
+
+def test_inference_stands_beside_training(tmp_path):
+    base = write_run(tmp_path)
+    folders = {
+        words: write_run(tmp_path, words=words, config={"attention.n_kv_heads": n}) for n, words in ((4, "gqa"), (1, "mqa"), (2, "none"))
+    }
+    write_latency(base, decode=100.0)
+    write_latency(folders["gqa"], decode=130.0, kv=128.0)
+    write_latency(folders["mqa"], decode=150.0, kv=32.0, fingerprint="another")
+    comparison = compare(load([tmp_path]))
+    found = {arm["label"]: arm["inference"] for arm in comparison["arms"]}
+    assert [found[name] and found[name]["decode_tokens_per_s"] for name in found] == [100.0, 130.0, None, None]
+    assert [found[name] and found[name]["kv_bytes_per_token"] for name in found] == [512.0, 128.0, 32.0, None]
+    shown = render(comparison)
+    assert "decode tokens/s" in shown
+    assert "refused: other hardware" in shown
+    (base / "latency.json").write_text("{")
+    assert any("latency.json must hold a JSON object" in line for line in load([tmp_path]).problems)
+
+
+def test_without_inference_no_table_speaks_of_it(tmp_path):
+    write_run(tmp_path)
+    assert "KV bytes" not in render(compare(load([tmp_path])))
+
+
 def test_runs_one_after_the_other_are_doubted(tmp_path):
     for seed in range(3):
         write_run(tmp_path, seed=seed, started=f"2026-01-01T0{seed}:00")

@@ -33,7 +33,7 @@ from nocap.run.config import load
 from nocap.run.ledger import LINES
 from nocap.run.record import Metrics
 from nocap.run.spikes import ENOUGH, SIGMAS, WINDOW, Spikes
-from tests.attempts import Attempt, attempt, processes, state_of, steady, wait_until
+from tests.attempts import Attempt, attempt, processes, stamp, state_of, steady, wait_until
 from tests.conftest import FAULTS, MEDIUM, REPO, SMALL, Door, Finished, Undisturbed, rows_of, the_run
 from tests.made_grid import EVIL, made, poisoned
 
@@ -692,14 +692,6 @@ def test_23_checkpoint_holds_tensors_and_json_only(preempted: tuple[Path, Finish
                 json.loads(content)
             else:
                 assert load_file(file)
-
-
-def stamp(folder: Path) -> None:
-    """Make a folder that was changed look sound: its step, and the checksums that its files have now."""
-    state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**state, "step": int(folder.name[5:])}))
-    sums = {file.name: checkpoint._sha256(file) for file in folder.iterdir() if file.name != "manifest.json"}
-    (folder / "manifest.json").write_text(json.dumps(sums))
 
 
 def test_23_pickle_in_a_checkpoint(preempted: tuple[Path, Finished], tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:

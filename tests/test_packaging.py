@@ -21,7 +21,7 @@ def complete(door: Door, line: str) -> set[str]:
 
 
 def test_completion_offers_doors_groups_and_options(door: Door) -> None:
-    assert complete(door, "nocap ") == {"train", "compare", "data"}
+    assert complete(door, "nocap ") == {"train", "compare", "data", "generate"}
     assert complete(door, "nocap tr") == {"train"}
     assert {"attention=gqa", "attention=sliding"} <= complete(door, "nocap train attention=")
     assert complete(door, "nocap train attention=gqa mlp=sw") == {"mlp=swiglu"}

@@ -22,6 +22,7 @@ from nocap import stats
 from nocap.comparison import estimates, factorial, target
 from nocap.comparison.arms import Arm, changes, choose_baseline, group, swept
 from nocap.comparison.estimates import ALPHA, CONFIDENCE, LEAST_SEEDS
+from nocap.comparison.inference import inference
 from nocap.comparison.runs import COMPARED, Found, Record, shorten
 from nocap.comparison.why import check_allowed, check_measured, confounders, covers
 from nocap.run.record import SCHEMA_VERSION
@@ -122,6 +123,7 @@ def _arm(arm: Arm, base: Arm, *, metric: str, allow: Collection[str], goal: floa
         "kernel": arm.fact("kernel") or {},
         "hardware": sorted({run.machine[0] for run in arm.runs}),
         "to_target": None if goal is None else target.reach(arm, base, goal=goal),
+        "inference": inference(arm, base),
         "pareto": None,
         "pareto_tied": None,
         "clock_s": {line: fmean(clock.get(line) or 0.0 for clock in clocks) for line in dict.fromkeys(k for c in clocks for k in c)},

@@ -45,6 +45,7 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
+    inference: Mapping[str, Any] = field(default_factory=dict)  # latency.json, where `nocap.generate --latency` left one
 
     def number(self, *keys: str) -> float | None:
         """A finite number of the summary, by its path; `None` where there is none, as in older records."""
@@ -137,8 +138,8 @@ def load(paths: Iterable[str | Path]) -> Found:
     return found
 
 
-def find(path: str) -> list[Path]:
-    """The run folders that a path, glob or name stands for."""
+def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
+    """The run folders that a path, glob or name stands for; a name is looked for in the `runs` of `outputs`."""
     place = Path(path).expanduser()
     if place.is_dir():
         folders = _below(place)
@@ -149,15 +150,15 @@ def find(path: str) -> list[Path]:
         matches = [Path(match) for match in sorted(glob.glob(str(place), recursive=True))]
         folders = [folder for match in matches if match.is_dir() for folder in _below(match)]
     else:
-        folders = _named(path)
+        folders = _named(path, outputs / "runs")
     if not folders:
-        raise ValueError(f"{path} must be a run, a folder, a glob, or a run's name or identity in {OUTPUTS / 'runs'}, and no run was found")
+        raise ValueError(f"{path} must be a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found")
     return folders
 
 
-def find_one(path: str) -> Path:
+def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
     """The one run folder that a path or name stands for."""
-    folders = find(path)
+    folders = find(path, outputs=outputs)
     if len(folders) > 1:
         raise ValueError(f"{path} must be one run, got {len(folders)}: {shorten(f.name for f in folders)}")
     return folders[0]
@@ -193,9 +194,9 @@ def _cells(grid: Path) -> list[Path]:
     return [by_identity[identity] for identity in dict.fromkeys(wanted) if identity in by_identity]
 
 
-def _named(name: str) -> list[Path]:
+def _named(name: str, root: Path) -> list[Path]:
     """By a folder's whole name, an identity (or its first six digits or more), or a readable name, which may be that of an arm."""
-    runs = sorted((folder for folder in (OUTPUTS / "runs").glob("[!.]*/") if _is_run(folder)), key=_started)
+    runs = sorted((folder for folder in root.glob("[!.]*/") if _is_run(folder)), key=_started)
     by_identity = [folder for folder in runs if len(name) >= 6 and folder.name.rpartition("-")[2].startswith(name)]
     return by_identity or [folder for folder in runs if folder.name == name or folder.name.startswith(f"{name}-")]
 
@@ -239,7 +240,20 @@ def read(folder: Path, *, problems: list[str]) -> Record:
         manifest=manifest,
         summary=summary,
         curve=_curve(folder, problems) if status in COMPARED else Curve(),
+        inference=_inference(folder, problems),
     )
+
+
+def _inference(folder: Path, problems: list[str]) -> Mapping[str, Any]:
+    try:
+        content = read_json(folder / "latency.json") or {}
+    except ValueError as error:
+        problems.append(f"{folder.name}: no inference, {error}")
+        return {}
+    if content.get("schema_version", 0) > SCHEMA_VERSION:
+        problems.append(f"{folder.name}: no inference, latency.json has schema_version {content['schema_version']}")
+        return {}
+    return content
 
 
 def _curve(folder: Path, problems: list[str]) -> Curve:

@@ -17,7 +17,7 @@ def render(comparison: Facts) -> str:
     arms = comparison["arms"]
     base = next(arm for arm in arms if arm["arm"] == comparison["baseline"])
     arms = [base, *(arm for arm in arms if arm is not base)]
-    sections = [_head(comparison, base), _verdicts(comparison, arms), _speed(arms), _fairness(arms, base)]
+    sections = [_head(comparison, base), _verdicts(comparison, arms), _speed(arms), _inference(arms), _fairness(arms, base)]
     if comparison["target"] is not None:
         sections.append(_target(arms, comparison["target"]))
     sections += [_effects(comparison), _front(arms), *_notes(comparison)]
@@ -72,6 +72,21 @@ def _speed(arms: Sequence[Facts]) -> str:
         rows.append([*cells, _seconds(arm["train_s"]["mean"])])
     head = ["arm", "tokens/s", "×", "step ms", "×", "MiB", "×", "train s"]
     return "\n".join([table(head, rows), *(f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1))])
+
+
+def _inference(arms: Sequence[Facts]) -> str:
+    """One text over a cache, where somebody measured it."""
+    if not any(arm["inference"] for arm in arms):
+        return ""
+    rows = []
+    for arm in arms:
+        found = arm["inference"] or {}
+        rates = [found.get(key) for key in ("prefill_tokens_per_s", "decode_tokens_per_s")]
+        cells = ["refused" if found.get("refused") else NONE if rate is None else f"{rate:,.0f}" for rate in rates]
+        rows.append([arm["label"], *cells, _cost(found.get("kv_bytes_per_token"), None)])
+    reasons = dict.fromkeys(arm["inference"]["refused"] for arm in arms if arm["inference"] and arm["inference"]["refused"])
+    head = table(["arm", "prefill tokens/s", "decode tokens/s", "KV bytes/token"], rows)
+    return "\n".join(["one text over a cache (nocap.generate --latency)", head, *(f"refused: {reason}" for reason in reasons)])
 
 
 def _costs(arm: Facts) -> tuple[float | None, ...]:

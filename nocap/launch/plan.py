@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -49,7 +48,8 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     Errors:
         ValueError: the data, the compiler or the output directory will not do.
     """
-    _check_compiler(run)
+    if run.trainer.compile is not Compile.off:
+        hardware.check_compiler(f"trainer.compile={run.trainer.compile.value}", run.trainer.device)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)
     words = [
@@ -93,13 +93,6 @@ def _check_data_unchanged(run: Run, parts: Mapping[str, Any], others: Iterable[P
             raise ValueError(
                 f"data must be what {folder} began with ({was}…), got {now}…; put it back to resume, or move that folder to start anew"
             )
-
-
-def _check_compiler(run: Run) -> None:
-    compiler = os.environ.get("CXX", "g++")
-    needed = run.trainer.compile is not Compile.off and run.trainer.device is Device.cpu
-    if needed and not shutil.which(compiler):
-        raise ValueError(f"trainer.compile={run.trainer.compile.value} on the CPU needs a C++ compiler, and there is no {compiler}")
 
 
 def _check_tokens(run: Run, dataset: Dataset) -> None:

@@ -148,7 +148,9 @@ class CausalSelfAttention(nn.Module):
         self.v_proj = nn.Linear(d_model, n_kv_heads * self.d_head, bias=False)
         self.out_proj = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None, mixer: Mixer | None = None) -> Tensor:
+        """`mixer` takes the place of the layer's own: generation's reads and writes a cache."""
+        mix = self.mixer if mixer is None else mixer
         q_BTHD = self.q_proj(x_BTC).unflatten(2, (self.n_head, self.d_head))
         k_BTKD = self.k_proj(x_BTC).unflatten(2, (self.n_kv_heads, self.d_head))
         v_BTKD = self.v_proj(x_BTC).unflatten(2, (self.n_kv_heads, self.d_head))
@@ -156,7 +158,7 @@ class CausalSelfAttention(nn.Module):
             q_BTHD, k_BTKD = rms_norm(q_BTHD, 1e-6), rms_norm(k_BTKD, 1e-6)
         if rotary is not None:
             q_BTHD, k_BTKD = rotate(q_BTHD, *rotary), rotate(k_BTKD, *rotary)
-        y_BHTD = self.mixer(q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2))
+        y_BHTD = mix(q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2))
         return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocap import schema
-from nocap.model.attention import CausalSelfAttention, build_mixer
+from nocap.model.attention import CausalSelfAttention, Mixer, build_mixer
 from nocap.model.mlp import build_mlp
 from nocap.model.norm import build_norm
 from nocap.model.position import rotary_tables
@@ -55,8 +55,8 @@ class Block(nn.Module):
         self.attention = Branch(attention, norm=run.norm, model=m, scale=1.0 if kind is ResidualScale.none else small)
         self.mlp = Branch(build_mlp(run.mlp, m.d_model), norm=run.norm, model=m, scale=small if kind is ResidualScale.both else 1.0)
 
-    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        x_BTC = self.attention(x_BTC, rotary)
+    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None, mixer: Mixer | None = None) -> Tensor:
+        x_BTC = self.attention(x_BTC, rotary, mixer)
         return self.mlp(x_BTC)
 
 
@@ -90,6 +90,9 @@ class GPT(nn.Module):
     Every matrix, the embedding included, starts as PyTorch's `nn.Linear` does: uniform in ±1/√fan_in. For the embedding, tied or not,
     fan_in is d_model. Rotary tables are buffers outside the checkpoint.
     """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, run: schema.Run, *, vocab_size: int) -> None:
         super().__init__()

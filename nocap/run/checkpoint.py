@@ -143,7 +143,6 @@ def find(root: Path, *, fits: Callable[[Path], str | None] = lambda path: None) 
 def misfit(path: Path, *, model: nn.Module, optimizers: Optimizers) -> str | None:
     """Why a checkpoint that is whole is not one of this model and these optimizers, or `None`. Reads names and shapes, no tensor."""
     names = {p: name for name, p in model.named_parameters()}
-    weights = {name: list(p.shape) for p, name in names.items()}
     moments = {
         f"{index}/{names[p]}/{field}": [] if field == "step" else list(p.shape)
         for index, optimizer in enumerate(optimizers)
@@ -151,19 +150,23 @@ def misfit(path: Path, *, model: nn.Module, optimizers: Optimizers) -> str | Non
         for p in group["params"]
         for field in STATE[type(optimizer)]
     }
-    for file, expected in (("model.safetensors", weights), ("optimizer.safetensors", moments)):
-        found = _shapes(path / file)
-        if differing := sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)):
-            return f"{file} must hold what this run's has, and differs in {differing[0]}"
-    return None
+    return _differ(path / "model.safetensors", _weights(model)) or _differ(path / "optimizer.safetensors", moments)
+
+
+def _weights(model: nn.Module) -> dict[str, list[int]]:
+    return {name: list(p.shape) for name, p in model.named_parameters()}
+
+
+def _differ(path: Path, expected: dict[str, list[int]]) -> str | None:
+    """Where a file's names and shapes are not the expected ones."""
+    found = _shapes(path)
+    differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+    return f"{path.name} must hold what this run's model has, and differs in {differing[0]}" if differing else None
 
 
 def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
     """Put a checkpoint's tensors into model and optimizers, which it must fit; return its state."""
-    saved = load_file(path / "model.safetensors")
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(saved[name])
+    load_model(path, model)
     names = dict(model.named_parameters())
     for key, tensor in load_file(path / "optimizer.safetensors").items():
         index, name, field = key.split("/")
@@ -171,6 +174,20 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
         optimizers[int(index)].state[p][field] = tensor.to(p.device)
     state: dict[str, Any] = json.loads((path / "state.json").read_text())
     return state
+
+
+def load_model(path: Path, model: nn.Module) -> None:
+    """Put a checkpoint's weights into the model.
+
+    Errors:
+        ValueError: they are another model's.
+    """
+    if problem := _differ(path / "model.safetensors", _weights(model)):
+        raise ValueError(f"{path}: {problem}")
+    saved = load_file(path / "model.safetensors")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(saved[name])
 
 
 def prune(root: Path, *, keep: int) -> list[str]:

@@ -8,10 +8,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 import yaml
 from hydra import compose as hydra_compose
@@ -24,6 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from nocap import hardware
 from nocap.paths import conf_dir
 from nocap.schema import SCHEMAS, Compile, Device, Kernel, Run
+
+T = TypeVar("T")
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
 LOST = 70  # how torchrun's agent says to its parent that a rank was taken, not that training failed
@@ -113,6 +115,29 @@ def compose(overrides: list[str]) -> Run:
             return parse(hydra_compose("train", overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(explain(error)) from error
+
+
+def from_words(schema: type[T], words: Iterable[str]) -> T:
+    """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands: a prompt may hold what Hydra's grammar,
+    yaml or an interpolation would read as something else.
+
+    Errors:
+        ValueError: a wrong or missing key, type or value; one line with key, rule and value.
+    """
+    kinds, cfg, given = get_type_hints(schema), OmegaConf.structured(schema), dict[str, Any]()
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word!r} must be key=value{_suggest(key, list(kinds))}")
+        if key not in kinds:
+            raise ValueError(f"{key} is no key of {schema.__name__.lower()}{_suggest(key, list(kinds))}")
+        if kinds[key] is not str:
+            cfg[key] = text
+        given[key] = text if kinds[key] is str else cfg[key]
+    for f in dataclasses.fields(cast(Any, schema)):
+        if f.name not in given and f.default is dataclasses.MISSING:
+            raise ValueError(f"{f.name} must be given")
+    return schema(**given)
 
 
 def to_plain(run: Run) -> dict[str, Any]:

@@ -1,0 +1,164 @@
+"""How fast a model answers and what it holds meanwhile: prefill and decoding, with a cache, compiled, and by recomputing the prefix.
+
+Times are wall-clock from token to token, sampling included, which is what somebody waits for. Nothing is left out of them but the first
+call of every shape, which is made before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from nocap import schema
+from nocap.generation.engine import Cached, Engine, Recompute
+from nocap.generation.sample import Sampler
+from nocap.model.gpt import GPT
+
+ROUNDS = 3  # engines take turns, so that a machine whose speed drifts slows all of them
+RECOMPUTED = 4  # positions a round at which the prefix is recomputed, spread over all that are decoded
+
+
+@dataclass(kw_only=True, slots=True)
+class Timed:
+    """One engine at one batch size. Lists are over rounds, and over rounds and tokens."""
+
+    engine: str
+    batch: int
+    compile_s: float | None = None  # the first decoded token's surplus
+    prefill_s: list[float] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+    allocated_bytes_per_token: float | None = None
+
+    def row(self, prompt_tokens: int) -> dict[str, Any]:
+        """As JSON. Rates are of the median, which other work on the machine moves least; the 95th percentile shows what it does."""
+        prefill_s, (p50_s, p95_s) = float(np.median(self.prefill_s)), np.percentile(self.token_s, [50, 95]).tolist()
+        return {
+            "engine": self.engine,
+            "batch": self.batch,
+            "prefill_ms": prefill_s * 1e3,
+            "prefill_tokens_per_s": self.batch * prompt_tokens / prefill_s,
+            "decode_tokens_per_s": self.batch / p50_s,
+            "ms_per_token": {"p50": p50_s * 1e3, "p95": p95_s * 1e3},
+            "allocated_bytes_per_token": self.allocated_bytes_per_token,
+            "compile_s": self.compile_s,
+        }
+
+
+def measure(model: GPT, run: schema.Run, prompt_BT: Tensor, *, new: int, sampler: Sampler, compiled: bool) -> list[Timed]:
+    """Time `new` tokens after the prompt with a cache, compiled too if asked, and by recomputing the prefix, in turns."""
+    batch, T = prompt_BT.shape
+    engines: dict[str, Engine] = {"cache": Cached(model, run, batch=batch, capacity=T + new)}
+    if compiled:
+        engines["cache, compiled"] = Cached(model, run, batch=batch, capacity=T + new, compiled=True)
+    timed = {name: Timed(engine=name, batch=batch) for name in (*engines, "no cache")}
+    for name, engine in engines.items():
+        first, *rest = run_through(engine, prompt_BT, 2, sampler).token_s
+        timed[name].compile_s = first - rest[0] if name == "cache, compiled" else None
+    again = Recompute(model)
+    text_BT = torch.cat([prompt_BT, run_through(engines["cache"], prompt_BT, new, sampler).tokens], dim=1)
+    places = np.unique(np.linspace(0, new - 1, RECOMPUTED).round().astype(int)).tolist()
+    for _ in range(ROUNDS):
+        for name, engine in engines.items():
+            through = run_through(engine, prompt_BT, new, sampler)
+            timed[name].prefill_s.append(through.prefill_s)
+            timed[name].token_s += through.token_s
+        timed["no cache"].prefill_s.append(run_through(again, prompt_BT, 0, sampler).prefill_s)
+        for i in places:
+            began = time.perf_counter()
+            sampler(again.prefill(text_BT[:, : T + i + 1]), i).tolist()
+            timed["no cache"].token_s.append(time.perf_counter() - began)
+    for name, engine in engines.items():
+        engine.prefill(prompt_BT)
+        timed[name].allocated_bytes_per_token = allocated_bytes(engine.decode, prompt_BT[:, 0]) / batch
+    middle_BT = text_BT[:, : T + new // 2]
+    timed["no cache"].allocated_bytes_per_token = allocated_bytes(again.prefill, middle_BT) / batch
+    return list(timed.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Through:
+    """One text, timed: the prompt with its first token, then each token after it."""
+
+    prefill_s: float
+    token_s: list[float]
+    tokens: Tensor  # (B, 1 + N)
+
+
+def run_through(engine: Engine, prompt_BT: Tensor, n: int, sampler: Sampler) -> Through:
+    """Decode n tokens after the first. `tolist` waits for the device, as a reader of the text would."""
+    began = time.perf_counter()
+    new = [sampler(engine.prefill(prompt_BT), 0)]
+    new[0].tolist()
+    marks = [time.perf_counter()]
+    for i in range(1, n + 1):
+        new.append(sampler(engine.decode(new[-1]), i))
+        new[-1].tolist()
+        marks.append(time.perf_counter())
+    return Through(prefill_s=marks[0] - began, token_s=np.diff(marks).tolist(), tokens=torch.stack(new, dim=1))
+
+
+def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
+    """Bytes that the call asks torch's allocator for, whether it gives them back or not: the device's own counter on CUDA, on the CPU the
+    profiler's record of each allocation (compiled code's included)."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        before = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
+        call(*arguments)
+        return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - before)
+    with _without_native_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        call(*arguments)
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    return sum(max(0, event.nbytes()) for event in seen.profiler.kineto_results.events() if event.name() == "[memory]")
+
+
+@contextmanager
+def _without_native_stderr() -> Iterator[None]:
+    """The profiler's C++ marks its start and end on stderr, whatever its log level. Python's own errors come after the block."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def kv_bytes_per_token(model: GPT, run: schema.Run) -> float:
+    """Bytes of cache a token of context, for one sequence of the model's whole context: windows make it less."""
+    return Cached(model, run, batch=1, capacity=run.model.seq_len).n_bytes / run.model.seq_len
+
+
+def random_prompt(tokens: int, *, vocab_size: int) -> Tensor:
+    """(1, tokens) of something: what the tokens are changes no time."""
+    return torch.randint(vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Head and cells for people."""
+    head = ["batch", "engine", "prefill tokens/s", "decode tokens/s", "ms p50", "ms p95", "MiB allocated/token", "compile s"]
+    cells = [
+        [
+            str(row["batch"]),
+            row["engine"],
+            f"{row['prefill_tokens_per_s']:,.0f}",
+            f"{row['decode_tokens_per_s']:,.1f}",
+            f"{row['ms_per_token']['p50']:.2f}",
+            f"{row['ms_per_token']['p95']:.2f}",
+            f"{row['allocated_bytes_per_token'] / 2**20:.3f}",
+            "–" if row["compile_s"] is None else f"{row['compile_s']:.1f}",
+        ]
+        for row in rows
+    ]
+    return head, cells
