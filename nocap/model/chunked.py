@@ -1,0 +1,110 @@
+"""Unembedding and loss a chunk of tokens at a time, so that no more than one chunk's logits exist at once.
+
+The gradients are made in the forward pass, where a chunk's logits are at hand. Making them in the backward pass would multiply by the
+weights a fourth time (a third more work) and save nothing: the head's backward follows its forward at once, and the gradient of
+the weights is as large then as now.
+
+N: tokens, C: channels, V: vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+ChunkStep = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def chunk_step(
+    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, softcap: float | None, z_loss: float, gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """One chunk's loss, summed over its tokens (a scalar, at least fp32), and the gradient of that sum by the logits, (N, V), or None.
+
+    With z = logsumexp(l) of the capped logits l = cap·tanh(h/cap), the gradient by h is
+    (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 - (l/cap)²).
+    """
+    logits_NV = x_NC @ weight_VC.t()
+    slope_NV = None
+    if softcap is not None:
+        tanh_NV = logits_NV.div_(softcap).tanh_()
+        logits_NV = softcap * tanh_NV
+        slope_NV = _wide(tanh_NV).square().neg_().add_(1) if gradient else None
+    logits_NV = _wide(logits_NV)
+    log_z_N = logits_NV.logsumexp(-1)
+    loss = (log_z_N - logits_NV.gather(1, targets_N[:, None])[:, 0] + z_loss * log_z_N.square()).sum()
+    if not gradient:
+        return loss, None
+    by_logits_NV = logits_NV.sub_(log_z_N[:, None]).exp_().mul_(1 + 2 * z_loss * log_z_N[:, None])
+    by_logits_NV.scatter_add_(1, targets_N[:, None], -torch.ones_like(log_z_N)[:, None])
+    if slope_NV is not None:
+        by_logits_NV.mul_(slope_NV)
+    return loss, by_logits_NV.to(x_NC.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32, or fp64 where x is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def chunked_cross_entropy(
+    x_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    *,
+    chunks: int,
+    softcap: float | None,
+    z_loss: float,
+    step: ChunkStep = chunk_step,
+) -> Tensor:
+    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ: a scalar in nats, at least fp32.
+
+    Every target is a token: there is no ignored index. The products run in autocast's dtype where it is on; sums over chunks, and with
+    them the gradient of the weights, in the inputs' own. The last chunk is smaller where `chunks` does not divide N. `step` may be
+    `chunk_step` compiled. Its gradients can be used once.
+    """
+    device = x_NC.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_NC.dtype
+
+    def one(x: Tensor, weight: Tensor, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        return step(x, weight, targets, softcap=softcap, z_loss=z_loss, gradient=gradient)
+
+    with torch.autocast(device, enabled=False):
+        if torch.is_grad_enabled():
+            loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, chunks, dtype, one)  # type: ignore[no-untyped-call]
+            return loss
+        parts = zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True)
+        weight = weight_VC.to(dtype)
+        return torch.stack([one(x.to(dtype), weight, targets, False)[0] for x, targets in parts]).sum() / x_NC.shape[0]
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunks: int, dtype: torch.dtype, step: ChunkStep) -> Tensor:
+        N = x_NC.shape[0]
+        weight = weight_VC.to(dtype)
+        by_x_NC, by_weight_VC = torch.empty_like(x_NC), torch.zeros_like(weight_VC)
+        losses = []
+        for x, targets, by_x in zip(x_NC.chunk(chunks), targets_N.chunk(chunks), by_x_NC.chunk(chunks), strict=True):
+            x = x.to(dtype)
+            loss, by_logits = step(x, weight, targets, True)
+            assert by_logits is not None
+            losses.append(loss)
+            by_x.copy_(by_logits @ weight)
+            if dtype is weight_VC.dtype:
+                by_weight_VC.addmm_(by_logits.t(), x)
+            else:
+                by_weight_VC.add_(by_logits.t() @ x)
+        ctx.save_for_backward(by_x_NC, by_weight_VC)
+        ctx.n_tokens = N
+        return torch.stack(losses).sum() / N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        by_x_NC, by_weight_VC = ctx.saved_tensors
+        scale = grad / ctx.n_tokens
+        return by_x_NC.mul_(scale), by_weight_VC.mul_(scale), None, None, None, None
