@@ -19,12 +19,17 @@ from torch.autograd.function import once_differentiable
 ChunkStep = Callable[..., tuple[Tensor, Tensor | None]]
 
 
+def wide(x: Tensor) -> Tensor:
+    """In fp32, or fp64 where x is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def chunk_step(
     x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, softcap: float | None, z_loss: float, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """One chunk's loss, summed over its tokens (a scalar, at least fp32), and the gradient of that sum by the logits, (N, V), or None.
 
-    With z = logsumexp(l) of the capped logits l = cap·tanh(h/cap), the gradient by h is
+    With l = cap·tanh(h/cap) and z = logsumexp(l), the gradient by the product h is
     (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 - (l/cap)²).
     """
     logits_NV = x_NC @ weight_VC.t()
@@ -32,22 +37,21 @@ def chunk_step(
     if softcap is not None:
         tanh_NV = logits_NV.div_(softcap).tanh_()
         logits_NV = softcap * tanh_NV
-        slope_NV = _wide(tanh_NV).square().neg_().add_(1) if gradient else None
-    logits_NV = _wide(logits_NV)
-    log_z_N = logits_NV.logsumexp(-1)
-    loss = (log_z_N - logits_NV.gather(1, targets_N[:, None])[:, 0] + z_loss * log_z_N.square()).sum()
+        slope_NV = wide(tanh_NV).square().neg_().add_(1) if gradient else None
+    logits_NV = wide(logits_NV)
+    wanted_N1 = logits_NV.gather(1, targets_N[:, None])
+    top_N1 = logits_NV.amax(1, keepdim=True)
+    exp_NV = logits_NV.sub_(top_N1).exp_()  # in place: torch's logsumexp would hold two more of this size
+    sum_N1 = exp_NV.sum(1, keepdim=True)
+    log_z_N1 = top_N1 + sum_N1.log()
+    loss = (log_z_N1 - wanted_N1 + z_loss * log_z_N1.square()).sum()
     if not gradient:
         return loss, None
-    by_logits_NV = logits_NV.sub_(log_z_N[:, None]).exp_().mul_(1 + 2 * z_loss * log_z_N[:, None])
-    by_logits_NV.scatter_add_(1, targets_N[:, None], -torch.ones_like(log_z_N)[:, None])
+    by_logits_NV = exp_NV.mul_((1 + 2 * z_loss * log_z_N1) / sum_N1)
+    by_logits_NV.scatter_add_(1, targets_N[:, None], -torch.ones_like(sum_N1))
     if slope_NV is not None:
         by_logits_NV.mul_(slope_NV)
     return loss, by_logits_NV.to(x_NC.dtype)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In fp32, or fp64 where x is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def chunked_cross_entropy(
@@ -62,9 +66,9 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ: a scalar in nats, at least fp32.
 
-    Every target is a token: there is no ignored index. The products run in autocast's dtype where it is on; sums over chunks, and with
-    them the gradient of the weights, in the inputs' own. The last chunk is smaller where `chunks` does not divide N. `step` may be
-    `chunk_step` compiled. Its gradients can be used once.
+    Every target is a token: there is no ignored index. The last chunk is smaller where `chunks` does not divide N. The products run in
+    autocast's dtype where it is on, by casts made here: all that follows then has the dtype that autocast would choose. The gradient of
+    the weights is summed over chunks in the weights' own dtype. One backward pass, no second. `step` may be `chunk_step` compiled.
     """
     device = x_NC.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_NC.dtype
@@ -72,13 +76,12 @@ def chunked_cross_entropy(
     def one(x: Tensor, weight: Tensor, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None]:
         return step(x, weight, targets, softcap=softcap, z_loss=z_loss, gradient=gradient)
 
-    with torch.autocast(device, enabled=False):
-        if torch.is_grad_enabled():
-            loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, chunks, dtype, one)  # type: ignore[no-untyped-call]
-            return loss
-        parts = zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True)
-        weight = weight_VC.to(dtype)
-        return torch.stack([one(x.to(dtype), weight, targets, False)[0] for x, targets in parts]).sum() / x_NC.shape[0]
+    if torch.is_grad_enabled():
+        loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, chunks, dtype, one)  # type: ignore[no-untyped-call]
+        return loss
+    parts = zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True)
+    weight = weight_VC.to(dtype)
+    return torch.stack([one(x.to(dtype), weight, targets, False)[0] for x, targets in parts]).sum() / x_NC.shape[0]
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

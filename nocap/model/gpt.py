@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nocap import schema
 from nocap.model.attention import CausalSelfAttention, build_mixer
-from nocap.model.chunked import chunk_step, chunked_cross_entropy
+from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
 from nocap.model.mlp import build_mlp
 from nocap.model.norm import build_norm
 from nocap.model.position import rotary_tables
@@ -112,7 +112,7 @@ class Head(nn.Module):
                 z_loss=self.z_loss if self.training else 0.0,
                 step=self.chunk_step,
             )
-        logits_NV = self.logits(x_BTC).flatten(0, 1).float()
+        logits_NV = wide(self.logits(x_BTC).flatten(0, 1))
         loss = F.cross_entropy(logits_NV, targets_BT.flatten())
         if self.training and self.z_loss > 0:
             loss = loss + self.z_loss * logits_NV.logsumexp(-1).square().mean()
