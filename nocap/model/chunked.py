@@ -98,9 +98,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             losses.append(loss)
             by_x.copy_(by_logits @ weight)
             if dtype is weight_VC.dtype:
-                by_weight_VC.addmm_(by_logits.t(), x)
+                torch.addmm(by_weight_VC, by_logits.t(), x, out=by_weight_VC)  # not addmm_, which FlopCounterMode misses
             else:
                 by_weight_VC.add_(by_logits.t() @ x)
+            del by_logits  # or it would stand beside the next chunk's logits
         ctx.save_for_backward(by_x_NC, by_weight_VC)
         ctx.n_tokens = N
         return torch.stack(losses).sum() / N
