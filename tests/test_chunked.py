@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -164,7 +165,8 @@ def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> 
 @pytest.mark.slow
 def test_the_benchmark_shows_a_third_of_the_memory_at_768_channels(tmp_path: Path) -> None:
     words = ["--part", "head", "--eager-only", "--rounds", "1", "--json", str(tmp_path / "report.json")]
-    done = subprocess.run([sys.executable, str(REPO / "benchmarks" / "head_loss.py"), *words], capture_output=True, text=True, cwd=REPO)
+    command, env = [sys.executable, str(REPO / "benchmarks" / "head_loss.py")], {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([*command, *words], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["head"]["8 chunks"]["memory_ratio"] >= 3
