@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+ROWS = 8192  # of the vocabulary: products this large fill a GPU
 ChunkStep = Callable[..., tuple[Tensor, Tensor | None]]
 
 
@@ -84,6 +85,15 @@ def chunked_cross_entropy(
     return torch.stack([one(x.to(dtype), weight, targets, False)[0] for x, targets in parts]).sum() / x_NC.shape[0]
 
 
+def _add_product(sum_VC: Tensor, a_NV: Tensor, b_NC: Tensor) -> None:
+    """sum += aᵀ·b; where the sum is wider than the product, some rows at a time, for no second (V, C) in between."""
+    if sum_VC.dtype is a_NV.dtype:
+        torch.addmm(sum_VC, a_NV.t(), b_NC, out=sum_VC)  # not addmm_, which FlopCounterMode misses
+        return
+    for rows, columns in zip(sum_VC.split(ROWS), a_NV.split(ROWS, dim=1), strict=True):
+        rows.add_(columns.t() @ b_NC)
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunks: int, dtype: torch.dtype, step: ChunkStep) -> Tensor:
@@ -97,10 +107,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             assert by_logits is not None
             losses.append(loss)
             by_x.copy_(by_logits @ weight)
-            if dtype is weight_VC.dtype:
-                torch.addmm(by_weight_VC, by_logits.t(), x, out=by_weight_VC)  # not addmm_, which FlopCounterMode misses
-            else:
-                by_weight_VC.add_(by_logits.t() @ x)
+            _add_product(by_weight_VC, by_logits, x)
             del by_logits  # or it would stand beside the next chunk's logits
         ctx.save_for_backward(by_x_NC, by_weight_VC)
         ctx.n_tokens = N
