@@ -200,9 +200,11 @@ class Objective:
     """Next-token cross-entropy; validation always reports it plain."""
 
     z_loss: float  # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
+    loss_chunks: int = 1  # parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at once
 
     def __post_init__(self) -> None:
         require(self.z_loss >= 0, "objective.z_loss", "be at least 0", self.z_loss)
+        require(self.loss_chunks >= 0, "objective.loss_chunks", "be at least 0", self.loss_chunks)
 
 
 # --- optimisation ------------------------------------------------------------------------------------------------------------------
@@ -416,6 +418,15 @@ class Compile(Enum):
     full = "full"  # the whole model as one graph
 
 
+class ActivationCheckpointing(Enum):
+    """What the forward pass does not keep for the backward pass, which computes it again from the input it had."""
+
+    off = "off"
+    block = "block"  # all inside a block: only the residual stream between blocks is kept
+    attention = "attention"  # the inside of the attention branches
+    mlp = "mlp"  # the inside of the MLP branches
+
+
 @dataclass(kw_only=True, slots=True)
 class Trainer:
     steps: int  # optimizer updates
@@ -427,6 +438,7 @@ class Trainer:
     val_precision: Precision
     threads: int  # CPU threads per worker
     compile: Compile
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.off
     grad_clip: float | None  # largest global gradient norm
     val_every: int  # steps; 0 validates only before the first and after the last
     val_tokens: int
@@ -543,6 +555,8 @@ class Run:
             f"be divisible by trainer.micro_batch × model.seq_len = {t.micro_batch} × {seq_len} = {unit}",
             t.val_tokens,
         )
+        rule = f"be at most trainer.micro_batch × model.seq_len = {t.micro_batch} × {seq_len} = {unit}"
+        require(self.objective.loss_chunks <= unit, "objective.loss_chunks", rule, self.objective.loss_chunks)
 
     def _check_schedule(self) -> None:
         steps, warmup = self.trainer.steps, self.schedule.warmup_steps

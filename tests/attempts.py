@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nocap.run.record import Metrics
 from tests.conftest import MEDIUM, REPO, rows_of
 
@@ -159,3 +161,11 @@ def stamp(folder: Path) -> None:
     (folder / "state.json").write_text(json.dumps({**state, "step": int(folder.name[5:])}))
     sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.name != "manifest.json"}
     (folder / "manifest.json").write_text(json.dumps(sums))
+
+
+def equal_within(first: Path, second: Path, tolerance: float) -> None:
+    """Losses and gradient norms of every row."""
+    rows, others = steady(first), steady(second)
+    assert [set(row) for row in rows] == [set(row) for row in others]
+    for row, other in zip(rows, others, strict=True):
+        assert row == pytest.approx(other, rel=0, abs=tolerance)

@@ -33,7 +33,7 @@ from nocap.run.config import load
 from nocap.run.ledger import LINES
 from nocap.run.record import Metrics
 from nocap.run.spikes import ENOUGH, SIGMAS, WINDOW, Spikes
-from tests.attempts import Attempt, attempt, processes, stamp, state_of, steady, wait_until
+from tests.attempts import Attempt, attempt, equal_within, processes, stamp, state_of, steady, wait_until
 from tests.conftest import FAULTS, MEDIUM, REPO, SMALL, Door, Finished, Undisturbed, rows_of, the_run
 from tests.made_grid import EVIL, made, poisoned
 
@@ -642,14 +642,6 @@ def test_21_rewound_tracker(tmp_path: Path, door: Door, faulty: Faulty, undistur
 
 
 FOUR = ("trainer.batch_tokens=4096", "trainer.steps=16")  # four micro-batches a step
-
-
-def equal_within(first: Path, second: Path, tolerance: float) -> None:
-    """Losses and gradient norms of every row."""
-    rows, others = steady(first), steady(second)
-    assert [set(row) for row in rows] == [set(row) for row in others]
-    for row, other in zip(rows, others, strict=True):
-        assert row == pytest.approx(other, rel=0, abs=tolerance)
 
 
 @pytest.mark.slow

@@ -6,17 +6,27 @@ B: batch, T: tokens, C: channels, V: vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nocap import schema
 from nocap.model.attention import CausalSelfAttention, Mixer, build_mixer
+from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
 from nocap.model.mlp import build_mlp
 from nocap.model.norm import build_norm
 from nocap.model.position import rotary_tables
-from nocap.schema import NormPlacement, ResidualScale
+from nocap.schema import ActivationCheckpointing, NormPlacement, ResidualScale
+
+
+def recomputed(f: Callable[..., Tensor], *args: Any) -> Tensor:
+    """f(*args), kept for the backward pass as its arguments alone: what is inside f is computed again there (arXiv:1604.06174)."""
+    y: Tensor = checkpoint(f, *args, use_reentrant=False, preserve_rng_state=False)  # nothing in the model is random
+    return y
 
 
 class Branch(nn.Module):
@@ -54,10 +64,19 @@ class Block(nn.Module):
         small, kind = 1 / math.sqrt(2 * m.n_layer), m.residual_scale
         self.attention = Branch(attention, norm=run.norm, model=m, scale=1.0 if kind is ResidualScale.none else small)
         self.mlp = Branch(build_mlp(run.mlp, m.d_model), norm=run.norm, model=m, scale=small if kind is ResidualScale.both else 1.0)
+        self.checkpointing = run.trainer.activation_checkpointing
 
     def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None, mixer: Mixer | None = None) -> Tensor:
-        x_BTC = self.attention(x_BTC, rotary, mixer)
-        return self.mlp(x_BTC)
+        if self.checkpointing is ActivationCheckpointing.block:
+            return recomputed(self.branches, x_BTC, rotary, mixer)
+        return self.branches(x_BTC, rotary, mixer)
+
+    def branches(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None, mixer: Mixer | None) -> Tensor:
+        attention, mlp = ActivationCheckpointing.attention, ActivationCheckpointing.mlp
+        x_BTC = (
+            recomputed(self.attention, x_BTC, rotary, mixer) if self.checkpointing is attention else self.attention(x_BTC, rotary, mixer)
+        )
+        return recomputed(self.mlp, x_BTC) if self.checkpointing is mlp else self.mlp(x_BTC)
 
 
 class Head(nn.Module):
@@ -67,7 +86,15 @@ class Head(nn.Module):
         super().__init__()
         self.norm = build_norm(run.norm, run.model.d_model)
         self.unembed = nn.Linear(run.model.d_model, vocab_size, bias=False)
-        self.softcap, self.z_loss = run.model.logit_softcap, run.objective.z_loss
+        self.softcap, self.z_loss, self.chunks = run.model.logit_softcap, run.objective.z_loss, run.objective.loss_chunks
+        self.chunk_step = chunk_step
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """The head as one region; where its loss is in chunks, what is done to one of them: else each would be compiled by itself."""
+        if self.chunks > 1:
+            self.chunk_step = torch.compile(chunk_step, *args, **kwargs)
+        else:
+            super().compile(*args, **kwargs)
 
     def logits(self, x_BTC: Tensor) -> Tensor:
         logits_BTV: Tensor = self.unembed(self.norm(x_BTC))
@@ -77,7 +104,17 @@ class Head(nn.Module):
 
     def forward(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean loss in nats per token, fp32. The z-loss joins in training only."""
-        logits_NV = self.logits(x_BTC).flatten(0, 1).float()
+        if self.chunks > 1:
+            return chunked_cross_entropy(
+                self.norm(x_BTC).flatten(0, 1),
+                self.unembed.weight,
+                targets_BT.flatten(),
+                chunks=self.chunks,
+                softcap=self.softcap,
+                z_loss=self.z_loss if self.training else 0.0,
+                step=self.chunk_step,
+            )
+        logits_NV = wide(self.logits(x_BTC).flatten(0, 1))
         loss = F.cross_entropy(logits_NV, targets_BT.flatten())
         if self.training and self.z_loss > 0:
             loss = loss + self.z_loss * logits_NV.logsumexp(-1).square().mean()

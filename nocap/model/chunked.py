@@ -1,0 +1,121 @@
+"""Unembedding and loss a chunk of tokens at a time, so that no more than one chunk's logits exist at once.
+
+The gradients are made in the forward pass, where a chunk's logits are at hand. Making them in the backward pass would multiply by the
+weights a fourth time (a third more work) and save nothing: the head's backward follows its forward at once, and the gradient of
+the weights is as large then as now.
+
+N: tokens, C: channels, V: vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+ROWS = 8192  # of the vocabulary: products this large fill a GPU
+ChunkStep = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32, or fp64 where x is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def chunk_step(
+    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, softcap: float | None, z_loss: float, gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """One chunk's loss, summed over its tokens (a scalar, at least fp32), and the gradient of that sum by the logits, (N, V), or None.
+
+    With l = cap·tanh(h/cap) and z = logsumexp(l), the gradient by the product h is
+    (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 - (l/cap)²).
+    """
+    logits_NV = x_NC @ weight_VC.t()
+    slope_NV = None
+    if softcap is not None:
+        tanh_NV = logits_NV.div_(softcap).tanh_()
+        logits_NV = softcap * tanh_NV
+        slope_NV = wide(tanh_NV).square().neg_().add_(1) if gradient else None
+    logits_NV = wide(logits_NV)
+    wanted_N1 = logits_NV.gather(1, targets_N[:, None])
+    top_N1 = logits_NV.amax(1, keepdim=True)
+    exp_NV = logits_NV.sub_(top_N1).exp_()  # in place: torch's logsumexp would hold two more of this size
+    sum_N1 = exp_NV.sum(1, keepdim=True)
+    log_z_N1 = top_N1 + sum_N1.log()
+    loss = (log_z_N1 - wanted_N1 + z_loss * log_z_N1.square()).sum()
+    if not gradient:
+        return loss, None
+    by_logits_NV = exp_NV.mul_((1 + 2 * z_loss * log_z_N1) / sum_N1)
+    by_logits_NV.scatter_add_(1, targets_N[:, None], -torch.ones_like(sum_N1))
+    if slope_NV is not None:
+        by_logits_NV.mul_(slope_NV)
+    return loss, by_logits_NV.to(x_NC.dtype)
+
+
+def chunked_cross_entropy(
+    x_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    *,
+    chunks: int,
+    softcap: float | None,
+    z_loss: float,
+    step: ChunkStep = chunk_step,
+) -> Tensor:
+    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ: a scalar in nats, at least fp32.
+
+    Every target is a token: there is no ignored index. The last chunk is smaller where `chunks` does not divide N. The products run in
+    autocast's dtype where it is on, by casts made here: all that follows then has the dtype that autocast would choose. The gradient of
+    the weights is summed over chunks in the weights' own dtype. One backward pass, no second. `step` may be `chunk_step` compiled.
+    """
+    device = x_NC.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_NC.dtype
+
+    def one(x: Tensor, weight: Tensor, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        return step(x, weight, targets, softcap=softcap, z_loss=z_loss, gradient=gradient)
+
+    if torch.is_grad_enabled():
+        loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, chunks, dtype, one)  # type: ignore[no-untyped-call]
+        return loss
+    parts = zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True)
+    weight = weight_VC.to(dtype)
+    return torch.stack([one(x.to(dtype), weight, targets, False)[0] for x, targets in parts]).sum() / x_NC.shape[0]
+
+
+def _add_product(sum_VC: Tensor, a_NV: Tensor, b_NC: Tensor) -> None:
+    """sum += aᵀ·b; where the sum is wider than the product, some rows at a time, for no second (V, C) in between."""
+    if sum_VC.dtype is a_NV.dtype:
+        torch.addmm(sum_VC, a_NV.t(), b_NC, out=sum_VC)  # not addmm_, which FlopCounterMode misses
+        return
+    for rows, columns in zip(sum_VC.split(ROWS), a_NV.split(ROWS, dim=1), strict=True):
+        rows.add_(columns.t() @ b_NC)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunks: int, dtype: torch.dtype, step: ChunkStep) -> Tensor:
+        N = x_NC.shape[0]
+        weight = weight_VC.to(dtype)
+        by_x_NC, by_weight_VC = torch.empty_like(x_NC), torch.zeros_like(weight_VC)
+        losses = []
+        for x, targets, by_x in zip(x_NC.chunk(chunks), targets_N.chunk(chunks), by_x_NC.chunk(chunks), strict=True):
+            x = x.to(dtype)
+            loss, by_logits = step(x, weight, targets, True)
+            assert by_logits is not None
+            losses.append(loss)
+            by_x.copy_(by_logits @ weight)
+            _add_product(by_weight_VC, by_logits, x)
+            del by_logits  # or it would stand beside the next chunk's logits
+        ctx.save_for_backward(by_x_NC, by_weight_VC)
+        ctx.n_tokens = N
+        return torch.stack(losses).sum() / N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        by_x_NC, by_weight_VC = ctx.saved_tensors
+        scale = grad / ctx.n_tokens
+        return by_x_NC.mul_(scale), by_weight_VC.mul_(scale), None, None, None, None

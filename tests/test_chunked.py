@@ -1,0 +1,249 @@
+"""The chunked loss against torch's own on all logits at once, and what it holds in memory; activation checkpointing against none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.head_loss import peak_mib
+from nocap.model import chunked
+from nocap.model.chunked import chunked_cross_entropy
+from nocap.model.flops import component_flops, flops_per_token
+from nocap.model.gpt import GPT, build_model
+from nocap.run import memory
+from nocap.run.config import compose, dump, load, to_plain
+from nocap.schema import ActivationCheckpointing, Run
+from tests.attempts import equal_within
+from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
+from tests.test_combinations import losses, small
+
+VOCAB = 61
+KINDS = [kind.value for kind in ActivationCheckpointing if kind is not ActivationCheckpointing.off]
+
+# --- the function ------------------------------------------------------------------------------------------------------------------
+
+
+def plain(x: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None, z_loss: float) -> Tensor:
+    logits = F.linear(x, weight)
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    return F.cross_entropy(logits.to(torch.promote_types(x.dtype, torch.float32)), targets) + z_loss * logits.logsumexp(-1).square().mean()
+
+
+def inputs(N: int, *, V: int = 31, C: int = 9, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(n, C, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for n in (N, V))
+    return x, weight, torch.randint(V, (N,), generator=g)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.03])
+@pytest.mark.parametrize("softcap", [None, 0.7, 15.0])
+@pytest.mark.parametrize(("N", "chunks"), [(12, 1), (12, 4), (13, 2), (13, 5), (13, 8), (13, 13), (13, 40)])
+def test_in_fp64_loss_and_gradients_are_those_of_all_logits_at_once(N: int, chunks: int, softcap: float | None, z_loss: float) -> None:
+    x, weight, targets = inputs(N)
+    options = {"softcap": softcap, "z_loss": z_loss}
+    want = plain(x, weight, targets, **options)
+    got = chunked_cross_entropy(x, weight, targets, chunks=chunks, **options)
+    torch.testing.assert_close(got, want, atol=0, rtol=1e-14)
+    for a, b in zip(torch.autograd.grad(3 * got, (x, weight)), torch.autograd.grad(3 * want, (x, weight)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-14, rtol=1e-13)
+    with torch.no_grad():
+        torch.testing.assert_close(chunked_cross_entropy(x, weight, targets, chunks=chunks, **options), want, atol=0, rtol=1e-14)
+
+
+def test_logits_too_large_for_exp_are_no_trouble() -> None:
+    x, weight, targets = inputs(8, dtype=torch.float32)
+    with torch.no_grad():
+        x.mul_(300)
+    got, want = (f(x, weight, targets, softcap=None, z_loss=0.0) for f in (lambda *a, **k: chunked_cross_entropy(*a, chunks=3, **k), plain))
+    assert want > 100
+    torch.testing.assert_close(got, want)
+    for a, b in zip(torch.autograd.grad(got, (x, weight)), torch.autograd.grad(want, (x, weight)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_under_bf16_autocast_it_errs_no_more_than_the_plain_loss(softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "ROWS", 150)  # of 400: the weights' gradient in three slices
+    exact = inputs(256, V=400, C=64)
+    with torch.no_grad():
+        exact[1].mul_(0.125)
+    options = {"softcap": softcap, "z_loss": 1e-3}
+    want = plain(*exact, **options)
+    wanted = torch.autograd.grad(want, exact[:2])
+    x, weight = (t.detach().float().requires_grad_() for t in exact[:2])
+    errors = []
+    for f in (lambda *a, **k: chunked_cross_entropy(*a, chunks=5, **k), plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = f(x, weight, exact[2], **options)
+        assert loss.dtype is torch.float32
+        assert loss.item() == pytest.approx(want.item(), rel=2e-3)
+        gradients = torch.autograd.grad(loss, (x, weight))
+        assert all(g.dtype is torch.float32 for g in gradients)
+        errors.append([((g - w).norm() / w.norm()).item() for g, w in zip(gradients, wanted, strict=True)])
+    for in_chunks, whole in zip(*errors, strict=True):
+        assert 1e-4 < in_chunks < 1.1 * whole  # rounded to bf16, and not more
+
+
+def test_a_second_backward_is_an_error_and_not_another_gradient() -> None:
+    x, weight, targets = inputs(8)
+    loss = chunked_cross_entropy(x, weight, targets, chunks=2, softcap=None, z_loss=0.0)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# --- the model ---------------------------------------------------------------------------------------------------------------------
+
+
+def nano(*overrides: str) -> Run:
+    return compose(["model=nano", "model.seq_len=32", "trainer.device=cpu", *overrides])
+
+
+def tokens_of(run: Run, B: int = 3) -> Tensor:
+    return torch.randint(VOCAB, (B, run.model.seq_len + 1), generator=torch.Generator().manual_seed(1))
+
+
+def backward(model: GPT, tokens: Tensor) -> Tensor:
+    """The loss, its gradients accumulated in the model's parameters."""
+    loss: Tensor = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("overrides", ["model.tie_head=true", "model.tie_head=false model.logit_softcap=2 objective.z_loss=0.01"])
+def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: str) -> None:
+    run = nano("norm=layernorm", *overrides.split())  # LayerNorm, unlike rms_norm, computes in fp64
+    models = [build_model(each, vocab_size=VOCAB).double() for each in (run, replace(run, objective=replace(run.objective, loss_chunks=7)))]
+    tokens = tokens_of(run)
+    for batch in (tokens, tokens.flip(0)):
+        want, got = (backward(model, batch) for model in models)
+        torch.testing.assert_close(got, want, atol=0, rtol=1e-13)
+    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, atol=1e-13, rtol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_validation_is_the_plain_loss() -> None:
+    run = nano("objective.loss_chunks=5", "objective.z_loss=0.1")
+    model, tokens = build_model(run, vocab_size=VOCAB).eval(), tokens_of(run)
+    with torch.no_grad():
+        want = F.cross_entropy(model.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        torch.testing.assert_close(model(tokens[:, :-1], tokens[:, 1:]), want, atol=0, rtol=1e-6)
+
+
+def head_peak_mib(chunks: int, *, training: bool) -> float:
+    """Of final norm, unembedding and loss at GPT-2's vocabulary, 512 tokens and 64 channels."""
+    run = nano("model.seq_len=512", "trainer.micro_batch=1", f"objective.loss_chunks={chunks}")
+    head = build_model(run, vocab_size=50257).head.train(training)
+    x, targets = torch.randn(1, 512, 64), torch.zeros(1, 512, dtype=torch.long)
+
+    def once() -> None:
+        with torch.set_grad_enabled(training):
+            loss = head(x, targets)
+        if training:
+            loss.backward()
+            head.zero_grad()
+
+    return peak_mib(once, "cpu")
+
+
+def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> None:
+    logits, weights = 512 * 50257 * 4 / memory.MIB, 64 * 50257 * 4 / memory.MIB
+    assert head_peak_mib(1, training=True) == pytest.approx(3 * logits, rel=0.02)
+    assert head_peak_mib(8, training=True) == pytest.approx(logits / 8 + weights, rel=0.03)
+    assert head_peak_mib(1, training=False) == pytest.approx(2 * logits, rel=0.02)
+    assert head_peak_mib(8, training=False) == pytest.approx(logits / 8, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_benchmark_shows_a_third_of_the_memory_at_768_channels(precision: str, tmp_path: Path) -> None:
+    words = ["--part", "head", "--eager-only", "--rounds", "1", "--precision", precision, "--json", str(tmp_path / "report.json")]
+    command, env = [sys.executable, str(REPO / "benchmarks" / "head_loss.py")], {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([*command, *words], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["head"]["8 chunks"]["memory_ratio"] >= 3
+    assert report["head"]["8 chunks"]["time_ratio"] < 1.5
+
+
+# --- activation checkpointing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["mha", "flash", "sliding"])
+def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -> None:
+    run = nano("model.n_layer=4", f"attention={attention}")
+    tokens, kept, gradients = tokens_of(run), {}, {}
+    for kind in ["off", *KINDS]:
+        run.trainer.activation_checkpointing = ActivationCheckpointing(kind)
+        model = build_model(run, vocab_size=VOCAB)
+        with memory.saved_for_backward(model.parameters()) as saved:
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+        kept[kind] = sum(saved.values())
+        loss.backward()
+        gradients[kind] = [loss.detach(), *(p.grad for p in model.parameters())]
+    for kind in KINDS:
+        assert all(torch.equal(a, b) for a, b in zip(gradients[kind], gradients["off"], strict=True))
+    stream = tokens[:, 1:].numel() * run.model.d_model * 4
+    assert kept["block"] < kept["off"] / 4
+    assert kept["off"] - kept["mlp"] > 4 * 8 * stream  # a layer's up-projection and what GELU makes of it, 4·d each
+    assert kept["block"] < kept["attention"] < kept["off"]
+
+
+def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
+    def both(*overrides: str) -> tuple[float, float]:
+        """FLOPs a token by arithmetic, and of the products that run, by torch's counter."""
+        run = nano("attention=mha", *overrides)
+        model, tokens = build_model(run, vocab_size=VOCAB), tokens_of(run)
+        with FlopCounterMode(display=False) as counter:
+            backward(model, tokens)
+        return flops_per_token(run, vocab_size=VOCAB, causal=False), counter.get_total_flops() / tokens[:, 1:].numel()
+
+    model_flops, run_flops = both()
+    assert model_flops == run_flops
+    assert both("objective.loss_chunks=5") == (model_flops, run_flops)
+    parts = component_flops(nano("attention=mha"), vocab_size=VOCAB, causal=False)
+    again = (model_flops - parts["head"] - parts["mlp"] / 2) / 3  # a block's forward but for its last product, whose result nobody asks for
+    assert both("trainer.activation_checkpointing=block") == (model_flops, run_flops + again)
+
+
+# --- together ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_from_before_these_keys_is_read_as_plain(tmp_path: Path) -> None:
+    run = nano()
+    before = to_plain(run)
+    del before["objective"]["loss_chunks"], before["trainer"]["activation_checkpointing"]
+    (tmp_path / "config.yaml").write_text(dump(before))
+    assert load(tmp_path / "config.yaml") == run
+    assert (run.objective.loss_chunks, run.trainer.activation_checkpointing) == (1, ActivationCheckpointing.off)
+
+
+def test_two_ranks_with_both_train_as_one_without(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
+    out = tmp_path / "out"
+    both = ("objective.loss_chunks=3", "trainer.activation_checkpointing=block")
+    done = door(*MEDIUM, *both, "trainer.devices=2", f"output_dir={out}")
+    assert done.code == 0, done.err
+    equal_within(the_run(out), undisturbed.run_dir, 2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
+@pytest.mark.parametrize("mode", ["regional", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_losses_are_those_of_eager_and_plain(kind: str, precision: str, mode: str) -> None:
+    torch.compiler.reset()
+    words = (f"trainer.precision={precision}", "model.logit_softcap=5", "objective.z_loss=0.01", "trainer.micro_batch=4")
+    want = losses(small(*words, "trainer.compile=off"))
+    both = (f"trainer.activation_checkpointing={kind}", "objective.loss_chunks=3")
+    assert losses(small(*words, *both, f"trainer.compile={mode}")) == pytest.approx(want, abs=2e-5 if precision == "fp32" else 5e-3)
