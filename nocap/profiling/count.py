@@ -64,8 +64,8 @@ class Work:
 
     @property
     def kinds(self) -> frozenset[tuple[str, str]]:
-        """Which operations in which precision: where they differ, measured times do not carry over."""
-        return frozenset((op.name, op.dtype) for op in self.ops if op.flops or op.bytes > 2**16)
+        """The matrix products' operations and precisions: where they differ, a measured efficiency does not carry over."""
+        return frozenset((op.name, op.dtype) for op in self.ops if op.flops)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,9 +100,11 @@ def count(run: Run, *, vocab_size: int) -> Count:
     def keep(n: int) -> None:
         kept[ranges.here] = kept.get(ranges.here, 0) + n
 
-    with FakeTensorMode(), torch.device(run.trainer.device.value):
-        model = GPT(run, vocab_size=vocab_size)
-        tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long)
+    device = run.trainer.device.value
+    with FakeTensorMode():
+        with torch.device(device):
+            model = GPT(run, vocab_size=vocab_size)
+        tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
         parameters = list(model.parameters())
         counter = _Counter(ranges)
         with ranges.around(model), counter:

@@ -61,7 +61,9 @@ def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
         else:
             row = rows.setdefault(key, Row())
             row.ms += own_us / 1e3
-            row.operations += event.name.startswith("aten::") and (event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::"))
+            row.operations += event.name.startswith("aten::") and (
+                event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")
+            )
         for child in sorted(event.cpu_children, key=lambda e: e.time_range.start):
             visit(child, key)
             times.append((child.time_range.end, key))
