@@ -102,7 +102,7 @@ def _profile(options: argparse.Namespace, run: Run) -> None:
     run = _one_thread(run, words)
     if run.trainer.devices > 1:
         raise ValueError(f"trainer.devices must be 1 for nocap.profile, which takes the step of one rank apart, got {run.trainer.devices}")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # before torch: the profiler's library would write on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: the profiler's library would write on stderr
     from nocap.profiling import session
 
     found = session.profile(

@@ -22,6 +22,7 @@ from nocap.schema import Compile, Kernel, Objective, Precision, Run, Sliding, Tr
 
 Composer = Callable[[Sequence[str]], Run]  # words after the user's own → the run they make
 HELD = 4  # parameters, gradients and AdamW's two moments, all as large
+WORTH = 0.995  # of the step's time: what wins less is left out of the best of all
 LENGTHS = (256, 512, 1024, 2048, 4096)
 
 
@@ -156,7 +157,7 @@ def table(base: Cost, costs: Sequence[tuple[Option, Cost]], *, unattributed_ms: 
     for option, cost in costs:
         if option.factor not in best or _total(cost) < _total(best[option.factor][1]):
             best[option.factor] = option, cost
-    winners = [(option, cost) for option, cost in best.values() if _total(cost) < _total(base)]
+    winners = [(option, cost) for option, cost in best.values() if _total(cost) < WORTH * _total(base)]
     if len(winners) > 2:
         rows.append(_row([option for option, _ in winners], together(base, [cost for _, cost in winners]), base, unattributed_ms))
     return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
