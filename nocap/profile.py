@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 USAGE = "python -m nocap.profile [flags] [key=value …]"
 ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are needed. Words are those of
-nocap.train. On a CPU one thread is used unless trainer.threads is given."""
+nocap.train, whose --help lists them. On a CPU one thread is used unless trainer.threads is given."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=USAGE, usage=USAGE, description=ABOUT, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")

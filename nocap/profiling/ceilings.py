@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from typing import Any
 
 from nocap.model.flops import component_flops
 from nocap.paths import conf_dir
 from nocap.profiling.count import Count, Work
-from nocap.profiling.parts import MODEL_PARTS
+from nocap.profiling.names import MODEL_PARTS
 from nocap.profiling.roof import Roof
 from nocap.run.memory import MIB
 from nocap.schema import Compile, Kernel, Objective, Precision, Run, Sliding, Trainer
@@ -52,7 +52,7 @@ class Cost:
 
 def options(run: Run, compose: Composer) -> list[Option]:
     """Everything that this configuration tree offers and the run does not already have."""
-    found = []
+    found: list[Option] = []
     for factor, words in offered(run):
         changed = compose(words)
         label = _label(factor, words, run, changed)
@@ -201,29 +201,38 @@ def _row(chosen: Sequence[Option], cost: Cost, base: Cost, unattributed_ms: floa
 # --- over the sequence length ------------------------------------------------------------------------------------------------------
 
 
-def order_by_length(run: Run, compose: Composer, roof: Roof, *, vocab_size: int) -> list[dict[str, Any]]:
+def order_by_length(run: Run, choices: Sequence[Option], compose: Composer, roof: Roof, *, vocab_size: int) -> list[dict[str, Any]]:
     """What wins most by FLOPs at each length, in order: the rule that should replace rules of thumb.
 
-    A window of a quarter of the sequence grows with it. Compilation and what saves memory only have no FLOPs to save.
+    Compilation and what only saves memory have no FLOPs to save.
     """
     found = []
     for T in LENGTHS:
-        at = [f"model.seq_len={T}", *_one_microbatch(run, T)]
-        base = compose(at)
-        rows = []
-        for factor, words in offered(run):
-            if factor in ("attention", "mlp", "precision"):
-                changed = compose([*at, *words])
+        base = at_length(run, T)
+        rows: list[dict[str, Any]] = []
+        for option in choices:
+            if option.factor in ("attention", "mlp", "precision"):
+                changed = _composed_at(option, run, compose, T)
                 speedup = _peak_s(base, roof, vocab_size) / _peak_s(changed, roof, vocab_size)
-                if changed != base:
-                    rows.append({"label": _label(factor, words, base, changed), "by_flops": speedup, "words": words})
+                rows.append({"label": _label(option.factor, option.words, base, changed), "by_flops": speedup, "words": option.words})
         found.append({"T": T, "options": sorted(rows, key=lambda row: -row["by_flops"])})
     return found
 
 
-def _one_microbatch(run: Run, T: int) -> list[str]:
+def _composed_at(option: Option, run: Run, compose: Composer, T: int) -> Run:
+    """The option with sequences of T tokens. A default window grows with the sequence, which composing sees to."""
+    if not isinstance(option.run.attention, Sliding) or option.factor != "attention":
+        return at_length(option.run, T)
     tokens = run.trainer.micro_batch * T
-    return [f"trainer.batch_tokens={tokens * run.trainer.devices}", f"trainer.val_tokens={tokens}"]
+    batch = [f"trainer.batch_tokens={tokens}", f"trainer.val_tokens={tokens}"]
+    return compose([f"model.seq_len={T}", *batch, *option.words])
+
+
+def at_length(run: Run, T: int) -> Run:
+    """The run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
+    t = run.trainer
+    tokens = t.micro_batch * T
+    return replace(run, model=replace(run.model, seq_len=T), trainer=replace(t, batch_tokens=tokens * t.devices, val_tokens=tokens))
 
 
 def _peak_s(run: Run, roof: Roof, vocab_size: int) -> float:

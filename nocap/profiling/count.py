@@ -7,7 +7,6 @@ CPU and counts in full elsewhere, 4·Tq·Tk·D a head, half under the causal mas
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -118,17 +117,17 @@ def count(run: Run, *, vocab_size: int) -> Count:
 def _countable(run: Run) -> Run:
     """FlexAttention compiles itself and cannot be faked: its window is counted as `blocks`, the same mathematics."""
     spec = run.attention
-    if isinstance(spec, Sliding) and spec.kernel_of_local is Kernel.flex:
-        key = "local_kernel" if isinstance(spec, Hybrid) else "kernel"
-        return replace(run, attention=replace(spec, **{key: Kernel.blocks}))
-    return run
+    if not isinstance(spec, Sliding) or spec.kernel_of_local is not Kernel.flex:
+        return run
+    blocks = replace(spec, local_kernel=Kernel.blocks) if isinstance(spec, Hybrid) else replace(spec, kernel=Kernel.blocks)
+    return replace(run, attention=blocks)
 
 
 class _Counter(TorchDispatchMode):
     """Sees every operation below autograd, forward and backward."""
 
     def __init__(self, ranges: Ranges) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ranges = ranges
         self.work: dict[tuple[str, str], Work] = {}
         self.largest = 0
@@ -156,12 +155,11 @@ def _is_view(func: Any) -> bool:
 def _measure(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     name = func._overloadpacket.__name__
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    formula = _fused_flops if "scaled_dot_product" in name else _FORMULAS.get(func._overloadpacket)
-    flops = 0.0
-    if formula is _fused_flops:
+    if "scaled_dot_product" in name:
         flops = _fused_flops(name, named)
-    elif formula is not None:
-        flops = float(formula(*args, **kwargs, out_val=out))
+    else:
+        formula = flop_registry.get(func._overloadpacket)
+        flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
     read = [t for key, value in named.items() if key != _GATHERS.get(name) for t in tree_leaves(value) if isinstance(t, Tensor)]
     written = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
     if name in _GATHERS:
@@ -175,9 +173,6 @@ def _measure(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
 def _size(t: Tensor) -> int:
     """Bytes behind a tensor; an expanded one has fewer than elements."""
     return min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
-
-
-_FORMULAS: dict[Any, Callable[..., int]] = dict(flop_registry)
 
 
 def _fused_flops(name: str, named: dict[str, Any]) -> float:

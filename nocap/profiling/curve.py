@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nocap.loop import build, take_step
-from nocap.model.attention import build_mixer, prepare_flex
+from nocap.model.attention import build_mixer, is_local, prepare_flex
+from nocap.profiling.ceilings import at_length
 from nocap.profiling.clock import least_ms
 from nocap.profiling.measure import measurable, random_tokens
 from nocap.run.evaluate import autocast
 from nocap.run.ledger import Ledger
-from nocap.schema import Run
+from nocap.schema import Precision, Run, Sliding
 
 
 def exponent(lengths: Sequence[float], costs: Sequence[float]) -> dict[str, float]:
@@ -33,28 +34,32 @@ def exponent(lengths: Sequence[float], costs: Sequence[float]) -> dict[str, floa
     return {"exponent": float(fit.slope), "low": float(fit.slope) - half, "high": float(fit.slope) + half}
 
 
-def curve(arms: dict[str, Callable[[int], Run]], lengths: Sequence[int], *, vocab_size: int, steps: bool) -> list[dict[str, Any]]:
+def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int], *, vocab_size: int) -> list[dict[str, Any]]:
     """Milliseconds of attention alone (scores and weighted sum of one layer, forward and backward) and of a step, by arm and length."""
     found = []
     for name, at in arms.items():
         runs = [at(T) for T in lengths]
         alone = [attention_ms(run) for run in runs]
         row: dict[str, Any] = {"name": name, "T": list(lengths), "attention_ms": alone, "attention": exponent(lengths, alone)}
-        if hasattr(runs[0].attention, "window"):
-            row["window"] = runs[0].attention.window
-        if steps:
-            row["step_ms"] = [step_ms(run, vocab_size=vocab_size) for run in runs]
-            row["step"] = exponent(lengths, row["step_ms"])
+        if isinstance(spec := runs[0].attention, Sliding):
+            row["window"] = spec.window
+        row["step_ms"] = [step_ms(run, vocab_size=vocab_size) for run in runs]
+        row["step"] = exponent(lengths, row["step_ms"])
         found.append(row)
     return found
 
 
 def attention_ms(run: Run) -> float:
-    """Forward and backward of the first layer's mixer on random queries, keys and values of the run's shape."""
+    """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a hybrid's, on average."""
+    local = [is_local(run.attention, layer) for layer in range(run.model.n_layer)]
+    return sum(_mixer_ms(run, local.index(kind)) * local.count(kind) for kind in set(local)) / len(local)
+
+
+def _mixer_ms(run: Run, layer: int) -> float:
     device, m = run.trainer.device, run.model
     torch.set_num_threads(run.trainer.threads)
     prepare_flex(run.attention, seq_len=m.seq_len, device=torch.device(device.value))
-    mixer = build_mixer(run.attention, 0)
+    mixer = build_mixer(run.attention, layer)
     shape = (run.trainer.micro_batch, m.seq_len, m.d_model // m.n_head)
 
     def heads(n: int) -> torch.Tensor:
@@ -63,17 +68,17 @@ def attention_ms(run: Run) -> float:
         return made.requires_grad_()
 
     q, k, v = heads(m.n_head), heads(run.attention.n_kv_heads), heads(run.attention.n_kv_heads)
-    if run.trainer.precision.value == "bf16":
+    if run.trainer.precision is Precision.bf16:
         v = v.detach().bfloat16().requires_grad_()
-    grad = torch.ones_like(mix(run, mixer, q, k, v))
+    grad = torch.ones_like(_mix(run, mixer, q, k, v))
 
     def once() -> None:
-        torch.autograd.grad(mix(run, mixer, q, k, v), (q, k, v), grad)
+        torch.autograd.grad(_mix(run, mixer, q, k, v), (q, k, v), grad)
 
     return least_ms(once, device)
 
 
-def mix(run: Run, mixer: Callable[..., torch.Tensor], *qkv: torch.Tensor) -> torch.Tensor:
+def _mix(run: Run, mixer: Callable[..., torch.Tensor], *qkv: torch.Tensor) -> torch.Tensor:
     with autocast(run, run.trainer.precision):
         return mixer(*qkv)
 
@@ -87,16 +92,7 @@ def step_ms(run: Run, *, vocab_size: int) -> float:
         return least_ms(lambda: take_step(job, trainee, ledger, step=0), run.trainer.device, repeats=1)
 
 
-def at_length(run: Run, T: int, *, window: int) -> Run:
-    """The run with sequences of T tokens, one micro-batch a step, and a window that does not grow."""
-    t = run.trainer
-    tokens = t.micro_batch * T
+def with_window(run: Run, T: int, *, window: int) -> Run:
+    """The run with sequences of T tokens, and a window that does not grow with them."""
     spec = run.attention
-    if hasattr(spec, "window"):
-        spec = replace(spec, window=window)
-    return replace(
-        run,
-        attention=spec,
-        model=replace(run.model, seq_len=T),
-        trainer=replace(t, batch_tokens=tokens * t.devices, val_tokens=tokens),
-    )
+    return at_length(replace(run, attention=replace(spec, window=window) if isinstance(spec, Sliding) else spec), T)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nocap.comparison.text import NONE, table
-from nocap.profiling.parts import PARTS
-from nocap.profiling.record import KIND
+from nocap.profiling.names import KIND, PARTS
 from nocap.run.record import SCHEMA_VERSION
 
 Facts = Mapping[str, Any]
@@ -69,9 +68,8 @@ def tell(found: Facts) -> str:
         lines.append(f"times not compared: {found['times_refused']}")
     else:
         a, b = found["step_ms"]
-        lines.append(
-            f"step {a:,.1f} → {b:,.1f} ms, {a / b:.3f}× as fast; peak of tensors {found['peak_mib'][0]:,.0f} → {found['peak_mib'][1]:,.0f} MiB"
-        )
+        lines.append(f"step {a:,.1f} → {b:,.1f} ms, {a / b:.3f}× as fast")
+    lines.append(f"peak of tensors {_arrow(found['peak_mib'], ',.0f')} MiB")
     timed = found["times_refused"] is None
     head = ["moved", *(["ms", "by"] if timed else []), "operations", "allocations", "MiB allocated", "GFLOP", "MiB kept"]
     for title, rows in (("part", found["parts"]), ("module", found["rows"][:MOST_ROWS])):

@@ -141,11 +141,12 @@ def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
     ranges = Ranges()
 
     def keep(n: int) -> None:
-        kept[ranges.here] = kept.get(ranges.here, 0) + n
+        if ranges.calls.get("model", 0) <= 1:  # of one micro-batch
+            kept[ranges.here] = kept.get(ranges.here, 0) + n
 
     with ranges.around(trainee.model), memory.saved_for_backward(trainee.model.parameters(), on_save=keep):
         take_step(job, trainee, Ledger(started=job.started), step=0)
-    return {path: n // job.run.microbatches for path, n in kept.items()}
+    return kept
 
 
 def _profiler(device: Device) -> profile:

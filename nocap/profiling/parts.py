@@ -12,33 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from nocap.model.attention import CausalSelfAttention
 from nocap.model.gpt import GPT, Block, Branch, Head
 from nocap.model.mlp import PlainMlp, SwiGLU
-
-# part → what a reader sees. A module's own operations, without its children's, are its part.
-PARTS = {
-    "embedding": "embedding",
-    "norm": "norms",
-    "qkv": "QKV projections",
-    "rotary": "rotary, QK norm, head layout",
-    "scores": "scores and weighted sum",
-    "attention_out": "output projection",
-    "mlp_up": "MLP up",
-    "activation": "activation",
-    "mlp_down": "MLP down",
-    "residual": "residual stream",
-    "head": "head",
-    "loss": "loss",
-    "accumulate": "gradients into .grad",
-    "reduction": "gradient reduction",
-    "clip": "gradient norm, clipping",
-    "optimizer": "optimizer",
-    "data": "data",
-    "other": "rest of the step",
-}
-MODEL_PARTS = tuple(PARTS)[:12]
 
 _BY_NAME = {
     "embedding": "embedding",
@@ -95,18 +73,18 @@ class Ranges:
         self._numbers, self._paths, self.calls = [], [], {}
 
     def node(self, sequence: int) -> str:
-        """The module whose forward made the autograd node of this number. Gradient accumulators have none: theirs is the largest there is."""
+        """The module whose forward made the autograd node of this number. A gradient accumulator's is the largest there is."""
         if not 0 <= sequence < 2**62:
             return ACCUMULATE
         at = bisect_right(self._numbers, sequence) - 1
         return self._paths[at] if at >= 0 else STEP
 
     def _changed(self) -> None:
-        self._numbers.append(torch.autograd._get_sequence_nr())
+        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
         self._paths.append(self.here)
 
     def _enter(self, path: str) -> None:
-        profiled = torch.autograd._profiler_enabled()
+        profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         block: AbstractContextManager[Any] = torch.profiler.record_function(MARK + path) if profiled else nullcontext()
         block.__enter__()
         self._open.append((path, block))
@@ -121,7 +99,7 @@ class Ranges:
     @contextmanager
     def around(self, model: GPT) -> Iterator[None]:
         """Watch the model inside the block."""
-        handles = []
+        handles: list[RemovableHandle] = []
         mixers: list[tuple[CausalSelfAttention, Any]] = []
         for path, module in model.named_modules():
             if part := part_of(path, module):
@@ -138,7 +116,7 @@ class Ranges:
             for module, mixer in mixers:
                 module.mixer = mixer
 
-    def _watch(self, path: str, part: str, module: nn.Module, handles: list[Any]) -> None:
+    def _watch(self, path: str, part: str, module: nn.Module, handles: list[RemovableHandle]) -> None:
         self.part[path] = part
         handles.append(module.register_forward_pre_hook(lambda *_: self._enter(path)))
         # Also when the forward ends by an exception, as activation checkpointing ends its recomputation.

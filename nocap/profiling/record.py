@@ -11,14 +11,13 @@ from nocap import hardware, schema
 from nocap.model.flops import flops_per_token
 from nocap.profiling.count import Count, Work
 from nocap.profiling.measure import Measured, facts
-from nocap.profiling.parts import ACCUMULATE, MODEL_PARTS, PARTS
+from nocap.profiling.names import KIND, MODEL_PARTS, PARTS
 from nocap.profiling.roof import Roof
 from nocap.profiling.timeline import Row
 from nocap.run.config import to_plain
 from nocap.run.memory import MIB
 from nocap.schema import Device, Run
 
-KIND = "profile"
 SUMMED = ("ms", "calls", "operations", "flops", "bytes", "bound_ms", "allocations", "allocated_mib", "kept_mib")
 
 Facts = dict[str, Any]
@@ -158,6 +157,3 @@ def _memory(run: Run, counted: Count, measured: Measured) -> Facts:
 def part_ms(found: Mapping[str, Any]) -> dict[str, float]:
     """Milliseconds by part of a step."""
     return {row["part"]: row["ms"] for row in found["parts"]}
-
-
-__all__ = ["ACCUMULATE", "KIND", "Facts", "part_ms", "record"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from nocap.comparison import report_words as words
 from nocap.page import page
-from nocap.profiling.parts import PARTS
+from nocap.profiling.names import PARTS
 from nocap.run.record import write_atomically
 
 HERE = Path(__file__).parent

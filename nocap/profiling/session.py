@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 
 from nocap import schema
 from nocap.data.tokenizer import vocab_size
+from nocap.launch.plan import check_compiler
 from nocap.loop import configure_numerics
 from nocap.profiling import ceilings as bounds
 from nocap.profiling.ceilings import Composer
 from nocap.profiling.count import Count, count
-from nocap.profiling.curve import at_length, curve
+from nocap.profiling.curve import curve, with_window
 from nocap.profiling.measure import measure
 from nocap.profiling.record import part_ms, record
 from nocap.profiling.roof import Roof, measure_roof
@@ -32,7 +34,8 @@ def profile(
     Errors:
         ValueError: the step does not fit into this machine's memory.
     """
-    vocabulary = 50257 if isinstance(run.data, schema.Fineweb) else vocab_size(run.tokenizer.vocabulary)
+    check_compiler(run)
+    vocabulary = vocab_size(run.tokenizer.vocabulary)
     try:
         counted = count(run, vocab_size=vocabulary)
         check_fits(run, counted)
@@ -64,7 +67,8 @@ def check_fits(run: Run, counted: Count) -> None:
     Errors:
         ValueError: parameters, gradients, moments, and what one forward keeps are more than the memory that is free.
     """
-    need = 4 * counted.parameters + sum(counted.kept.values()) + counted.largest
+    moments = 1 if isinstance(run.optimizer, schema.Muon) else 2
+    need = (2 + moments) * counted.parameters + sum(counted.kept.values()) + counted.largest
     free = free_bytes(run.trainer.device)
     if free is not None and need > free:
         raise ValueError(
@@ -94,23 +98,20 @@ def _ceilings(run: Run, compose: Composer, counted: Count, roof: Roof, found: di
     say("counting what each option would do")
     size = found["vocab_size"]
     base = bounds.base_cost(run, counted, roof, part_ms(found))
-    costs = []
-    for option in bounds.options(run, compose):
+    choices, costs = bounds.options(run, compose), []
+    for option in choices:
         changed = count(option.run, vocab_size=size)
         costs.append((option, bounds.changed_cost(option, run, counted, changed, base, roof)))
     return {
         "table": bounds.table(base, costs, unattributed_ms=found["step"]["unattributed_ms"]),
-        "by_length": bounds.order_by_length(run, compose, roof, vocab_size=size),
+        "by_length": bounds.order_by_length(run, choices, compose, roof, vocab_size=size),
     }
 
 
 def _curve(run: Run, compose: Composer, lengths: list[int], size: int) -> list[dict[str, Any]]:
     say(f"measuring attention and a step at {', '.join(map(str, lengths))} tokens")
-    window = getattr(run.attention, "window", None)
-    window = min(window, lengths[0] // 4) if window else max(1, lengths[0] // 4)
-    arms = {}
-    for factor, words in bounds.offered(run):
-        if factor == "attention":
-            made = compose(words)
-            arms[words[0].partition("=")[2]] = lambda T, made=made: at_length(made, T, window=window)
-    return curve(arms, lengths, vocab_size=size, steps=True)
+    quarter = max(1, lengths[0] // 4)
+    window = min(run.attention.window, quarter) if isinstance(run.attention, schema.Sliding) else quarter
+    kinds = [words for factor, words in bounds.offered(run) if factor == "attention"]
+    arms = {words[0].partition("=")[2]: partial(with_window, compose(words), window=window) for words in kinds}
+    return curve(arms, lengths, vocab_size=size)

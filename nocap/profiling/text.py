@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nocap.comparison.text import NONE, table
-from nocap.profiling.parts import PARTS
+from nocap.profiling.names import PARTS
 
 Facts = Mapping[str, Any]
 MOST_PAIRS = 12  # combinations shown; the JSON has all
@@ -28,7 +28,8 @@ def _head(found: Facts) -> str:
     return "\n".join(
         [
             f"{m['n_layer']} layers, {m['n_head']} heads, {m['d_model']} wide, V={found['vocab_size']:,}; "
-            f"B={t['micro_batch']}, T={m['seq_len']}, {step['microbatches']} micro-batch(es) a step; {t['precision']}, eager, attention {found['kernel']}",
+            f"B={t['micro_batch']}, T={m['seq_len']}, {step['microbatches']} micro-batch(es) a step; {t['precision']}, eager, "
+            f"attention {found['kernel']}",
             f"on {hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}",
             f"roof, measured: {', '.join(f'{v / 1e9:,.1f} GFLOP/s {k}' for k, v in roof['flops'].items())} "
             f"({roof['product']}² product); {roof['bytes_per_s'] / 1e9:,.1f} GB/s ({roof['copy_bytes'] / 2**20:,.0f} MiB copy)",
@@ -67,8 +68,9 @@ def _parts(found: Facts) -> str:
 def _sum(found: Facts) -> str:
     step = found["step"]
     lines = [
-        f"sum of the parts {_ms(step['attributed_ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of the profiled step's {_ms(step['ms'])} ms; "
-        f"not attributed {_ms(step['unattributed_ms'])} ms (between operations: Python, autograd's engine, the profiler; on a GPU: idle)"
+        f"sum of the parts {_ms(step['attributed_ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of the profiled step's "
+        f"{_ms(step['ms'])} ms; not attributed {_ms(step['unattributed_ms'])} ms (between operations: Python, autograd's engine, the "
+        "profiler; on a GPU: idle)"
     ]
     for key, what in (
         ("plain", "without the profiler"),
@@ -135,10 +137,9 @@ def _curve(found: list[Facts]) -> str:
     for row in found:
         window = f", window {row['window']}" if "window" in row else ""
         for key, what in (("attention", "scores and weighted sum, one layer"), ("step", "step")):
-            if key in row:
-                costs = "  ".join(f"{T}: {_ms(ms)}" for T, ms in zip(row["T"], row[f"{key}_ms"], strict=True))
-                fit = row[key]
-                lines.append([row["name"] + window, what, f"T^{fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]", costs])
+            costs = "  ".join(f"{T}: {_ms(ms)}" for T, ms in zip(row["T"], row[f"{key}_ms"], strict=True))
+            fit = row[key]
+            lines.append([row["name"] + window, what, f"T^{fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]", costs])
     return "ms against sequence length\n" + table(["attention", "of", "fitted", "ms at T"], lines)
 
 

@@ -96,7 +96,7 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
 
 def _allocations(prof: profile, rows: dict[Key, Row], moments: dict[int, list[tuple[float, Key]]]) -> int:
     """Give each allocation to the row that was running in its thread, and return the peak of the running sum."""
-    results = prof.profiler.kineto_results  # type: ignore[union-attr]
+    results: Any = prof.profiler and prof.profiler.kineto_results
     start_ns = results.trace_start_ns()
     starts = {thread: [time for time, _ in times] for thread, times in moments.items()}
     held = peak = 0
