@@ -80,6 +80,8 @@ class Ranges:
         return self._paths[at] if at >= 0 else STEP
 
     def _changed(self) -> None:
+        if torch._C._current_autograd_node() is not None:
+            return  # a forward recomputed within a backward, perhaps on another thread with numbers of its own: its nodes never run
         self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
         self._paths.append(self.here)
 

@@ -76,7 +76,8 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
 def _rows(run: Run, counted: Count, roof: Roof, measured: Measured, scale: float) -> Iterable[Facts]:
     n, m = run.microbatches, measured.microbatches
     extra = _work_outside(run, counted, n)
-    keys = dict.fromkeys([*measured.timeline.rows, *(key for key in counted.work if measured.part.get(key[0]) in MODEL_PARTS)])
+    counted_keys = (key for key in counted.work if measured.part.get(key[0]) in MODEL_PARTS)
+    keys = dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")])  # of one rank there is none: 0
     for path, direction in keys:
         seen = measured.timeline.rows.get((path, direction), Row())
         part = measured.part.get(path, path if path in PARTS else "other")
@@ -94,7 +95,7 @@ def _rows(run: Run, counted: Count, roof: Roof, measured: Measured, scale: float
             "layer": int(found.group(1)) if (found := re.match(r"blocks\.(\d+)", path)) else None,
             "direction": direction,
             "ms": ms,
-            "calls": round(measured.calls.get(path, 1) * times),
+            "calls": round(measured.calls.get(path, int(seen.ms > 0)) * times),
             "operations": round(seen.operations * times),
             "flops": flops,
             "flop_s": flops / ms * 1e3 if ms else None,

@@ -49,10 +49,11 @@ def profile(
             found["ceilings"] = _ceilings(run, compose, counted, roof, found)
         if lengths:
             found["curve"] = _curve(run, compose, lengths, vocabulary)
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"the step must fit into the device's memory; lower trainer.micro_batch={run.trainer.micro_batch} ({error})"
-        ) from error
+    except RuntimeError as error:  # OutOfMemoryError is one; the CPU's allocator has none of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        cause, size = str(error).splitlines()[0], run.trainer.micro_batch
+        raise ValueError(f"the step must fit into the device's memory; lower trainer.micro_batch={size} ({cause})") from error
     return found
 
 
