@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import profile, record_function
+from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -213,7 +213,7 @@ def watched(model: GPT) -> tuple[timeline.Timeline, Ranges]:
     ranges, tokens = Ranges(), torch.zeros(2, 32, dtype=torch.long)
     model(tokens, tokens).backward()
     ranges.reset()
-    with ranges.around(model), profile(profile_memory=True) as prof, record_function(MARK + "step"):
+    with ranges.around(model), timeline.profiler(on_cuda=False) as prof, record_function(MARK + "step"):
         model(tokens, tokens).backward()
     return timeline.read(prof, ranges, on_cuda=False), ranges
 

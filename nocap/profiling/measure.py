@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from nocap.data.shards import Shard, write_shard
 from nocap.loop import Job, Trainee, build, configure_numerics, take_step
@@ -84,7 +84,7 @@ def measure(run: Run, *, vocab_size: int, repeats: int, trace: Path | None) -> M
         profiled = []
         for i in range(repeats):
             ranges.reset()
-            with ranges.around(trainee.model), _profiler(run.trainer.device) as prof:
+            with ranges.around(trainee.model), timeline.profiler(on_cuda=run.trainer.device is Device.cuda) as prof:
                 clock = step_clock(job, trainee, marks, step=1 + repeats + i)
             profiled.append(clock)
             if best is None or clock.wall_ms < best[0].wall_ms:
@@ -147,11 +147,6 @@ def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
     with ranges.around(trainee.model), memory.saved_for_backward(trainee.model.parameters(), on_save=keep):
         take_step(job, trainee, Ledger(started=job.started), step=0)
     return kept
-
-
-def _profiler(device: Device) -> profile:
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device is Device.cuda else [])]
-    return profile(activities=activities, profile_memory=True)
 
 
 def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Device, resident_mib: float) -> dict[str, float]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile
 
 from nocap.profiling.parts import MARK, STEP, Ranges
 
@@ -39,6 +39,12 @@ class Timeline:
     step_ms: float  # the step's range, or on CUDA its wall time on the device's clock
     unattributed_ms: float  # between the backward's nodes and around the ranges; on CUDA the device's idle time
     peak: int  # bytes: the most that the step's tensors held at once, beyond what was held before it
+
+
+def profiler(*, on_cuda: bool) -> profile:
+    """torch's profiler for one step."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    return profile(activities=activities, profile_memory=True, acc_events=True)  # older versions warn about the default
 
 
 def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
