@@ -122,7 +122,7 @@ def _summed(rows: Iterable[Facts], keys: tuple[str, ...], whole_ms: float) -> li
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     summed = []
-    for values, members in sorted(groups.items(), key=lambda item: (item[0][0] is None, item[0][0] if len(keys) > 1 else 0)):
+    for values, members in groups.items():
         total: Facts = dict(zip(keys, values, strict=True))
         total |= {key: sum(row[key] for row in members) for key in SUMMED}
         total["calls"] = sum(row["calls"] for row in members if row["direction"] == "forward")
