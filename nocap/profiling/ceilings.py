@@ -168,9 +168,13 @@ def _total(cost: Cost) -> float:
 
 
 def together(base: Cost, costs: Sequence[Cost]) -> Cost:
-    """Changes of different factors at once: each part's ratios multiply."""
+    """Changes of different factors at once: each part's ratios multiply. Head and loss are one here, for a chunked loss is both."""
+
+    def pooled(parts: dict[str, float]) -> dict[str, float]:
+        return {**parts, "head": parts.get("head", 0.0) + parts.get("loss", 0.0), "loss": 0.0}
 
     def product(old: dict[str, float], news: list[dict[str, float]]) -> dict[str, float]:
+        old, news = pooled(old), [pooled(new) for new in news]
         parts = dict.fromkeys([*old, *(part for new in news for part in new)])
         return {
             part: old[part] * math.prod(new.get(part, 0.0) / old[part] for new in news)
