@@ -406,18 +406,8 @@ def test_bounds_and_curve_are_told(profiled: Profiled) -> None:
 
 @pytest.mark.slow
 def test_the_door_measures_bounds_and_curve(door: Door, tmp_path: Path) -> None:
-    done = door(
-        "model=nano",
-        "trainer.device=cpu",
-        "--ceilings",
-        "--curve",
-        "16,32,64",
-        "--repeats",
-        "1",
-        "--json",
-        "p.json",
-        module="nocap.profile",
-    )
+    flags = ("--ceilings", "--curve", "16,32,64", "--repeats", "1", "--json", "p.json")
+    done = door("model=nano", "trainer.device=cpu", *flags, module="nocap.profile", timeout=290)
     assert done.code == 0, done.err
     found = json.loads((tmp_path / "p.json").read_text())
     speedups = [row["by_step"] for row in found["ceilings"]["table"]]
