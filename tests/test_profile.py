@@ -337,7 +337,7 @@ def test_the_limit_is_what_is_held_for_certain(monkeypatch: pytest.MonkeyPatch) 
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
     """One profile through the door, with everything that it writes."""
     folder = tmp_path_factory.mktemp("profile")
-    words = ["attention=gqa", "trainer.device=cpu", "trainer.precision=fp32", "trainer.batch_tokens=2048", "trainer.micro_batch=2"]
+    words = ["attention=gqa", "trainer.device=cpu", "trainer.precision=fp32", "trainer.batch_tokens=8192", "trainer.micro_batch=8"]
     flags = ["--json", "new/p.json", "--html", "p.html", "--trace", "t.json", "--repeats", "1"]
     env = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run([sys.executable, "-m", "nocap.profile", *words, *flags], cwd=folder, env=env, capture_output=True, text=True)
