@@ -11,6 +11,7 @@ DOORS = {
     "data": "list, prepare and verify token shards",
     "compare": "what held, among any runs",
     "generate": "text from a checkpoint, and how fast it comes",
+    "profile": "where a step's time and memory go",
 }
 
 

@@ -10,30 +10,13 @@ import os  # noqa: E402
 import sys  # noqa: E402
 
 import hydra  # noqa: E402
-from hydra._internal.utils import get_args_parser  # noqa: E402
 
 from nocap.launch import cell  # noqa: E402
 from nocap.paths import conf_dir  # noqa: E402
 from nocap.run.config import refusals, refuse, register  # noqa: E402
+from nocap.run.words import flags_first  # noqa: E402
 
 cell.STARTED = STARTED
-
-
-def flags_first(words: list[str]) -> list[str]:
-    """The same words with Hydra's flags, and what belongs to them, before the overrides: Hydra reads them in that order only."""
-    actions = {flag: action for action in get_args_parser()._actions for flag in action.option_strings}
-    flags, overrides, waiting = [], [], list(words)
-    while waiting:
-        word = waiting.pop(0)
-        action = actions.get(word)
-        if not word.startswith("-"):
-            overrides.append(word)
-        elif action is not None and action.nargs == "?" and (not waiting or "=" in waiting[0] or waiting[0].startswith("-")):
-            flags.append(f"{action.option_strings[0]}={action.const}")  # without it, the first override would be taken for the value
-        else:
-            takes = action is not None and action.nargs != 0 and bool(waiting)
-            flags += [word, waiting.pop(0)] if takes else [word]
-    return [*flags, *overrides]
 
 
 def main() -> None:

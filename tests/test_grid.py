@@ -19,8 +19,8 @@ from nocap.launch.grid import Grid, RefusedError, check
 from nocap.launch.worker import _facts
 from nocap.paths import conf_dir
 from nocap.run.config import compose, load
+from nocap.run.words import flags_first
 from nocap.schema import Run
-from nocap.train import flags_first
 from tests.attempts import on_a_terminal, processes, wait_until
 from tests.conftest import Door
 from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained

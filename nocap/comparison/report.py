@@ -1,24 +1,16 @@
-"""The report: a comparison as one HTML file that opens anywhere, years from now, without a network.
-
-Python decides what is said and the template lays it out; the script draws the plots and switches arms. The file's content security policy
-names its two scripts by hash and allows no request at all, so what a run's name smuggles in cannot run, whatever escaping misses.
-"""
+"""The comparison as a page: its tables, its looks, and what its script draws."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from nocap.comparison import report_words as words
 from nocap.comparison.arms import spell
 from nocap.comparison.report_words import Facts, get
+from nocap.page import page
 from nocap.run.record import write_atomically
 
 HERE = Path(__file__).parent
@@ -36,57 +28,29 @@ def write(comparison: Mapping[str, Any], path: Path) -> None:
 
 
 def render(comparison: Mapping[str, Any]) -> str:
-    """The report as text."""
-    from plotly.offline import get_plotlyjs  # 0.1 s that no other command should pay
-
-    comparison = _finite(comparison)
+    """The report as text. A diverged run's losses are no numbers: null."""
+    comparison = page.finite(comparison)
     arms = sorted(comparison["arms"], key=lambda arm: arm["arm"] != comparison["baseline"])  # the baseline first, the others as they came
     baseline = arms[0]
-    scripts = [Markup(get_plotlyjs()), Markup((HERE / "report.js").read_text(encoding="utf-8"))]
     looks = _looks(arms, comparison.get("swept") or [])
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            c=comparison,
-            arms=[{**arm, "look": look, "kind": words.kind(arm)} for arm, look in zip(arms, looks, strict=True)],
-            baseline=baseline,
-            headline=words.headline(arms, baseline),
-            facts=words.summary_facts(comparison, baseline),
-            forest=_forest(arms),
-            effects=words.effects(comparison.get("effects")),
-            methods=sorted({str(method) for arm in arms if (method := get(arm, "difference", "method"))}),
-            unplaced=[arm for arm in arms if get(arm, "train_s", "refused")],
-            plots=_plots(comparison, arms, looks),
-            css=Markup((HERE / "report.css").read_text(encoding="utf-8")),
-            scripts=scripts,
-            hashes=" ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts),
-            dashes=DASHES,
-            w=words,
-            spell=spell,
-            get=get,
-        )
+    return page.render(
+        HERE,
+        kind="nocap comparison",
+        title=words.headline(arms, baseline),
+        data=_plots(comparison, arms, looks),
+        c=comparison,
+        arms=[{**arm, "look": look, "kind": words.kind(arm)} for arm, look in zip(arms, looks, strict=True)],
+        baseline=baseline,
+        facts=words.summary_facts(comparison, baseline),
+        forest=_forest(arms),
+        effects=words.effects(comparison.get("effects")),
+        methods=sorted({str(method) for arm in arms if (method := get(arm, "difference", "method"))}),
+        unplaced=[arm for arm in arms if get(arm, "train_s", "refused")],
+        dashes=DASHES,
+        w=words,
+        spell=spell,
+        get=get,
     )
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: words.DASH if value is None else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _finite(value: Any) -> Any:
-    """A diverged run's losses are NaN or infinite, which JSON cannot say: null."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _looks(arms: list[Facts], swept: list[str]) -> list[tuple[int, int]]:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from nocap.page.page import DASH
 from nocap.run.ledger import LINES
 
 Facts = Mapping[str, Any]
-DASH = "–"
 
 # kind of verdict → its mark, its name, and what it means to somebody who has never seen one. The order is the report's.
 VERDICTS = {

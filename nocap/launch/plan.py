@@ -48,8 +48,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     Errors:
         ValueError: the data, the compiler or the output directory will not do.
     """
-    if run.trainer.compile is not Compile.off:
-        hardware.check_compiler(f"trainer.compile={run.trainer.compile.value}", run.trainer.device)
+    check_compiler(run)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)
     words = [
@@ -93,6 +92,12 @@ def _check_data_unchanged(run: Run, parts: Mapping[str, Any], others: Iterable[P
             raise ValueError(
                 f"data must be what {folder} began with ({was}…), got {now}…; put it back to resume, or move that folder to start anew"
             )
+
+
+def check_compiler(run: Run) -> None:
+    """Refuse compilation on the CPU where there is no compiler."""
+    if run.trainer.compile is not Compile.off:
+        hardware.check_compiler(f"trainer.compile={run.trainer.compile.value}", run.trainer.device)
 
 
 def _check_tokens(run: Run, dataset: Dataset) -> None:

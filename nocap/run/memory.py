@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -25,17 +25,21 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 @contextmanager
-def saved_for_backward(parameters: Iterable[Tensor]) -> Iterator[dict[int, int]]:
-    """Storage address → bytes of the tensors that a forward inside the block keeps for its backward, parameters left out."""
-    own = {p.untyped_storage().data_ptr() for p in parameters}
+def saved_for_backward(parameters: Iterable[Tensor], *, on_save: Callable[[int], None] = lambda n: None) -> Iterator[dict[int, int]]:
+    """Storage → bytes of the tensors that a forward inside the block keeps for its backward, parameters left out.
+
+    `on_save` is told the bytes of each as it is kept, for who wants to know where.
+    """
+    own = {p.untyped_storage()._cdata for p in parameters}
     kept: dict[int, int] = {}
-    alive: list[Tensor] = []  # an address must not be used twice while we count
+    alive: list[Tensor] = []  # a storage's address must not be used twice while we count
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage._cdata not in own and storage._cdata not in kept:
+            kept[storage._cdata] = storage.nbytes()
             alive.append(t)
+            on_save(storage.nbytes())
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):

@@ -1,0 +1,182 @@
+"""A forward and backward counted and not computed: FLOPs, bytes, operations and what is kept for the backward, by module.
+
+The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own dispatcher decides which operations there
+are, in the run's precision, with its kernels. Formulas are FlopCounterMode's, and for the fused attention kernels, which it misses on the
+CPU and counts in full elsewhere, 4·Tq·Tk·D a head, half under the causal mask, and twice that in the backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from nocap.model.gpt import GPT
+from nocap.profiling.parts import Ranges
+from nocap.profiling.roof import Roof
+from nocap.run import memory
+from nocap.run.evaluate import autocast
+from nocap.schema import Hybrid, Kernel, Run, Sliding
+
+# Operations that read some rows of an argument: (argument, what it reads instead is as large as the output).
+_GATHERS = {"embedding": "weight", "nll_loss_forward": "self", "nll_loss_backward": "self"}
+_VIEWS = {"_unsafe_view", "_reshape_alias"}  # views whose schema does not say so
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation: its matrix FLOPs, and the bytes of what it reads and writes."""
+
+    name: str
+    dtype: str  # bf16 or fp32: whose peak bounds it
+    flops: float
+    bytes: float
+
+
+@dataclass(slots=True)
+class Work:
+    """What a module does in a forward or in its backward."""
+
+    ops: list[Op] = field(default_factory=list)
+
+    @property
+    def flops(self) -> float:
+        return sum(op.flops for op in self.ops)
+
+    @property
+    def bytes(self) -> float:
+        return sum(op.bytes for op in self.ops)
+
+    def bound_ms(self, roof: Roof) -> float:
+        """The roofline: no operation is faster than its FLOPs at the measured peak, or its bytes at the measured bandwidth."""
+        return sum(max(op.flops / roof.flops[op.dtype], op.bytes / roof.bytes_per_s) for op in self.ops) * 1e3
+
+    def product_ms(self, roof: Roof) -> float:
+        """The matrix FLOPs alone, at the measured peak."""
+        return sum(op.flops / roof.flops[op.dtype] for op in self.ops) * 1e3
+
+    @property
+    def kinds(self) -> frozenset[tuple[str, str]]:
+        """The matrix products' operations and precisions: where they differ, a measured efficiency does not carry over."""
+        return frozenset((op.name, op.dtype) for op in self.ops if op.flops)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """One micro-batch: work by (module path, direction), bytes kept for the backward by path, and the parameters' bytes."""
+
+    work: dict[tuple[str, str], Work]
+    kept: dict[str, int]
+    part: dict[str, str]
+    parameters: int  # bytes
+    largest: int  # bytes of the largest tensor that an operation makes
+
+    def by_part(self) -> dict[str, Work]:
+        merged: dict[str, Work] = {}
+        for (path, _), work in self.work.items():
+            merged.setdefault(self.part[path], Work()).ops.extend(work.ops)
+        return merged
+
+    def kept_by_part(self) -> dict[str, int]:
+        merged: dict[str, int] = {}
+        for path, n in self.kept.items():
+            merged[self.part[path]] = merged.get(self.part[path], 0) + n
+        return merged
+
+
+def count(run: Run, *, vocab_size: int) -> Count:
+    """Count one micro-batch of the run on this machine's device, without allocating it."""
+    run = _countable(run)
+    ranges = Ranges()
+    kept: dict[str, int] = {}
+
+    def keep(n: int) -> None:
+        kept[ranges.here] = kept.get(ranges.here, 0) + n
+
+    device = run.trainer.device.value
+    with FakeTensorMode():
+        with torch.device(device):
+            model = GPT(run, vocab_size=vocab_size)
+        tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
+        parameters = list(model.parameters())
+        counter = _Counter(ranges)
+        with ranges.around(model), counter:
+            with memory.saved_for_backward(parameters, on_save=keep), autocast(run, run.trainer.precision):
+                loss = model(tokens, tokens)
+            loss.backward()
+        size = sum(p.numel() * p.element_size() for p in parameters)
+    return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, largest=counter.largest)
+
+
+def _countable(run: Run) -> Run:
+    """FlexAttention compiles itself and cannot be faked: its window is counted as `blocks`, the same mathematics."""
+    spec = run.attention
+    if not isinstance(spec, Sliding) or spec.kernel_of_local is not Kernel.flex:
+        return run
+    blocks = replace(spec, local_kernel=Kernel.blocks) if isinstance(spec, Hybrid) else replace(spec, kernel=Kernel.blocks)
+    return replace(run, attention=blocks)
+
+
+class _Counter(TorchDispatchMode):
+    """Sees every operation below autograd, forward and backward."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ranges = ranges
+        self.work: dict[tuple[str, str], Work] = {}
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.namespace == "prim" or _is_view(func):
+            return out
+        node = torch._C._current_autograd_node()
+        # A recomputed forward runs inside a node, with its modules' hooks.
+        path = self.ranges.here if node is None or self.ranges.inside else self.ranges.node(node._sequence_nr())
+        op = _measure(func, args, kwargs, out)
+        self.work.setdefault((path, "forward" if node is None else "backward"), Work()).ops.append(op)
+        self.largest = max([self.largest, *(_size(t) for t in tree_leaves(out) if isinstance(t, Tensor))])
+        return out
+
+
+def _is_view(func: Any) -> bool:
+    if func._overloadpacket.__name__ in _VIEWS:
+        return True
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+def _measure(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
+    name = func._overloadpacket.__name__
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    if "scaled_dot_product" in name:
+        flops = _fused_flops(name, named)
+    else:
+        formula = flop_registry.get(func._overloadpacket)
+        flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+    read = [t for key, value in named.items() if key != _GATHERS.get(name) for t in tree_leaves(value) if isinstance(t, Tensor)]
+    written = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+    if name in _GATHERS:
+        read += written
+    distinct = {id(t): t for t in read}.values()
+    floats = [t.dtype for t in (*read, *written) if t.is_floating_point()]
+    dtype = "bf16" if floats and floats[0] is torch.bfloat16 else "fp32"
+    return Op(name, dtype, flops, sum(map(_size, distinct)) + sum(map(_size, written)))
+
+
+def _size(t: Tensor) -> int:
+    """Bytes behind a tensor; an expanded one has fewer than elements."""
+    return min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
+
+
+def _fused_flops(name: str, named: dict[str, Any]) -> float:
+    B, H, T_query, D = named["query"].shape
+    T_key = named["key"].shape[2]
+    whole = 4.0 * B * H * T_query * T_key * D * (2 if name.endswith("_backward") else 1)
+    return whole / 2 if named.get("is_causal") else whole

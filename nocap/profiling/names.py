@@ -1,0 +1,28 @@
+"""What a profile calls things, for those who read one without torch."""
+
+from __future__ import annotations
+
+KIND = "profile"  # of record, beside its schema_version
+
+# part → what a reader sees. A module's own operations, without its children's, are its part.
+PARTS = {
+    "embedding": "embedding",
+    "norm": "norms",
+    "qkv": "QKV projections",
+    "rotary": "rotary, QK norm, head layout",
+    "scores": "scores and weighted sum",
+    "attention_out": "output projection",
+    "mlp_up": "MLP up",
+    "activation": "activation",
+    "mlp_down": "MLP down",
+    "residual": "residual stream",
+    "head": "head",
+    "loss": "loss",
+    "accumulate": "gradients into .grad",
+    "reduction": "gradient reduction",
+    "clip": "gradient norm, clipping",
+    "optimizer": "optimizer",
+    "data": "data",
+    "other": "rest of the step",
+}
+MODEL_PARTS = tuple(PARTS)[:12]

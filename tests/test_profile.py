@@ -1,0 +1,539 @@
+"""The profile: what is counted equals arithmetic, what is measured lands where it was planted, and the door says it all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from nocap import profile as profile_door
+from nocap.model.flops import component_flops, flops_per_token
+from nocap.model.gpt import GPT, build_model
+from nocap.paths import conf_dir
+from nocap.profiling import ceilings, difference, report, session, text, timeline
+from nocap.profiling.ceilings import Cost
+from nocap.profiling.count import Count, Work, count
+from nocap.profiling.curve import attention_ms, exponent, with_window
+from nocap.profiling.measure import measure
+from nocap.profiling.names import MODEL_PARTS, PARTS
+from nocap.profiling.parts import MARK, Ranges
+from nocap.profiling.roof import Roof
+from nocap.run.config import compose
+from nocap.schema import Run
+from tests.conftest import REPO, Door
+from tests.test_report_browser import CHROMIUM, FLAGS
+
+NANO = ("model=nano", "model.seq_len=32", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.micro_batch=2")
+D12 = ("model=d12", "tokenizer=gpt2", "trainer.device=cpu", "trainer.micro_batch=1")
+MLPS = sorted(path.stem for path in (conf_dir() / "mlp").glob("*.yaml"))
+ROOF = Roof(flops={"fp32": 1e12, "bf16": 4e12}, bytes_per_s=1e11, product=1, copy_bytes=1)
+GPT2 = 50257
+
+
+@cache
+def counted(*words: str, vocab_size: int = 70) -> tuple[Run, Count]:
+    run = compose(list(words))
+    return run, count(run, vocab_size=vocab_size)
+
+
+# --- what is counted ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attention", "mlp"), [("gqa", "gelu4x"), *(("flash", mlp) for mlp in MLPS)])
+def test_counted_flops_equal_the_arithmetic_part_by_part(attention: str, mlp: str) -> None:
+    run, found = counted(*NANO, f"attention={attention}", f"mlp={mlp}")
+    expected = component_flops(run, vocab_size=70)
+    flops = {part: work.flops / 64 for part, work in found.by_part().items()}  # of 2 × 32 tokens
+    assert {key: flops[key] for key in ("qkv", "scores", "attention_out", "head")} == {k: v for k, v in expected.items() if k != "mlp"}
+    assert flops["mlp_up"] + flops["mlp_down"] == expected["mlp"]
+    assert sum(flops.values()) == flops_per_token(run, vocab_size=70)
+
+
+def test_counted_flops_equal_torchs_counter_where_that_sees_everything() -> None:
+    run, found = counted(*NANO, "attention=mha")
+    with torch.device("meta"):
+        model, tokens = GPT(run, vocab_size=70), torch.zeros(2, 32, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, tokens).backward()
+    assert sum(work.flops for work in found.work.values()) == counter.get_total_flops()
+
+
+def test_bytes_of_a_projection_are_its_operands() -> None:
+    """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes are views.)"""
+    run, found = counted(*NANO, "attention=flash")
+    N, C = 64, run.model.d_model
+    assert found.work["blocks.0.attention.f.q_proj", "forward"].bytes == 4 * (N * C + C * C + N * C)
+    assert found.work["blocks.0.attention.f.q_proj", "forward"].flops == 2 * N * C * C
+
+
+def test_what_is_kept_by_materialised_scores_is_their_matrices() -> None:
+    """mha keeps the probabilities (fp32), and flash nothing that grows with T²."""
+    kept = {name: counted(*NANO, "model.seq_len=256", f"attention={name}")[1].kept_by_part()["scores"] for name in ("mha", "flash")}
+    run, _ = counted(*NANO, "model.seq_len=256", "attention=mha")
+    B, H, T, C, L = 2, run.model.n_head, 256, run.model.d_model, run.model.n_layer
+    square = L * B * H * T * T * 4
+    assert kept["mha"] >= square
+    assert kept["flash"] <= L * (4 * B * T * C * 4 + 2 * B * H * T * 4)
+
+
+def test_the_roofline_bound_takes_the_slower_of_both_roofs() -> None:
+    _, found = counted(*NANO, "attention=flash")
+    work = found.work["blocks.0.attention.f.q_proj", "forward"]
+    assert work.bound_ms(ROOF) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
+    assert work.product_ms(ROOF) == pytest.approx(work.flops / 1e12 * 1e3)
+
+
+# --- ceilings ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
+    """The published table for T=1024: q 5.3, k and v 10.6, scores 7.1, out 5.3, MLP 21.3 + 21.3, head 29.0 per cent of 797.8M."""
+    run, found = counted(*D12, vocab_size=GPT2)
+    total = sum(work.flops for work in found.work.values())
+    assert f"{total / run.model.seq_len / 1e6:.1f}" == "797.8"
+    share = {part: f"{100 * work.flops / total:.1f}" for part, work in found.by_part().items() if work.flops}
+    expected = {"qkv": "16.0", "scores": "7.1", "attention_out": "5.3", "mlp_up": "21.3", "mlp_down": "21.3", "head": "29.0"}
+    assert share == expected
+    for last, percent in (("q_proj", "5.3"), ("k_proj", "5.3"), ("v_proj", "5.3")):
+        flops = sum(work.flops for (path, _), work in found.work.items() if path.endswith(last))
+        assert f"{100 * flops / total:.1f}" == percent
+
+
+def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
+    """1.076× for GQA 12→4, 1.119× for a 3× MLP, 1.216× for both, at T=1024; and of a step whose time is its FLOPs, the same by the step."""
+    run, base_count = counted(*D12, vocab_size=GPT2)
+    times = {part: work.bound_ms(ROOF) for part, work in base_count.by_part().items()}
+    base = ceilings.base_cost(run, base_count, ROOF, times)
+    costs = []
+    for factor, word, label in (("attention", "attention=gqa", "GQA"), ("mlp", "mlp=gelu3x", "MLP")):
+        changed, new = counted(*D12, word, vocab_size=GPT2)
+        option = ceilings.Option(factor=factor, words=(word,), label=label, run=changed)
+        costs.append((option, ceilings.changed_cost(option, run, base_count, new, base, ROOF)))
+    rows = {row["label"]: row for row in ceilings.table(base, costs, unattributed_ms=0.0)}
+    assert {label: f"{row['by_flops']:.3f}" for label, row in rows.items()} == {"GQA": "1.076", "MLP": "1.119", "GQA + MLP": "1.216"}
+    gqa, mlp = (sum(cost.ms.values()) for _, cost in costs)
+    assert sum(times.values()) / gqa > 1 < sum(times.values()) / mlp
+    saved = 2 * sum(times.values()) - gqa - mlp  # they touch different parts
+    assert rows["GQA + MLP"]["by_step"] == pytest.approx(sum(times.values()) / (sum(times.values()) - saved))
+
+
+def test_order_by_length_has_the_known_ceilings_and_is_sorted() -> None:
+    run = compose(list(D12))
+
+    def more(words: Sequence[str]) -> Run:
+        return compose([*D12, *words])
+
+    choices = [
+        ceilings.Option(factor=word.partition("=")[0], words=(word,), label=word, run=more([word]))
+        for word in ("attention=gqa", "attention=mqa", "attention=sliding", "mlp=gelu3x")
+    ]
+    found = {row["T"]: row["options"] for row in ceilings.order_by_length(run, choices, more, ROOF, vocab_size=GPT2)}
+    at = {T: {option["label"]: f"{option['by_flops']:.3f}" for option in options} for T, options in found.items()}
+    assert (at[1024]["GQA 12→4"], at[1024]["MLP 4→3×"], at[1024]["MQA 12→1"]) == ("1.076", "1.119", "1.108")
+    assert (at[4096]["GQA 12→4"], at[4096]["MLP 4→3×"]) == ("1.062", "1.096")
+    assert list(at) == [256, 512, 1024, 2048, 4096]
+    assert [name for T in at for name in at[T] if name.startswith("sliding")] == [f"sliding, window {T // 4}" for T in at]
+    for options in found.values():
+        speedups = [option["by_flops"] for option in options]
+        assert speedups == sorted(speedups, reverse=True)
+
+
+def test_every_option_of_the_tree_is_offered_but_the_runs_own() -> None:
+    run = compose([*NANO, "attention=flash", "mlp=gelu4x"])
+    found = ceilings.options(run, lambda more: compose([*NANO, *more]))
+    words = {word for option in found for word in option.words}
+    groups = {f"{group}={path.stem}" for group in ("attention", "mlp") for path in (conf_dir() / group).glob("*.yaml")}
+    assert groups - words == {"attention=flash", "mlp=gelu4x"}
+    assert {"trainer.precision=bf16", "trainer.compile=regional", "model.tie_head=false"} <= words
+
+
+def test_changes_of_different_parts_multiply_and_the_rest_stays() -> None:
+    base = Cost(product_ms={"a": 4.0, "b": 6.0}, ms={"a": 40.0, "b": 50.0, "c": 10.0}, kept={"a": 8.0}, parameters=100.0)
+    half = replace(base, product_ms={"a": 2.0, "b": 6.0}, ms={"a": 20.0, "b": 50.0, "c": 10.0}, kept={"a": 4.0})
+    fifth = replace(base, product_ms={"a": 4.0, "b": 1.2}, ms={"a": 40.0, "b": 10.0, "c": 10.0}, parameters=50.0)
+    both = ceilings.together(base, [half, fifth])
+    none = {"head": 0.0, "loss": 0.0}
+    assert both.product_ms == pytest.approx({"a": 2.0, "b": 1.2, **none})
+    assert both.ms == pytest.approx({"a": 20.0, "b": 10.0, "c": 10.0, **none})
+    assert (both.kept, both.parameters) == ({"a": 4.0, **none}, 50.0)
+
+
+def test_a_loss_that_takes_over_the_heads_products_still_combines() -> None:
+    base = Cost(product_ms={"head": 8.0}, ms={"head": 80.0, "loss": 20.0}, kept={"loss": 9.0}, parameters=1.0)
+    chunked = replace(base, product_ms={"loss": 8.0}, ms={"head": 0.0, "loss": 90.0}, kept={"loss": 3.0})
+    faster = replace(base, product_ms={"head": 4.0}, ms={"head": 40.0, "loss": 10.0})
+    both = ceilings.together(base, [chunked, faster])
+    assert (sum(both.product_ms.values()), sum(both.ms.values()), sum(both.kept.values())) == pytest.approx((4.0, 45.0, 3.0))
+
+
+def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio() -> None:
+    run, old = counted(*NANO, "attention=mha")
+    base = ceilings.base_cost(run, old, ROOF, dict.fromkeys(MODEL_PARTS, 1000.0))
+    flash_run, flash = counted(*NANO, "attention=flash")
+    option = ceilings.Option(factor="attention", words=("attention=flash",), label="flash", run=flash_run)
+    cost = ceilings.changed_cost(option, run, old, flash, base, ROOF)
+    assert cost.ms["scores"] == pytest.approx(flash.by_part()["scores"].bound_ms(ROOF) * run.microbatches)
+    assert cost.ms["rotary"] < 1000  # the fused kernel's output needs no copy to join its heads
+    assert [cost.ms[part] for part in MODEL_PARTS if part not in ("scores", "rotary")] == pytest.approx([1000.0] * 10)
+    swa_run, window = counted(*NANO, "model.seq_len=512", "attention=sliding", "attention.window=64")
+    _, full = counted(*NANO, "model.seq_len=512", "attention=flash")
+    needed = component_flops(swa_run, vocab_size=70)["scores"] * 2 * 512
+    products = ceilings.base_cost(swa_run, window, ROOF, {}).product_ms
+    assert products["scores"] == pytest.approx(needed / 1e12 * 1e3 * swa_run.microbatches)
+    assert window.by_part()["scores"].flops > needed  # the chunks' border is computed, and is not needed
+    assert full.by_part()["scores"].flops > window.by_part()["scores"].flops
+
+
+# --- where time and memory land ----------------------------------------------------------------------------------------------------
+
+
+class _Slow(torch.autograd.Function):
+    """Takes 30 ms and a million bytes forward, 60 ms and two million backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        torch.empty(1_000_000, dtype=torch.uint8)
+        time.sleep(0.03)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        torch.empty(2_000_000, dtype=torch.uint8)
+        time.sleep(0.06)
+        return grads[0].clone()
+
+
+def watched(model: GPT) -> tuple[timeline.Timeline, Ranges]:
+    ranges, tokens = Ranges(), torch.zeros(2, 32, dtype=torch.long)
+    model(tokens, tokens).backward()
+    ranges.reset()
+    with ranges.around(model), timeline.profiler(on_cuda=False) as prof, record_function(MARK + "step"):
+        model(tokens, tokens).backward()
+    return timeline.read(prof, ranges, on_cuda=False), ranges
+
+
+@pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "blocks.0.mlp.f", "head"])
+def test_planted_time_and_memory_are_found_where_they_were_planted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model(compose(list(NANO)), vocab_size=70)
+    owner = model.get_submodule(place.removesuffix(".mixer"))
+    if place.endswith(".mixer"):
+        mixer = owner.mixer
+        owner.mixer = lambda *qkv: _Slow.apply(mixer(*qkv))
+    else:
+        forward = owner.forward
+        monkeypatch.setattr(owner, "forward", lambda *x: _Slow.apply(forward(*x)))
+    found, _ = watched(model)
+    for direction, least_ms, least_bytes in (("forward", 30, 1_000_000), ("backward", 60, 2_000_000)):
+        rows = {path: row for (path, d), row in found.rows.items() if d == direction}
+        assert rows[place].ms >= least_ms
+        assert rows[place].allocated >= least_bytes
+        assert all(row.allocated < least_bytes for path, row in rows.items() if path != place)
+    assert found.peak >= 2_000_000
+    assert sum(row.ms for row in found.rows.values()) + found.unattributed_ms == pytest.approx(found.step_ms, rel=1e-3)
+
+
+def test_the_model_is_as_before_when_the_watching_ends() -> None:
+    model = build_model(compose(list(NANO)), vocab_size=70)
+    before = [block.attention.f.mixer for block in model.blocks]
+    with Ranges().around(model):
+        pass
+    assert [block.attention.f.mixer for block in model.blocks] == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activation checkpointing ends the recomputed forward by an exception: the ranges must survive it."""
+    model = build_model(compose(list(NANO)), vocab_size=70)
+    plain, _ = watched(model)
+    for block in model.blocks:
+        monkeypatch.setattr(block, "forward", lambda *x, f=block.forward: checkpoint(f, *x, use_reentrant=False))
+    again, ranges = watched(model)
+    key = "blocks.0.mlp.f.up", "backward"
+    assert again.rows[key].operations > plain.rows[key].operations
+    assert not ranges.inside
+
+
+def test_measured_memory_equals_what_was_counted() -> None:
+    run = compose([*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"])
+    found, expected = measure(run, vocab_size=70, repeats=1, trace=None), count(run, vocab_size=70)
+    kept = {path: n for path, n in found.kept.items() if n}
+    tokens = {"embedding", "head", "step"}  # keep token ids, in a batch's storage
+    assert {k: v for k, v in kept.items() if k not in tokens} == {k: v for k, v in expected.kept.items() if v and k not in tokens}
+    assert found.memory["parameters"] == found.memory["gradients"] == expected.parameters / 2**20
+    assert found.memory["optimizer"] == pytest.approx(2 * found.memory["parameters"], rel=1e-2)
+    assert found.memory["peak"] >= found.memory["parameters"] * 4 + found.memory["activations"] / 2
+    assert found.microbatches == 2  # of three: what repeats is measured once
+
+
+# --- the curve ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_exponent_of_a_power_law_is_its_exponent() -> None:
+    lengths = [64, 128, 256, 512]
+    assert exponent(lengths, [3 * T**1.7 for T in lengths]) == pytest.approx({"exponent": 1.7, "low": 1.7, "high": 1.7})
+    noisy = exponent(lengths, [T**2 * (1.1 if T == 128 else 1.0) for T in lengths])
+    assert noisy["low"] < 2 < noisy["high"]
+    with pytest.raises(ValueError, match="at least 3 lengths"):
+        exponent([1, 2], [1, 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("attention", "expected", "heads", "lengths"),
+    [("sliding", 1, 4, [512, 1024, 2048, 4096]), ("mha", 2, 1, [256, 512, 1024, 2048])],
+)
+def test_attention_grows_as_promised(attention: str, expected: int, heads: int, lengths: list[int]) -> None:
+    """Scores and weighted sum alone, forward and backward, on one thread in CPU time; four windows and more.
+
+    With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each allocation, which raises the exponent.
+    """
+    words = ["model=nano", f"model.n_head={heads}", f"model.d_model={64 * heads}", "trainer.micro_batch=1", "trainer.precision=fp32"]
+    run = compose([*words, f"attention={attention}", "trainer.device=cpu", "trainer.threads=1"])
+    found = exponent(lengths, [attention_ms(with_window(run, T, window=128)) for T in lengths])
+    assert abs(found["exponent"] - expected) <= 0.25, found
+
+
+# --- what does not fit -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_cannot_fit_is_refused_before_it_runs(door: Door) -> None:
+    words = ("model=nano", "trainer.micro_batch=40000000", "trainer.batch_tokens=5120000000", "trainer.val_tokens=5120000000")
+    done = door(*words, module="nocap.profile")
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert "the step must fit into the memory that is free" in line
+    assert "trainer.micro_batch=40000000" in line
+
+
+def test_the_limit_is_what_is_held_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, found = counted(*NANO, "attention=flash")
+    need = 4 * found.parameters + sum(found.kept.values()) + found.largest
+    monkeypatch.setattr(session, "free_bytes", lambda device: need)
+    session.check_fits(run, found)
+    monkeypatch.setattr(session, "free_bytes", lambda device: need - 1)
+    with pytest.raises(ValueError, match=r"must fit into the memory .* needs at least"):
+        session.check_fits(run, found)
+
+
+# --- the door ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
+    """One profile through the door, with everything that it writes."""
+    folder = tmp_path_factory.mktemp("profile")
+    words = ["attention=gqa", "trainer.device=cpu", "trainer.precision=fp32", "trainer.batch_tokens=8192", "trainer.micro_batch=8"]
+    flags = ["--json", "new/p.json", "--html", "p.html", "--trace", "t.json", "--repeats", "1"]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, "-m", "nocap.profile", *words, *flags], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "new" / "p.json").read_text()), done.stdout, folder
+
+
+Profiled = tuple[dict[str, Any], str, Path]
+
+
+def test_the_parts_add_up_to_the_step(profiled: Profiled) -> None:
+    found, _, _ = profiled
+    step = found["step"]
+    assert sum(row["ms"] for row in found["parts"]) == pytest.approx(step["attributed_ms"])
+    assert sum(row["ms"] for row in found["rows"]) == pytest.approx(step["attributed_ms"])
+    assert 0.95 * step["ms"] <= step["attributed_ms"] <= step["ms"]
+    assert sum(row["share"] for row in found["parts"]) == pytest.approx(step["attributed_ms"] / step["ms"])
+
+
+def test_the_record_says_what_was_measured_and_on_what(profiled: Profiled) -> None:
+    found, _, _ = profiled
+    assert (found["schema_version"], found["kind"], found["words"][0]) == (1, "profile", "attention=gqa")
+    assert found["hardware"]["name"]
+    assert found["hardware"]["threads"] == 1
+    assert set(found["roof"]["flops"]) == {"fp32", "bf16"}
+    assert (found["step"]["microbatches"], found["step"]["measured_microbatches"]) == (4, 2)
+    assert {row["part"]: row["ms"] for row in found["parts"]}.keys() == PARTS.keys()
+    assert next(row["ms"] for row in found["parts"] if row["part"] == "reduction") == 0  # one rank
+    layers = {row["layer"] for row in found["layers"]}
+    assert layers == {0, 1, 2, 3}
+    flops = sum(row["flops"] for row in found["parts"])
+    assert flops == pytest.approx(found["flops_per_token"] * found["config"]["trainer"]["batch_tokens"])
+    calls = {row["part"]: row["calls"] for row in found["parts"]}
+    assert (calls["qkv"], calls["scores"], calls["head"], calls["optimizer"]) == (3 * 4 * 4, 4 * 4, 4, 1)
+
+
+def test_the_table_names_every_part_and_the_bounds(profiled: Profiled) -> None:
+    _, said, _ = profiled
+    assert all(name in said for name in PARTS.values())
+    assert "sum of the parts" in said
+    assert "roof, measured:" in said
+    assert "2 of 4 micro-batches" in said
+
+
+def test_the_trace_is_one_that_perfetto_reads(profiled: Profiled) -> None:
+    events = json.loads((profiled[2] / "t.json").read_text())["traceEvents"]
+    names = {event["name"] for event in events if "name" in event}
+    assert {MARK + "step", MARK + "blocks.1.mlp.f.up"} <= names
+
+
+def with_bounds(found: dict[str, Any]) -> dict[str, Any]:
+    """The same with a table of ceilings and a curve, made up: measuring them takes longer than the rest."""
+    row = {"label": "GQA 4→2", "words": ["attention=gqa"], "by_flops": 1.076, "by_step": 1.09, "saved_mib": 3.0, "saved": 0.1}
+    fit = {"exponent": 2.0, "low": 1.9, "high": 2.1}
+    cost = {"name": "mha", "T": [16, 32, 64], "attention_ms": [1.0, 4.0, 16.0], "attention": fit, "step_ms": [2.0, 5.0, 18.0], "step": fit}
+    table = [row, {**row, "label": "GQA 4→2 + compile"}]
+    return {**found, "ceilings": {"table": table, "by_length": [{"T": 256, "options": [row]}]}, "curve": [cost]}
+
+
+def test_bounds_and_curve_are_told(profiled: Profiled) -> None:
+    said = text.render(with_bounds(profiled[0]))
+    assert re.search(r"GQA 4→2 +1\.076× +1\.09× +3 +10\.0%", said)
+    assert "T=256: GQA 4→2 1.076×" in said
+    assert re.search(r"mha +step +T\^2\.00 \[1\.90, 2\.10\]", said)
+
+
+@pytest.mark.slow
+def test_the_door_measures_bounds_and_curve(door: Door, tmp_path: Path) -> None:
+    flags = ("--ceilings", "--curve", "16,32,64", "--repeats", "1", "--json", "p.json")
+    done = door("model=nano", "trainer.device=cpu", *flags, module="nocap.profile", timeout=290)
+    assert done.code == 0, done.err
+    found = json.loads((tmp_path / "p.json").read_text())
+    speedups = [row["by_step"] for row in found["ceilings"]["table"]]
+    assert speedups == sorted(speedups, reverse=True)
+    assert {row["name"] for row in found["curve"]} == {path.stem for path in (conf_dir() / "attention").glob("*.yaml")}
+    assert all(row["attention"]["low"] < row["attention"]["high"] for row in found["curve"])
+
+
+def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -> None:
+    path = profiled[2] / "whole.html"
+    report.write(with_bounds(profiled[0]), path)
+    written = path.read_text(encoding="utf-8")
+    assert "What an option can win at most" in written
+    assert "Against the sequence length" in written
+    if not CHROMIUM.exists():
+        pytest.skip(f"no browser at {CHROMIUM}")
+    from playwright.sync_api import sync_playwright
+
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        tab = browser.new_page()
+        tab.on("console", lambda message: wrong.append(message.text))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or wrong.append(request.url))
+        tab.goto(path.as_uri())
+        for plot in ("tree", "roofline", "curve"):
+            tab.wait_for_selector(f"#{plot} .main-svg")
+        browser.close()
+    assert wrong == []
+
+
+def test_what_a_record_says_stays_text(profiled: Profiled) -> None:
+    evil = "<img src=x onerror=alert(1)></script>"
+    found = {**profiled[0], "hardware": {**profiled[0]["hardware"], "name": evil}, "clock": evil}
+    page = report.render(found)
+    assert "<img" not in page
+    assert page.count("</script>") == 3
+
+
+# --- before and after --------------------------------------------------------------------------------------------------------------
+
+
+def test_difference_puts_first_what_moved_most(profiled: Profiled) -> None:
+    before = profiled[0]
+    after = json.loads(json.dumps(before))
+    for row in (*after["parts"], *after["rows"]):
+        if row["part"] == "activation":
+            row["ms"] += 500
+    after["config"]["mlp"]["activation"] = "relu2"
+    found = difference.difference(before, after)
+    assert found["changed"] == {"mlp.activation": ["gelu", "relu2"]}
+    assert found["parts"][0]["part"] == "activation"
+    old, new = found["parts"][0]["ms"]
+    assert new - old == pytest.approx(500)
+    assert all(row["ms"][0] == row["ms"][1] for row in found["parts"][1:])
+    assert "mlp.activation gelu→relu2" in difference.tell(found)
+
+
+def test_times_of_another_machine_are_not_compared(profiled: Profiled) -> None:
+    other = {**profiled[0], "hardware": {**profiled[0]["hardware"], "fingerprint": "other", "name": "RTX 4090"}}
+    found = difference.difference(profiled[0], other)
+    assert "RTX 4090" in found["times_refused"]
+    assert found["step_ms"] is None
+    assert "ms" not in found["parts"][0]
+    assert "times not compared" in difference.tell(found)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"schema_version": 99, "kind": "profile"}', "[]", "no json"])
+def test_difference_refuses_what_is_no_profile(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.json").write_text(content)
+    assert refused(capsys, "--diff", str(tmp_path / "a.json"), str(tmp_path / "a.json")).startswith("nocap: ")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The last line on stderr of a door that refuses."""
+    with pytest.raises(SystemExit) as ended:
+        profile_door.main(list(words))
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) <= 2
+    return err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--multirun", "seed=0,1"), "--multirun must not be given"),
+        (("--diff", "a", "b", "seed=1"), "--diff must be given two files and no configuration, got seed=1"),
+        (("--diff", "a", "b"), "got a, which is not there"),
+        (("--json", "."), "--json must be a file that can be written"),
+        (("--curve", "64,128"), "must have at least 3 lengths, got 64,128"),
+        (("--repeats", "0"), "must be a whole number from 1 on, got 0"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_line(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
+        (("trainer.devices=2", "trainer.batch_tokens=8192"), "trainer.devices must be 1 for nocap.profile"),
+    ],
+)
+def test_a_bad_configuration_is_refused_as_train_refuses_it(words: tuple[str, ...], said: str, door: Door) -> None:
+    done = door(*words, module="nocap.profile")
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert said in line
+
+
+def test_work_outside_the_model_is_named(profiled: Profiled) -> None:
+    """AdamW moves seven times the parameters' bytes, clipping three times."""
+    rows = {row["part"]: row for row in profiled[0]["parts"]}
+    size = profiled[0]["memory_mib"]["counted"]["parameters"] * 2**20
+    assert rows["optimizer"]["bytes"] == pytest.approx(7 * size)
+    assert rows["clip"]["bytes"] == pytest.approx(3 * size)
+    assert Work().bound_ms(ROOF) == 0
+
+
+def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
+
+    monkeypatch.setattr(session, "measure_roof", out)
+    with pytest.raises(ValueError, match=r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 GiB\.\)$"):
+        session.profile(compose(list(NANO)), [], lambda more: compose([*NANO, *more]), repeats=1, trace=None, ceilings=False, lengths=None)
