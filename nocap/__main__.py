@@ -10,6 +10,7 @@ DOORS = {
     "train": "one run, or a grid with --multirun",
     "data": "list, prepare and verify token shards",
     "compare": "what held, among any runs",
+    "bench": "which training step is faster here, interleaved",
 }
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap.run.record import write_atomically, write_json
+from nocap.run.record import write_atomically, write_json, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,12 +74,12 @@ def _compare(options: argparse.Namespace) -> int:
     if options.csv:
         from nocap.comparison.rows import rows, to_csv
 
-        with _writing("--csv", options.csv):
+        with writing("--csv", options.csv):
             write_atomically(options.csv, to_csv(rows(found.records)))
     if options.html:
         from nocap.comparison import report
 
-        with _writing("--html", options.html):
+        with writing("--html", options.html):
             report.write(comparison, options.html)
     return 0
 
@@ -97,19 +96,8 @@ def _why(options: argparse.Namespace) -> int:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with _writing("--json", path):
+    with writing("--json", path):
         write_json(path, content)
-
-
-@contextmanager
-def _writing(flag: str, path: Path) -> Iterator[None]:
-    """A file that cannot be written is bad input; one that was is named."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ValueError(f"{flag} must be a file that can be written, got {path} ({error.strerror})") from error
-    print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Ledger, Metrics]:
     return found.step, Ledger(started=job.started, before=before, lost_s=lost_s), metrics
 
 
-def warm_up(job: Job, trainee: Trainee, ledger: Ledger) -> float:
+def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, validates: bool = True) -> float:
     """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a line of their own.
 
     No weight, no random state and no optimizer state changes. Returns MiB that the forward keeps for its backward.
@@ -198,10 +198,11 @@ def warm_up(job: Job, trainee: Trainee, ledger: Ledger) -> float:
                 loss.backward()
             for p in parameters:
                 p.grad = None
-        trainee.model.eval()
-        with torch.no_grad(), autocast(run, run.trainer.val_precision):
-            trainee.model(tokens, tokens)
-        trainee.model.train()
+        if validates:
+            trainee.model.eval()
+            with torch.no_grad(), autocast(run, run.trainer.val_precision):
+                trainee.model(tokens, tokens)
+            trainee.model.train()
         job.world.synchronize()
     return saved_mib
 

@@ -47,7 +47,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     Errors:
         ValueError: the data, the compiler or the output directory will not do.
     """
-    _check_compiler(run)
+    check_compiler(run)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)
     words = [
@@ -74,7 +74,8 @@ def _check_writable(folder: Path, configured: str) -> None:
         raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
 
 
-def _check_compiler(run: Run) -> None:
+def check_compiler(run: Run) -> None:
+    """Refuse compilation for a CPU without a C++ compiler."""
     compiler = os.environ.get("CXX", "g++")
     needed = run.trainer.compile is not Compile.off and run.trainer.device is Device.cpu
     if needed and not shutil.which(compiler):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def writing(flag: str, path: Path) -> Iterator[None]:
+    """A file that cannot be written is bad input; one that was is named."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ValueError(f"{flag} must be a file that can be written, got {path} ({error.strerror})") from error
+    print(f"written: {path}")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
