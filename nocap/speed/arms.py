@@ -54,7 +54,7 @@ def compose_arm(base: Sequence[str], words: str) -> Arm:
     Errors:
         ValueError: a wrong word, or more than one device.
     """
-    label = words.strip()
+    label = words.strip() or "(no change)"
     try:
         run = compose(["tracker=none", "trainer.threads=1", *base, *shlex.split(words)])
         require(run.trainer.devices == 1, "trainer.devices", "be 1: one device is timed at a time", run.trainer.devices)

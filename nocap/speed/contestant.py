@@ -26,7 +26,7 @@ from nocap.speed.arms import Arm
 from nocap.speed.clock import Clock
 
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
-BLOCK_S = {Device.cpu: 0.2, Device.cuda: 0.4}  # of one block's timed steps
+BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.4}  # of one block; on a busy CPU many short blocks say twice as much as few long ones
 
 
 class DivergedError(Exception):
@@ -71,16 +71,16 @@ class Contestant:
             raise DivergedError(f"the loss is {update.loss!r}, its gradient's norm {update.grad_norm!r}, after {self._step} steps")
 
     def block(self) -> float:
-        """Seconds a token over some steps, after one that brings caches back from what ran before and does not count."""
+        """Seconds a token over some steps. On CUDA one goes before that does not count: the allocator takes back what other arms left."""
         configure_numerics(self.run)
-        device = self._job.world.device
-        others_mib = _allocated_mib(self._job.world) - self._held_mib
-        if device.type == "cuda":
+        if (device := self._job.world.device).type == "cuda":
+            others_mib = _allocated_mib(self._job.world) - self._held_mib
             torch.cuda.reset_peak_memory_stats(device)
-        self.step()
-        seconds = self.clock.seconds(self._steps)
-        if device.type == "cuda":
+            self.step()
+            seconds = self.clock.seconds(self._steps)
             self._peak_mib = max(self._peak_mib, memory.peak_mib(device) - others_mib)
+        else:
+            seconds = self.clock.seconds(self._steps)
         return seconds / (self.steps * self.tokens)
 
     def _steps(self) -> None:

@@ -114,14 +114,21 @@ def bench(
             _check_baseline(lanes[: min(i + 1, 2)])
         warm_up_s = spent()
 
+        look = signed_rank_needs(confidence)  # at the intervals after so many rounds, next
+
         def enough(times: Times) -> bool:
+            nonlocal look
             _check_baseline(lanes[:2])
             n = len(times)
-            a_round = (spent() - warm_up_s) / n
             say(f"round {n}, {spent():.0f} s")
             if rounds is not None:
                 return n >= rounds
-            return spent() + a_round > seconds or judge(times[:, _live(times)], limit=limit, confidence=confidence).narrow
+            if spent() + (spent() - warm_up_s) / n > seconds:
+                return True
+            if n < look:
+                return False
+            look = math.ceil(1.1 * n)
+            return judge(times[:, _live(times)], limit=limit, confidence=confidence).narrow
 
         gc.collect()
         gc.freeze()  # the collector need not walk through all arms in the middle of one's block

@@ -11,9 +11,10 @@ Times = NDArray[np.float64]  # (rounds, arms, 2): seconds a token in the two blo
 
 
 def order(n: int, *, round_: int) -> list[int]:
-    """The arms of a round's blocks: there and back, from one arm later each round, so that over n rounds each has every place once."""
-    there = [(i + round_) % n for i in range(n)]
-    return there + there[::-1]
+    """The arms of a round's blocks: there and back. Over n rounds each arm has every place once; then the neighbours change."""
+    cycle, shift = divmod(round_, n)
+    there = np.roll(np.random.default_rng(cycle).permutation(n) if cycle else np.arange(n), -shift).tolist()
+    return [*there, *reversed(there)]
 
 
 def interleave(blocks: Sequence[Callable[[], float]], *, enough: Callable[[Times], bool]) -> Times:
