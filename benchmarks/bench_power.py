@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from nocap.loop import Update
 from nocap.run.record import write_json
 from nocap.speed.arms import Arm, compose_arm
 from nocap.speed.clock import Clock
@@ -37,22 +38,28 @@ class Slowed(Contestant):
         self._products, self._matrix = 0, torch.randn(96, 96)
         self._own_s = self._planted_s = 0.0
         super().__init__(arm, clock=clock, block_s=BLOCK_S)
-        own_s = statistics.median(clock.seconds(super(Slowed, self).step) for _ in range(15))
-        product_s = statistics.median(clock.seconds(lambda: self._multiply(100)) / 100 for _ in range(15))
-        self._products = round(share * own_s / product_s)
+        self._products = 10
+        for _ in range(3):  # what a product takes is known only among the steps it slows
+            self._own_s = self._planted_s = 0.0
+            for _ in range(15):
+                self.step()
+            self._products = round(self._products * share / self.planted_share)
+            if not self._products:
+                break
         self._own_s = self._planted_s = 0.0
 
     def _multiply(self, times: int) -> None:
         for _ in range(times):
             self._matrix @ self._matrix
 
-    def step(self) -> None:
+    def step(self) -> Update:
         began = time.process_time()
-        super().step()
+        update = super().step()
         own = time.process_time()
         self._multiply(self._products)
         self._own_s += own - began
         self._planted_s += time.process_time() - own
+        return update
 
     @property
     def planted_share(self) -> float:

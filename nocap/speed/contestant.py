@@ -15,18 +15,21 @@ import torch
 from nocap import hardware
 from nocap.data.shards import Shard, write_shard
 from nocap.data.tokenizer import vocab_size
-from nocap.loop import Job, build, configure_numerics, take_step, warm_up
+from nocap.loop import Job, Update, build, configure_numerics, take_step, warm_up
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.run import memory
 from nocap.run.ledger import Ledger
 from nocap.run.world import World, join
-from nocap.schema import Device, Run
+from nocap.schema import Compile, Device, Run
 from nocap.speed.arms import Arm
 from nocap.speed.clock import Clock
 
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.4}  # of one block; on a busy CPU many short blocks say twice as much as few long ones
+
+
+COMPILED_ARMS = 128  # versions of one module's code that may live side by side
 
 
 class DivergedError(Exception):
@@ -44,6 +47,9 @@ class Contestant:
     def __init__(self, arm: Arm, *, clock: Clock, block_s: float | None = None) -> None:
         run = arm.run
         self.run, self.clock, self._step, self._peak_mib = run, clock, 0, 0.0
+        if run.trainer.compile is not Compile.off:
+            # Dynamo gives up on a class after 8 versions of it, and a bench may hold more arms than that.
+            torch._dynamo.config.recompile_limit = COMPILED_ARMS
         world = join(run.trainer.device)
         before = _allocated_mib(world)
         began = time.perf_counter()
@@ -63,12 +69,13 @@ class Contestant:
         """Of one step."""
         return self.run.trainer.batch_tokens
 
-    def step(self) -> None:
+    def step(self) -> Update:
         """One optimizer step, on the next made-up batch; the schedule begins anew when it is through."""
         update = take_step(self._job, self._trainee, self._ledger, step=self._step % self.run.trainer.steps)
         self._step += 1
         if not update.finite:
             raise DivergedError(f"the loss is {update.loss!r}, its gradient's norm {update.grad_norm!r}, after {self._step} steps")
+        return update
 
     def block(self) -> float:
         """Seconds a token over some steps. On CUDA one goes before that does not count: the allocator takes back what other arms left."""

@@ -19,7 +19,7 @@ from nocap.speed.clock import Clock, clock_of
 from nocap.speed.contestant import Contestant
 from nocap.speed.peak import matmul_flops
 from nocap.speed.rounds import Times, interleave
-from nocap.speed.verdict import LIMIT, Judged, Verdict, confidence_for, judge
+from nocap.speed.verdict import LIMIT, Judged, Narrow, Verdict, confidence_for, judge
 from nocap.stats import signed_rank_needs
 
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
@@ -114,21 +114,15 @@ def bench(
             _check_baseline(lanes[: min(i + 1, 2)])
         warm_up_s = spent()
 
-        look = signed_rank_needs(confidence)  # at the intervals after so many rounds, next
+        narrow = Narrow(limit=limit, confidence=confidence)
 
         def enough(times: Times) -> bool:
-            nonlocal look
             _check_baseline(lanes[:2])
-            n = len(times)
-            say(f"round {n}, {spent():.0f} s")
+            say(f"round {len(times)}, {spent():.0f} s")
             if rounds is not None:
-                return n >= rounds
-            if spent() + (spent() - warm_up_s) / n > seconds:
-                return True
-            if n < look:
-                return False
-            look = math.ceil(1.1 * n)
-            return judge(times[:, _live(times)], limit=limit, confidence=confidence).narrow
+                return len(times) >= rounds
+            a_round = (spent() - warm_up_s) / len(times)
+            return spent() + a_round > seconds or narrow(times[:, _live(times)])
 
         gc.collect()
         gc.freeze()  # the collector need not walk through all arms in the middle of one's block
@@ -138,8 +132,8 @@ def bench(
             gc.unfreeze()
         for lane in lanes:
             lane.close()
-        runs = [lane.arm.run for lane in lanes if lane.status == "measured"]
-        peaks = {run.trainer.precision.value: _peaks(run, clock) for run in runs}
+        runs = {lane.arm.run.trainer.precision.value: lane.arm.run for lane in lanes if lane.status == "measured"}
+        peaks = {precision: _peaks(run, clock) for precision, run in runs.items()}
     live = _live(times)
     judged = judge(times[:, live], limit=limit, confidence=confidence)
     verdicts = dict(zip(live[2:], judged.arms, strict=True))

@@ -10,7 +10,7 @@ from nocap.speed.clock import Clock
 SIDE = {Device.cpu: 1024, Device.cuda: 8192}
 
 
-def matmul_flops(device: Device, precision: Precision, clock: Clock, *, repeats: int = 10) -> float:
+def matmul_flops(device: Device, precision: Precision, clock: Clock, *, repeats: int = 5) -> float:
     """FLOP/s of a square matrix product in this precision, on the threads that are set: the best of `repeats`."""
     n = SIDE[device]
     a, b = (

@@ -60,7 +60,7 @@ def _left_out(arms: list[Facts]) -> Iterator[str]:
 def _notes(result: Facts) -> Iterator[str]:
     limit, on_gpu = result["limit"], result["hardware"]["device"] == "cuda"
     yield (
-        f"speed: tokens/s over those of the baseline's two instances, with an interval at {limit['confidence']:.2%},"
+        f"speed: tokens/s over the baseline's, round by round, with an interval at {limit['confidence']:.2%},"
         f" and a verdict where that is ±{limit['half_width']:.1%} or less."
         " by FLOPs: what arithmetic alone would give"
     )
