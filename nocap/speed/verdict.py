@@ -2,7 +2,7 @@
 
 A round gives one log ratio an arm, to one of the baseline's two instances. Their centre and interval come from Wilcoxon's signed ranks: a
 round that the machine spoilt is an outlier, and those are common; for equal arms the log ratio is symmetric because the two can be
-exchanged, which is all that the test asks for. (To the mean of both instances it would not be: noise slows and never quickens.) Rounds go on
+exchanged, which is all that the test asks for. (To the mean of both it would not be: noise slows and never quickens.) Rounds go on
 until the intervals are narrow enough. Their width says nothing about where they lie, so that stopping on it leaves the level nearly
 alone; 99% instead of 95% pays for the rest, and for rounds that resemble their neighbours (`tests/test_speed.py` simulates both).
 """
