@@ -80,7 +80,11 @@ def trial(arm: Arm, seconds: float) -> dict[str, Any]:
 
     result = bench([arm, *(Arm(label=label, run=arm.run) for label in PLANTED)], seconds=seconds, make=make)
     facts = ("verdict", "speed", "half_width")
-    arms = {a["label"]: {"planted_share": made[a["label"]].planted_share, **{key: a[key] for key in facts}} for a in result["arms"][1:]}
+    arms = {}
+    for found in result["arms"][1:]:
+        label, verdict = found["label"], found["verdict"] or f"no verdict: {found['status']}"
+        share = made[label].planted_share if label in made else None
+        arms[label] = {"planted_share": share, **{key: found[key] for key in facts}, "verdict": verdict}
     return {
         "load_average": load,
         "rounds": result["rounds"],
@@ -127,7 +131,7 @@ def tell(report: dict[str, Any]) -> str:
     )
     rows = [
         f"| {label} | {', '.join(f'{word} {times}' for word, times in sorted(words.items()))} "
-        f"| {_spread([t['arms'][label]['planted_share'] for t in trials], '{:.2%}')} "
+        f"| {_spread([t['arms'][label]['planted_share'] for t in trials if t['arms'][label]['speed']], '{:.2%}')} "
         f"| {_spread([t['arms'][label]['speed']['ratio'] for t in trials if t['arms'][label]['speed']], '{:.3f}')} |"
         for label, words in tally.items()
     ]

@@ -17,7 +17,7 @@ from nocap import hardware
 from nocap.run import memory
 from nocap.schema import Device, Objective
 from nocap.speed import measure, suite
-from nocap.speed.arms import Arm, compose_arm, compose_arms
+from nocap.speed.arms import Arm, compose_arm, compose_arms, step_config
 from nocap.speed.clock import Clock, clock_of
 from nocap.speed.contestant import Contestant, DivergedError
 from nocap.speed.rounds import Times, interleave, order
@@ -383,7 +383,9 @@ def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPat
     ):
         assert f"={word}" in changed
     assert ("objective.loss_chunks" in changed) == hasattr(Objective, "loss_chunks")
-    assert {arm.run.trainer.batch_tokens for arm in arms} == {32 * 1024 if name == "gpu" else 1024}
+    assert {arm.run.trainer.batch_tokens for arm in arms} == {32 * 1024 if name == "gpu" else 512}
+    plain, *others = (step_config(arm.run) for arm in arms)
+    assert all(sum(one[group] != plain[group] for group in plain) == 1 for one in others)  # an arm is one change
     assert {arm.run.trainer.device.value for arm in arms} == {"cuda" if name == "gpu" else "cpu"}
 
 

@@ -26,7 +26,7 @@ from nocap.speed.arms import Arm
 from nocap.speed.clock import Clock
 
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
-BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.4}  # of one block; on a busy CPU many short blocks say twice as much as few long ones
+BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks say twice as much as few long ones
 
 
 COMPILED_ARMS = 128  # versions of one module's code that may live side by side
