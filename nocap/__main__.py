@@ -12,6 +12,7 @@ DOORS = {
     "compare": "what held, among any runs",
     "generate": "text from a checkpoint, and how fast it comes",
     "profile": "where a step's time and memory go",
+    "bench": "which training step is faster here, interleaved",
 }
 
 

@@ -200,29 +200,31 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Books]:
     )
 
 
-def warm_up(job: Job, trainee: Trainee, ledger: Ledger) -> float:
+def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, validates: bool = True) -> float:
     """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a line of their own.
 
     No weight, no random state and no optimizer state changes. Returns MiB that the forward keeps for its backward.
     """
     with ledger.charge("compile"):
         run = job.run
-        tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=job.world.device)
+        dummy = torch.zeros(run.trainer.micro_batch, run.model.seq_len + 1, dtype=torch.long, device=job.world.device)
+        tokens, targets = dummy[:, :-1], dummy[:, 1:]  # with a batch's strides: compiled graphs are made for those
         parameters = list(trainee.model.parameters())
         saved_mib = 0.0
         for counting in (True, False):  # once more without the hooks: what they might have changed in a compiled graph is compiled here too
             hooks: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters) if counting else nullcontext({})
             with _no_sync(trainee), hooks as kept:
                 with autocast(run, run.trainer.precision):
-                    loss = trainee.forward(tokens, tokens)
+                    loss = trainee.forward(tokens, targets)
                 saved_mib += sum(kept.values()) / memory.MIB
                 loss.backward()
             for p in parameters:
                 p.grad = None
-        trainee.model.eval()
-        with torch.no_grad(), autocast(run, run.trainer.val_precision):
-            trainee.model(tokens, tokens)
-        trainee.model.train()
+        if validates:
+            trainee.model.eval()
+            with torch.no_grad(), autocast(run, run.trainer.val_precision):
+                trainee.model(tokens, targets)
+            trainee.model.train()
         job.world.synchronize()
     return saved_mib
 

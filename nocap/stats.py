@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, product
 from typing import Any
 
@@ -34,6 +35,19 @@ class Estimate:
     def exp(self) -> Estimate:
         """From the log scale to the ratio: geometric means."""
         return Estimate(mean=math.exp(self.mean), low=math.exp(self.low), high=math.exp(self.high), t=self.t, df=self.df, p=self.p)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A centre and its two-sided interval."""
+
+    mid: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
 
 
 def _sample(values: Sequence[float] | Array, *, least: int = 2) -> Array:
@@ -109,6 +123,36 @@ def ratio(ratios: Sequence[float] | Array, *, confidence: float = 0.95) -> Estim
 def ratio_unpaired(a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95) -> Estimate:
     """The ratio of geometric means of two independent samples (Welch on the logarithms)."""
     return unpaired(_logs(a), _logs(b), confidence=confidence).exp()
+
+
+def signed_rank(values: Sequence[float] | Array, *, confidence: float = 0.95) -> Interval:
+    """The centre of symmetric noise, whatever its tails: the median of all pairs' means, and Wilcoxon's test turned into an interval.
+
+    Exact at any size for independent values (Hodges & Lehmann 1963; Hollander, Wolfe & Chicken, 3.2–3.3). An outlier moves it by one rank.
+
+    Errors:
+        ValueError: so few values have no interval at this confidence.
+    """
+    array = _sample(values)
+    outside = _ranks_outside(len(array), confidence)
+    if not outside:
+        raise ValueError(f"an interval at {confidence:g} needs at least {signed_rank_needs(confidence)} values, got {len(array)}")
+    means = np.sort(((array[:, None] + array) / 2)[np.triu_indices(len(array))])
+    return Interval(mid=float(np.median(means)), low=float(means[outside - 1]), high=float(means[-outside]))
+
+
+def signed_rank_needs(confidence: float) -> int:
+    """The least number of values with an interval at this confidence: at n values the widest one misses with 2/2ⁿ."""
+    return math.ceil(math.log2(2 / (1 - confidence)) - 1e-9)
+
+
+@cache
+def _ranks_outside(n: int, confidence: float) -> int:
+    """How many of the pairs' means the interval leaves out at each end: the largest k with P(W < k) ≤ (1 − confidence)/2."""
+    chances = np.ones(1)  # of the signed-rank sum W: each rank joins or not, evenly
+    for rank in range(1, n + 1):
+        chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
+    return int(np.searchsorted(np.cumsum(chances), (1 - confidence) / 2 + 1e-12, side="right"))
 
 
 def noninferior(differences: Sequence[float], *, margin: float) -> float:

@@ -300,7 +300,8 @@ def test_exponent_of_a_power_law_is_its_exponent() -> None:
 def test_attention_grows_as_promised(attention: str, expected: int, heads: int, lengths: list[int]) -> None:
     """Scores and weighted sum alone, forward and backward, on one thread in CPU time; four windows and more.
 
-    With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each allocation, which probably raises the exponent (2.35 with four heads to T=4096).
+    With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each allocation, which probably
+    raises the exponent (2.35 with four heads and T up to 4096).
     """
     words = ["model=nano", f"model.n_head={heads}", f"model.d_model={64 * heads}", "trainer.micro_batch=1", "trainer.precision=fp32"]
     run = compose([*words, f"attention={attention}", "trainer.device=cpu", "trainer.threads=1"])

@@ -44,6 +44,37 @@ def test_independent_samples():
     )
 
 
+# Hollander & Wolfe: Hamilton's depression scale of nine patients before and after a tranquilliser.
+BEFORE = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
+AFTER = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
+
+
+def test_signed_ranks():
+    found = stats.signed_rank([a - b for a, b in zip(BEFORE, AFTER, strict=True)])
+    assert (found.mid, found.low, found.high) == (pytest.approx(0.46), pytest.approx(0.010), pytest.approx(0.786))
+
+
+@pytest.mark.parametrize("n", [6, 9, 15, 40])
+@pytest.mark.parametrize("confidence", [0.95, 0.99])
+def test_signed_ranks_turn_wilcoxons_test_around(n: int, confidence: float):
+    sample = np.random.default_rng(n).standard_t(2, n)
+    if n < stats.signed_rank_needs(confidence):
+        with pytest.raises(ValueError, match=r"an interval at 0\.99 needs at least 8 values, got 6"):
+            stats.signed_rank(sample, confidence=confidence)
+        return
+    found, alpha = stats.signed_rank(sample, confidence=confidence), 1 - confidence
+    for edge, inward in ((found.low, 1), (found.high, -1)):
+        inside, outside = (scipy_stats.wilcoxon(sample - edge - side * inward * 1e-9, method="exact").pvalue for side in (1, -1))
+        assert outside <= alpha < inside
+
+
+def test_signed_ranks_cover_under_heavy_tails():
+    rng = np.random.default_rng(3)
+    found = [stats.signed_rank(rng.standard_t(1, 12), confidence=0.95) for _ in range(2000)]
+    assert np.mean([f.low <= 0 <= f.high for f in found]) == pytest.approx(0.958, abs=0.015)  # exact: 1 - 2·P(W ≤ 13)
+    assert np.median([f.half_width for f in found]) < 3  # Cauchy: a mean of twelve has no variance at all
+
+
 def test_ratios_are_geometric():
     found = stats.ratio([1.22, 1.25, 1.19, 1.28, 1.24])
     assert (found.mean, found.low, found.high) == tuple(pytest.approx(x, abs=1e-5) for x in (1.23563, 1.19454, 1.27815))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -52,3 +54,30 @@ def peak_mib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / MIB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / MIB if sys.platform == "darwin" else peak / 1024
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether this says that the device's or the host's memory was not enough; torch's CPU allocator has no type of its own for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and re.search(r"can't allocate memory|not enough memory|bad_alloc", str(error)) is not None
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Inside the block this process may not take more than the memory that is available now: asking for it fails, as `ran_out` knows.
+
+    Linux would promise it, and kill the process when the promise falls due. Does nothing where /proc does not say how much there is.
+    """
+    try:
+        facts = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text() + Path("/proc/self/status").read_text(), re.M))
+        most = 1024 * (int(facts["MemAvailable"]) + int(facts["VmSize"]))
+    except (OSError, KeyError):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (min([most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

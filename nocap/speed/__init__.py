@@ -1,0 +1,1 @@
+"""How fast a training step is: arms side by side, in one process, interleaved."""
