@@ -23,7 +23,7 @@ ARMS = ["trainer.precision=fp32 trainer.compile=off", "trainer.precision=bf16 tr
 
 @pytest.mark.slow
 @pytest.mark.skipif(hardware.default_precision(Device.cpu) is Precision.fp32, reason="this CPU has no native bf16")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo's own, while it traces
+@pytest.mark.filterwarnings("default")  # the compiler's own
 def test_bf16_with_regional_compilation_doubles_the_step():
     """And steps of both, from the same weights over the same tokens, lose the same."""
     arms = compose_arms(BASE, ARMS)

@@ -76,7 +76,8 @@ class Lane:
             self._timed = None
 
     def _fail(self, error: Exception) -> None:
-        line = str(error).strip().partition("\n")[0]
+        line, _, rest = str(error).strip().partition("\n")
+        line += " " + rest.strip().partition("\n")[0] if line.endswith(":") else ""  # a compiler's: what it passes on
         self.status, self.reason = ("does not fit", line) if memory.ran_out(error) else ("failed", f"{type(error).__name__}: {line}")
         error.__traceback__ = None  # its frames hold the arm's tensors
         self.close()
