@@ -32,7 +32,7 @@ from nocap.profiling.curve import attention_ms, exponent, with_window
 from nocap.profiling.measure import measure
 from nocap.profiling.names import MODEL_PARTS, PARTS
 from nocap.profiling.parts import MARK, Ranges
-from nocap.profiling.roof import Roof
+from nocap.roof import Roof
 from nocap.run.config import compose
 from nocap.schema import Run
 from tests.conftest import REPO, Door

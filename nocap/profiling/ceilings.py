@@ -16,7 +16,7 @@ from nocap.model.flops import component_flops
 from nocap.paths import conf_dir
 from nocap.profiling.count import Count, Work
 from nocap.profiling.names import MODEL_PARTS
-from nocap.profiling.roof import Roof
+from nocap.roof import Roof
 from nocap.run.memory import MIB
 from nocap.schema import Compile, Kernel, Objective, Precision, Run, Sliding, Trainer
 

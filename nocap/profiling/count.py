@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from nocap.model.gpt import GPT
 from nocap.profiling.parts import Ranges
-from nocap.profiling.roof import Roof
+from nocap.roof import Roof
 from nocap.run import memory
 from nocap.run.evaluate import autocast
 from nocap.schema import Hybrid, Kernel, Run, Sliding

@@ -12,8 +12,8 @@ import torch
 from nocap.loop import build, take_step
 from nocap.model.attention import build_mixer, is_local, prepare_flex
 from nocap.profiling.ceilings import at_length
-from nocap.profiling.clock import least_ms
 from nocap.profiling.measure import measurable, random_tokens
+from nocap.roof import least_ms
 from nocap.run.evaluate import autocast
 from nocap.run.ledger import Ledger
 from nocap.schema import Precision, Run, Sliding

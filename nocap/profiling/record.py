@@ -12,8 +12,8 @@ from nocap.model.flops import flops_per_token
 from nocap.profiling.count import Count, Work
 from nocap.profiling.measure import Measured, facts
 from nocap.profiling.names import KIND, MODEL_PARTS, PARTS
-from nocap.profiling.roof import Roof
 from nocap.profiling.timeline import Row
+from nocap.roof import Roof
 from nocap.run.config import to_plain
 from nocap.run.memory import MIB
 from nocap.schema import Device, Run

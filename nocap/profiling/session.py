@@ -21,7 +21,7 @@ from nocap.profiling.count import Count, count
 from nocap.profiling.curve import curve, with_window
 from nocap.profiling.measure import measure
 from nocap.profiling.record import part_ms, record
-from nocap.profiling.roof import Roof, measure_roof
+from nocap.roof import Roof, measure_roof
 from nocap.run.memory import MIB
 from nocap.schema import Device, Run
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from nocap import hardware
+from nocap.roof import matmul_flops
 from nocap.run import memory
 from nocap.schema import Device, Run
 from nocap.speed.arms import Arm, step_config
 from nocap.speed.clock import Clock, clock_of
 from nocap.speed.contestant import Contestant
-from nocap.speed.peak import matmul_flops
 from nocap.speed.rounds import Times, interleave
 from nocap.speed.verdict import LIMIT, Judged, Narrow, Verdict, confidence_for, judge
 from nocap.stats import signed_rank_needs
@@ -135,7 +135,7 @@ def bench(
         for lane in lanes:
             lane.close()
         runs = {lane.arm.run.trainer.precision.value: lane.arm.run for lane in lanes if lane.status == "measured"}
-        peaks = {precision: _peaks(run, clock) for precision, run in runs.items()}
+        peaks = {precision: _peaks(run) for precision, run in runs.items()}
     live = _live(times)
     judged = judge(times[:, live], limit=limit, confidence=confidence)
     verdicts = dict(zip(live[2:], judged.arms, strict=True))
@@ -165,11 +165,11 @@ def _check_baseline(lanes: Sequence[Lane]) -> None:
             raise BaselineError(f"the baseline, {lane.arm.label}: {lane.status}: {lane.reason}")
 
 
-def _peaks(run: Run, clock: Clock) -> dict[str, Any]:
+def _peaks(run: Run) -> dict[str, Any]:
     """FLOP/s in this run's precision: by the data sheet, where there is one, and as a large matrix product measures it."""
     t = run.trainer
     nominal, source = hardware.peak_flops(t.device, t.precision)
-    return {"nominal": nominal, "nominal_source": source, "measured": matmul_flops(t.device, t.precision, clock)}
+    return {"nominal": nominal, "nominal_source": source, "measured": matmul_flops(t.device, t.precision)}
 
 
 def _describe(lane: Lane, times: Times, verdict: Verdict | None, base: Lane, peaks: dict[str, Any]) -> dict[str, Any]:
