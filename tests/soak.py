@@ -103,8 +103,8 @@ class Soak:
         if kind in ("bit", "cut", "no manifest", "torn row"):
             if any(json.loads(path.read_text())["status"] == "finished" for path in out.glob("runs/*/summary.json")):
                 return True  # killed just after its end
-            if not checkpoints:
-                return False
+            if not checkpoints or checkpoint.find(checkpoints[-1].parent).path != checkpoints[-1]:
+                return False  # nothing there, or damaged before
             self.damage(kind, checkpoints[-1], chance)
             self.count(kind)
             return False

@@ -317,13 +317,16 @@ def test_05_only_valid_checkpoints_are_counted(preempted: tuple[Path, Finished],
     assert {path.name for path in root.iterdir()} == {f"step-{step:08d}" for step in (2, 3, 4)}
 
 
-def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(preempted: tuple[Path, Finished], tmp_path: Path, door: Door) -> None:
+@both
+def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(
+    preempted: tuple[Path, Finished], tmp_path: Path, door: Door, ranks: int
+) -> None:
     out = copied(preempted, tmp_path)
     for path in checkpoints(out):
         flip(path / "model.safetensors")
     rows = rows_of(the_run(out))
     files = sorted(path for path in (the_run(out) / "checkpoints").rglob("*"))
-    done = door(*MEDIUM, f"output_dir={out}")
+    done = door(*MEDIUM, f"trainer.devices={ranks}", f"output_dir={out}")
     assert done.code == 2
     (line,) = done.err.splitlines()
     assert "must hold a valid checkpoint" in line

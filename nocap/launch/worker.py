@@ -5,6 +5,7 @@ With several devices this process becomes torchrun's agent and starts the ranks,
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -50,6 +51,8 @@ def start_ranks(run: Run, run_dir: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    for name in filter(lambda name: name.startswith("torch.distributed.elastic"), logging.root.manager.loggerDict):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what they would say of an error is said below, in one line
     os.environ["NOCAP_PARENT"] = str(os.getpid())
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGHUP,SIGQUIT"  # Ctrl-C comes as SIGTERM, from the parent
     with tempfile.TemporaryDirectory() as log_dir:
