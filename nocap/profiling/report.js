@@ -49,7 +49,7 @@
       hovertext: data.points.map((point) => `<b>${plain(point.name)}</b><br>${number(point.flop_s / 1e9, 1)} GFLOP/s at ${number(point.intensity, 1)} FLOPs a byte`),
       hoverinfo: "text",
     };
-    draw("roofline", [...roofs, points], { height: 420, xaxis: { type: "log", text: "FLOPs a byte moved" }, yaxis: { type: "log", text: "FLOP/s" } });
+    draw("roofline", [...roofs, points], { height: 420, xaxis: { type: "log", text: "FLOPs a byte moved" }, yaxis: { type: "log", text: "FLOP/s", exponentformat: "SI" } });
   }
 
   function drawCurve() {

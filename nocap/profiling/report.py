@@ -48,13 +48,13 @@ def render(found: Facts) -> str:
 def _facts(found: Facts) -> list[tuple[str, str]]:
     config, hard, roof, step = found["config"], found["hardware"], found["roof"], found["step"]
     m, t = config["model"], config["trainer"]
-    peaks = ", ".join(f"{words.count(flops)}FLOP/s {precision}" for precision, flops in roof["flops"].items())
+    peaks = ", ".join(f"{flops / 1e9:,.1f} GFLOP/s {precision}" for precision, flops in roof["flops"].items())
     return [
         ("Model", f"{m['n_layer']} layers, {m['n_head']} heads, {m['d_model']} wide, {found['vocab_size']:,} tokens of vocabulary"),
         ("Shape", f"{t['micro_batch']} × {m['seq_len']} tokens, {step['microbatches']} micro-batch(es) a step, {t['precision']}"),
         ("Attention", f"{found['kernel']}, {config['attention']['n_kv_heads']} key/value heads"),
         ("Machine", f"{hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}"),
-        ("Its roof, measured", f"{peaks}; {words.count(roof['bytes_per_s'])}B/s"),
+        ("Its roof, measured", f"{peaks}; {roof['bytes_per_s'] / 1e9:,.1f} GB/s"),
         ("Step", f"{words.milliseconds(step['ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of it attributed"),
     ]
 
