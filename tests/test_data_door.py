@@ -1,5 +1,6 @@
 """`python -m nocap.data`, the options behind it, and what `prepare` adds to the sources."""
 
+import json
 import os
 import subprocess
 import sys
@@ -194,6 +195,19 @@ def test_verify_finds_a_made_shard_that_changed(cache, capsys):
     shard.write_bytes(shard.read_bytes()[:-2])
     assert main(["verify", *TINY]) == 1
     assert f"{shard}: truncated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way_out", ["../../../secret.bin", "/secret.bin", "link.bin"])
+def test_a_made_set_leads_nowhere_else(cache, capsys, tmp_path, way_out):
+    main(["prepare", *TINY])
+    (manifest,) = cache.glob("corpora/*/manifest.json")
+    (shard,) = manifest.parent.glob("val_*.bin")
+    (tmp_path / "secret.bin").write_bytes(shard.read_bytes())
+    (manifest.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
+    manifest.write_text(manifest.read_text().replace(f'"{shard.name}"', json.dumps(way_out)))
+    assert main(["verify", *TINY]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{manifest}: must be the manifest of a made set" in line
 
 
 @pytest.mark.parametrize(

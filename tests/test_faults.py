@@ -241,6 +241,32 @@ def test_02_kill_during_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found == {(4, True), (8, False)}
 
 
+def test_02_save_in_the_background_is_of_its_moment(tmp_path: Path) -> None:
+    """Written while training goes on, as on a GPU → what is on disk is the step's own state; a failure is a line at the next save."""
+    import torch
+    from safetensors.torch import load_file
+
+    model = torch.nn.Linear(300, 200)
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    made = checkpoint.Writer(tmp_path / "checkpoints", background=True)
+    save = partial(made.save, model=model, optimizers=[optimizer], state={}, keep=2, must=False)
+    assert save(step=4) == []
+    for p in model.parameters():
+        p.data.zero_()
+    assert made.settle() == []
+    saved = load_file(checkpoint.find(made.root).path / "model.safetensors")  # type: ignore[operator]
+    assert saved.keys() == before.keys()
+    assert all(saved[name].equal(tensor) for name, tensor in before.items())
+    shutil.rmtree(made.root)
+    made.root.write_text("a file where the folder should be")
+    assert save(step=8) == []
+    (line,) = save(step=12)
+    assert line.startswith("checkpoint of step 8 not saved: ")
+    with pytest.raises(OSError, match="step 16 not saved"):
+        made.save(step=16, model=model, optimizers=[optimizer], state={}, keep=2, must=True)
+
+
 # --- 3 to 7: the disk --------------------------------------------------------------------------------------------------------------
 
 
