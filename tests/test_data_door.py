@@ -205,7 +205,9 @@ def test_a_made_set_leads_nowhere_else(cache, capsys, tmp_path, way_out):
     (tmp_path / "secret.bin").write_bytes(shard.read_bytes())
     (manifest.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
     manifest.write_text(manifest.read_text().replace(f'"{shard.name}"', json.dumps(way_out)))
-    assert main(["verify", *TINY]) == 2
+    with pytest.raises(SystemExit) as left:
+        main(["verify", *TINY])
+    assert left.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{manifest}: must be the manifest of a made set" in line
 
