@@ -38,7 +38,7 @@ CHOICES = {
     "trainer.steps": ("60", "90", "120"),
     "trainer.checkpoint_every": ("3", "7", "11", "25"),
     "trainer.keep_checkpoints": ("1", "2", "3"),
-    "trainer.max_restarts": ("0", "1"),
+    "trainer.max_restarts": ("0", "20"),
     "trainer.devices": ("1", "1", "1", "1", "2"),
 }
 KILLS = ("kill the run", "kill a worker", "kill a rank")
@@ -53,8 +53,12 @@ class Soak:
         self.runs, self.refusals = 0, 0
         self._lock = threading.Lock()
 
+    @property
+    def sigkills(self) -> int:
+        return sum(self.injected[kind] for kind in KILLS)
+
     def more(self) -> bool:
-        return time.monotonic() < self.deadline and sum(self.injected[kind] for kind in KILLS) < self.kills
+        return time.monotonic() < self.deadline and self.sigkills < self.kills
 
     def lane(self, number: int) -> None:
         chance = random.Random(f"{self.seed} {number}")
@@ -87,6 +91,7 @@ class Soak:
         assert code == 0, err
         assert state_of(the_run(folder / "out")) == state_of(the_run(folder / "clean")), "another state than its twin"
         self.runs += 1
+        print(f"{time.strftime('%H:%M:%S')}  {self.runs} runs, {self.injected.total()} faults, {self.sigkills} SIGKILLs", file=sys.stderr)
         shutil.rmtree(folder)
 
     def start(self, out: Path, words: list[str], limits: dict[int, int] | None = None) -> tuple[int, str, str]:
@@ -110,11 +115,14 @@ class Soak:
             return False
         full = {resource.RLIMIT_FSIZE: 20_000} if kind == "disk full" else None
         process = spawn("-m", "nocap.train", *MEDIUM, *words, f"output_dir={out}", cwd=out.parent, limits=full)
-        moment = time.monotonic() + chance.uniform(0.2, 0.9 * took_s)
-        while time.monotonic() < moment and process.poll() is None:
-            time.sleep(0.005)
-        if kind == "disk full" or (process.poll() is None and self.act(kind, process, out, words, chance)):
-            self.count(kind)
+        while process.poll() is None:
+            moment = time.monotonic() + chance.uniform(0.2, 0.9 * took_s)
+            while time.monotonic() < moment and process.poll() is None:
+                time.sleep(0.005)
+            if kind == "disk full" or (process.poll() is None and self.act(kind, process, out, words, chance)):
+                self.count(kind)
+            if kind not in KILLS:  # a killed worker is started again by the run, and may be killed again
+                break
         _, err = process.communicate(timeout=600)
         assert "Traceback" not in err, err
         return process.returncode == 0
@@ -180,7 +188,7 @@ def main() -> int:
     result = {
         "runs": soak.runs,
         "injected": dict(sorted(soak.injected.items())),
-        "sigkills": sum(soak.injected[kind] for kind in KILLS),
+        "sigkills": soak.sigkills,
         "refusals": soak.refusals,
         "lost": soak.lost,
         "minutes": round((time.monotonic() - began) / 60, 1),
