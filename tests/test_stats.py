@@ -126,6 +126,18 @@ def test_how_many_seeds(effect, power, pairs, n):
     assert stats.n_required(effect, power=power, pairs=pairs) == n
 
 
+def test_power():
+    """Of Cohen's numbers: by statsmodels, `TTestIndPower` 0.80146 and `TTestPower` 0.80778."""
+    assert stats.power_of(0.5, n=64, pairs=False) == pytest.approx(0.80146, abs=1e-5)
+    assert stats.power_of(0.5, n=34, pairs=True) == pytest.approx(0.80778, abs=1e-5)
+    assert stats.power_of(0.0, n=5, alpha=0.1, pairs=True) == pytest.approx(0.1)
+
+
+def test_one_sided_bounds():
+    assert stats.lower_bound(SLEEP, alpha=0.05) == pytest.approx(stats.interval(SLEEP, confidence=0.9).low)
+    assert stats.lower_bound([2.0, 2.0], alpha=0.05) == 2
+
+
 def test_kaplan_and_meier():
     assert stats.median_time(MP6, RELAPSED) == 23
     assert stats.survival(MP6, RELAPSED).evaluate(10) == pytest.approx(0.7529, abs=1e-4)

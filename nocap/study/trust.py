@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from nocap.study.plan import plan
 from nocap.study.verdict import Outcome, Outcomes, Verdict, Word, judge
 
 LEAST_STUDIES = 100
+GUARD_SIGMA = 0.0013  # nats between seeds, as of GPT-2 124M's public records; 0.0019 with the heavy-tailed ones
 POWER = 0.8  # that the studies are planned for
 SEED = 20261120
 AT = "simulated"
@@ -56,33 +58,12 @@ class Design:
     guard_margin: float | None = None  # nats
     looks: int = 1
 
-    def claim(self) -> Claim:
-        pairs = plan(effect=self.effect, sigma=self.sigma, scale=self.scale, power=POWER).pairs
-        guard = self.guard_margin
-        if guard is not None:
-            pairs = max(pairs, plan(effect=guard, sigma=GUARD_SIGMA, scale=Scale.difference, power=POWER).pairs)
-        return Claim(
-            id="simulated",
-            statement=f"the arm's {self.metric.value} is better",
-            source="made up",
-            arm="arm",
-            metric=self.metric,
-            scale=self.scale,
-            expected=[1.0 if self.scale is Scale.ratio else 0.0, None],
-            target=3.3821 if self.metric is Metric.time_to_target_s else None,
-            guards=[] if guard is None else [Guard(metric=Metric.val_loss, scale=Scale.difference, margins={AT: guard})],
-            mechanism=Mechanism(bound=None, formula="none: nothing is trained"),
-            seeds=list(range(pairs)),
-            looks=self.looks,
-        )
-
     @property
     def gain(self) -> float:
         """The planned effect on the scale the noise lives on: a logarithm for a ratio."""
         return math.log1p(self.effect) if self.scale is Scale.ratio else self.effect
 
 
-GUARD_SIGMA = 0.0013  # nats between seeds, as of GPT-2 124M's public records; 0.0019 with the heavy-tailed ones
 LOSS = Design(name="loss .005, sigma .0013", metric=Metric.val_loss, scale=Scale.difference, effect=0.005, sigma=0.0013)
 NOISY = Design(name="loss .002, sigma .0019", metric=Metric.val_loss, scale=Scale.difference, effect=0.002, sigma=0.0019)
 TIME = Design(
@@ -96,9 +77,32 @@ TIME = Design(
 TWO_LOOKS = replace(NOISY, name=f"{NOISY.name}, two looks", looks=2)
 
 
+@cache
+def claim_of(design: Design) -> Claim:
+    """As a study would write it, its pairs from the planner."""
+    pairs = plan(effect=design.effect, sigma=design.sigma, scale=design.scale, power=POWER).pairs
+    guard = design.guard_margin
+    if guard is not None:
+        pairs = max(pairs, plan(effect=guard, sigma=GUARD_SIGMA, scale=Scale.difference, power=POWER).pairs)
+    return Claim(
+        id="simulated",
+        statement=f"the arm's {design.metric.value} is better",
+        source="made up",
+        arm="arm",
+        metric=design.metric,
+        scale=design.scale,
+        expected=[1.0 if design.scale is Scale.ratio else 0.0, None],
+        target=3.3821 if design.metric is Metric.time_to_target_s else None,
+        guards=[] if guard is None else [Guard(metric=Metric.val_loss, scale=Scale.difference, margins={AT: guard})],
+        mechanism=Mechanism(bound=None, formula="none: nothing is trained"),
+        seeds=list(range(pairs)),
+        looks=design.looks,
+    )
+
+
 def simulate(design: Design, *, planted: bool, worse: float = 0.0, noise: str, studies: int, rng: np.random.Generator) -> dict[str, Any]:
     """`studies` of one design, with the planned effect or none, and the guard's metric `worse` by so much: a row of the table."""
-    claim, gain = design.claim(), design.gain if planted else 0.0
+    claim, gain = claim_of(design), design.gain if planted else 0.0
     shape = (2, studies, len(claim.seeds))
     primary, guarded = (NOISES[noise](rng, shape) for _ in range(2))
     loss = 3.4 + GUARD_SIGMA * guarded + np.array([worse, 0.0])[:, None, None]

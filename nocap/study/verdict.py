@@ -1,9 +1,9 @@
 """The verdict on a claim, by rule and nothing else.
 
 Confirmed: the primary gain's one-sided bound at alpha lies inside what was expected, *and* every guard's lies within its margin: an
-intersection of tests, so that a false confirmation stays below alpha without a correction. Refuted: the primary's bound lies outside,
-*or* a guard's lies beyond its margin: a union, so that each test has alpha / (1 + guards). Inconclusive otherwise, and wherever a run is
-missing.
+intersection of tests, so that a false confirmation stays below alpha without a correction. Refuted: the primary's two-sided interval lies
+outside, *or* a guard's one-sided bound beyond its margin: a union, so that each has alpha / (1 + guards). Inconclusive otherwise, and
+wherever a run is missing.
 
 Each pair gives the least and the most that its gain can be. They differ where a run never reached its target: its time is at least its
 budget. The mean of the least lies below the mean gain and the mean of the most above it, so that bounds of those two hold for the gain. A
@@ -128,9 +128,9 @@ def judge(claim: Claim, *, arm: Outcomes, baseline: Outcomes, at: str, look: int
     failed = [guard.name for guard in guards if sure and guard.below(each)]
     word, reason = Word.inconclusive, Reason.missing
     if not missing:
-        word, reason = _decide(primary, guards, alpha=alpha, each=each / 2 if claim.two_sided else each, failed=failed)
+        word, reason = _decide(primary, guards, alpha=alpha, each=each, failed=failed)
     top, bound = (None if x is None else _scaled(claim.scale, x) for x in (claim.expected[1], claim.mechanism.bound))
-    gained = primary.at_least(each) if sure else -math.inf
+    gained = primary.at_least(each / 2) if sure else -math.inf
     return Verdict(
         word=word,
         reason=None if word is Word.confirmed else reason,
@@ -146,9 +146,9 @@ def judge(claim: Claim, *, arm: Outcomes, baseline: Outcomes, at: str, look: int
 
 
 def _decide(primary: _Gain, guards: Sequence[_Gain], *, alpha: float, each: float, failed: Sequence[str]) -> tuple[Word, Reason]:
-    if primary.below(each):
+    if primary.below(each / 2):
         return Word.refuted, Reason.below
-    if primary.above(each):
+    if primary.above(each / 2):
         return Word.refuted, Reason.exceeded
     if failed:
         return Word.refuted, Reason.guard
@@ -169,9 +169,9 @@ def more_seeds(claim: Claim, *, arm: Outcomes, baseline: Outcomes, at: str) -> i
     if not all(gain.measured for gain in gains):
         return None
     _, alpha = claim.at_look(claim.looks)
-    outside = alpha / len(gains)
+    each = alpha / len(gains)
     beyond = [
-        _needed(gain, to=gain.low if mean < gain.low else gain.high, alpha=outside)
+        _needed(gain, to=gain.low if mean < gain.low else gain.high, alpha=each / 2 if gain is gains[0] else each)
         for gain in gains
         if not gain.low <= (mean := fmean(gain.least)) <= gain.high
     ]
