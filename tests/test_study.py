@@ -370,6 +370,7 @@ def test_a_plan_is_one_line(capsys: pytest.CaptureFixture[str]):
         (("--power", "0.9", "--effect", "1e-9", "--sigma", "1"), "needs more than 100000 runs"),
         (("--power", "0.9", "--effect", "1", "--sigma", "1", "--studies", "9"), "--studies must be left out with --power, got 9"),
         (("--calibrate-verdicts", "--effect", "1"), "--effect must be given with --power, and only there, got 1"),
+        (("--calibrate-verdicts", "--json", "/dev/null/x"), "--json must be a file that can be written, got /dev/null/x"),
         (("--calibrate-verdicts", "--studies", "5"), "--studies must be at least 100, got 5"),
     ],
 )

@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.study",
         description="Plan a study's seeds, or measure how far verdicts can be trusted.",
-        epilog=FORMS.replace("%", "%%"),
+        epilog=FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group()
@@ -80,9 +80,11 @@ def _number(key: str, text: str) -> tuple[float, bool]:
 
 
 def _calibrate(options: argparse.Namespace) -> bool:
-    from nocap.run.record import write_json, writing
+    from nocap.run.record import check_writable, write_json, writing
     from nocap.study.trust import calibrate, render
 
+    if options.json:
+        check_writable("--json", options.json)
     tell = (lambda line: print(line, file=sys.stderr)) if sys.stderr.isatty() else lambda line: None
     result = calibrate(studies=STUDIES if options.studies is None else options.studies, say=tell)
     print(render(result))
