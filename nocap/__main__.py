@@ -12,6 +12,7 @@ DOORS = {
     "compare": "what held, among any runs",
     "generate": "text from a checkpoint, and how fast it comes",
     "profile": "where a step's time and memory go",
+    "study": "how many seeds a verdict needs, and how often verdicts are wrong",
     "bench": "which training step is faster here, interleaved",
 }
 
@@ -26,7 +27,7 @@ def main() -> None:
         print(f'usage: nocap DOOR …\n{usage}\ntab completion: eval "$(nocap train -sc install=bash)"', file=sys.stderr)
         raise SystemExit(0 if door in ("-h", "--help") else 2)
     del sys.argv[1]
-    importlib.import_module("nocap.data.__main__" if door == "data" else f"nocap.{door}").main()
+    importlib.import_module(f"nocap.{door}.__main__" if door in ("data", "study") else f"nocap.{door}").main()
 
 
 def _complete() -> None:

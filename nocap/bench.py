@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _bench(options: argparse.Namespace) -> bool:
     """Whether every arm that could be timed was: one that failed for another reason than memory is a failure."""
-    from nocap.run.record import write_json, writing
+    from nocap.run.record import check_writable, write_json, writing
     from nocap.speed.arms import compose_arms, refuse_ranks
     from nocap.speed.suite import suite
     from nocap.speed.verdict import confidence_for
@@ -61,7 +60,7 @@ def _bench(options: argparse.Namespace) -> bool:
     require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
     require(not (options.suite and options.arm), "--arm", "be left out with --suite, which has its own", f"{len(options.arm)} of them")
     if options.json:
-        _check_writable(options.json)
+        check_writable("--json", options.json)
     chosen = suite(options.suite, options.words) if options.suite else None
     arms = compose_arms(*(chosen.base, chosen.arms) if chosen else (options.words, options.arm))
     least = signed_rank_needs(confidence_for(len(arms) - 1))
@@ -85,13 +84,6 @@ def _bench(options: argparse.Namespace) -> bool:
         with writing("--json", options.json):
             write_json(options.json, result)
     return all(arm["status"] != "failed" for arm in result["arms"])
-
-
-def _check_writable(path: Path) -> None:
-    """Before the minutes that the file is to hold, and not after."""
-    there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
-    ok = os.access(there, os.W_OK) and there.is_dir() != (there == path.absolute())
-    require(ok, "--json", "be a file that can be written", path)
 
 
 def _teller() -> Callable[[str], Any]:

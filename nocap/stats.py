@@ -115,6 +115,15 @@ def unpaired(a: Sequence[float] | Array, b: Sequence[float] | Array, *, confiden
         return _estimate(float(x.mean() - y.mean()), stats.ttest_ind(x, y, equal_var=False), confidence=confidence)
 
 
+def lower_bound(values: Sequence[float] | Array, *, alpha: float) -> float:
+    """One-sided: the mean lies below it with a chance of alpha (the lower end of the t-interval at 1 - 2·alpha)."""
+    from scipy import special
+
+    array = _sample(values)
+    n = len(array)
+    return float(array.mean() + special.stdtrit(n - 1, alpha) * array.std(ddof=1) / math.sqrt(n))
+
+
 def ratio(ratios: Sequence[float] | Array, *, confidence: float = 0.95) -> Estimate:
     """The geometric mean of ratios, one per pair, with an interval made on the log scale."""
     return interval(_logs(ratios), confidence=confidence).exp()
@@ -223,21 +232,26 @@ def bh(ps: Sequence[float]) -> list[float]:
 def n_required(effect: float, *, power: float, alpha: float = 0.05, pairs: bool, most: int = 100_000) -> int:
     """Runs per arm, or pairs, for a two-sided t-test to see `effect` standard deviations (of the pairs' differences, if pairs).
 
-    The power is integrated over the variance: scipy's `nct.cdf` is NaN at small samples and large effects.
+    Errors:
+        ValueError: more than `most`.
     """
     low, high = 2, 2
-    while _power(effect, n=high, alpha=alpha, pairs=pairs) < power:
+    while power_of(effect, n=high, alpha=alpha, pairs=pairs) < power:
         low, high = high, 2 * high
         if high > most:
             raise ValueError(f"an effect of {effect:g} standard deviations needs more than {most} runs")
     while low < high:
         middle = (low + high) // 2
-        enough = _power(effect, n=middle, alpha=alpha, pairs=pairs) >= power
+        enough = power_of(effect, n=middle, alpha=alpha, pairs=pairs) >= power
         low, high = (low, middle) if enough else (middle + 1, high)
     return high
 
 
-def _power(effect: float, *, n: int, alpha: float, pairs: bool) -> float:
+def power_of(effect: float, *, n: int, alpha: float = 0.05, pairs: bool) -> float:
+    """The chance that a two-sided t-test over n runs an arm, or pairs, sees `effect` standard deviations.
+
+    Integrated over the variance: scipy's `nct.cdf` is NaN at small samples and large effects.
+    """
     from scipy import integrate, stats
 
     nu = n - 1 if pairs else 2 * n - 2

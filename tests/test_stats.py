@@ -7,6 +7,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from nocap import stats
+from nocap.run.evaluate import bits_per_byte
 
 # Student's sleep data (1908): extra hours of sleep of ten patients under two drugs.
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -126,6 +127,18 @@ def test_how_many_seeds(effect, power, pairs, n):
     assert stats.n_required(effect, power=power, pairs=pairs) == n
 
 
+def test_power():
+    """Of Cohen's numbers: by statsmodels, `TTestIndPower` 0.80146 and `TTestPower` 0.80778."""
+    assert stats.power_of(0.5, n=64, pairs=False) == pytest.approx(0.80146, abs=1e-5)
+    assert stats.power_of(0.5, n=34, pairs=True) == pytest.approx(0.80778, abs=1e-5)
+    assert stats.power_of(0.0, n=5, alpha=0.1, pairs=True) == pytest.approx(0.1)
+
+
+def test_one_sided_bounds():
+    assert stats.lower_bound(SLEEP, alpha=0.05) == pytest.approx(stats.interval(SLEEP, confidence=0.9).low)
+    assert stats.lower_bound([2.0, 2.0], alpha=0.05) == 2
+
+
 def test_kaplan_and_meier():
     assert stats.median_time(MP6, RELAPSED) == 23
     assert stats.survival(MP6, RELAPSED).evaluate(10) == pytest.approx(0.7529, abs=1e-4)
@@ -203,6 +216,12 @@ def test_crossing(y, expected):
 def test_a_raw_crossing_takes_the_lucky_point():
     assert stats.crossing([0, 100, 200, 300], [5.0, 3.0, 5.0, 2.0], target=3.5, smooth=False) == pytest.approx(75.0)
     assert stats.crossing([], [], target=3.5) is None
+
+
+def test_bits_per_byte():
+    """A uniform guess over 256 byte tokens: eight bits each. Two bytes a token halve them."""
+    assert bits_per_byte(math.log(256), tokens=1000, n_bytes=1000) == pytest.approx(8.0)
+    assert bits_per_byte(math.log(256), tokens=1000, n_bytes=2000) == pytest.approx(4.0)
 
 
 def test_pareto_against_brute_force():

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nocap.schema import require
+
 SCHEMA_VERSION = 1
 
 Row = dict[str, Any]
@@ -30,6 +32,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n")
+
+
+def check_writable(key: str, path: Path) -> None:
+    """Before the minutes that the file is to hold, and not after."""
+    there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
+    ok = os.access(there, os.W_OK) and there.is_dir() != (there == path.absolute())
+    require(ok, key, "be a file that can be written", path)
 
 
 @contextmanager

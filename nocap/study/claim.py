@@ -1,0 +1,169 @@
+"""A claim: what an arm is said to gain, written down before the runs, with the rule that will judge it. No torch.
+
+An effect is always a gain: as a ratio, how many times better than the baseline the arm is; as a difference, by how much. 1.25 is a quarter
+more tokens a second, or a step in four fifths of the time; a guard's margin is how much worse the arm may be. A study has scales of its
+own (`cpu`, `gpu`), and each has its own margins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from nocap.run.identity import digest
+from nocap.schema import require
+
+LEAST = 3  # pairs: fewer have no verdict
+
+
+class Metric(Enum):
+    time_to_target_s = "time_to_target_s"
+    steps_to_target = "steps_to_target"
+    tokens_per_s = "tokens_per_s"
+    step_ms = "step_ms"
+    memory_mib = "memory_mib"
+    val_loss = "val_loss"  # nats a token
+    val_bpb = "val_bpb"
+    share = "share"  # of a step's time, of memory
+    exponent = "exponent"  # of cost in T
+
+
+MORE_IS_BETTER = (Metric.tokens_per_s,)
+TO_TARGET = (Metric.time_to_target_s, Metric.steps_to_target)
+NOT_BETTER = (Metric.share, Metric.exponent)  # neither more nor less is better: a claim about them states their value
+
+
+class Scale(Enum):
+    ratio = "ratio"
+    difference = "difference"
+    value = "value"  # the arm's own number, without a baseline
+
+
+@dataclass(kw_only=True, slots=True)
+class Guard:
+    """What the gain may not cost."""
+
+    metric: Metric
+    scale: Scale
+    margins: dict[str, float]  # a study's scale → how much worse the arm may be: 1.01 as a ratio, 0.005 as a difference
+
+    def __post_init__(self) -> None:
+        key = f"guard {self.metric.value}"
+        require(self.metric not in NOT_BETTER, key, "be about a metric that can be better or worse", self.metric.value)
+        require(self.scale is not Scale.value, f"{key}.scale", "be ratio or difference", self.scale.value)
+        require(bool(self.margins), f"{key}.margins", "name a scale of the study, as in {cpu: 0.02}", self.margins)
+        least = 1.0 if self.scale is Scale.ratio else 0.0
+        for name, margin in self.margins.items():
+            ok = math.isfinite(margin) and margin >= least
+            require(ok, f"{key}.margins.{name}", f"be a finite number of at least {least:g} for a {self.scale.value}", margin)
+        self.margins = {name: float(margin) for name, margin in sorted(self.margins.items())}
+
+    def margin(self, at: str) -> float:
+        """For a scale of the study.
+
+        Errors:
+            ValueError: none was declared for it.
+        """
+        require(at in self.margins, f"guard {self.metric.value}.margins", f"name the scale {at}", ", ".join(self.margins))
+        return self.margins[at]
+
+
+@dataclass(kw_only=True, slots=True)
+class Mechanism:
+    """Why the gain is possible: the most that arithmetic allows, on the primary metric's scale, and how that was worked out."""
+
+    bound: float | None  # null where arithmetic says nothing, and the formula says why
+    formula: str
+
+    def __post_init__(self) -> None:
+        require(self.bound is None or math.isfinite(self.bound), "mechanism.bound", "be a finite number or null", self.bound)
+        require(bool(self.formula.strip()), "mechanism.formula", "say in words where the bound comes from", repr(self.formula))
+
+
+@dataclass(kw_only=True, slots=True)
+class Claim:
+    """An expected gain with its guards and decision rule. Seeds name pairs: of runs, or of timing blocks."""
+
+    id: str
+    statement: str
+    source: str
+    arm: str
+    metric: Metric  # the primary one
+    scale: Scale
+    expected: list[float | None]  # [low, high] as the source states it; null is open
+    two_sided: bool = False  # a gain above the stated top refutes too; otherwise it is reported
+    target: float | None = None  # the loss that time and steps to target are about
+    guards: list[Guard] = field(default_factory=list)
+    mechanism: Mechanism
+    seeds: list[int]
+    alpha: float = 0.05
+    looks: int = 1  # 2: also at half of the seeds, with a fifth of alpha
+
+    def __post_init__(self) -> None:
+        for key in ("id", "statement", "source", "arm"):
+            require(bool(getattr(self, key).strip()), f"claim {self.id}: {key}", "be given", repr(getattr(self, key)))
+        of = f"claim {self.id}:"
+        stated = self.metric in NOT_BETTER
+        require(not stated or self.scale is Scale.value, f"{of} scale", f"be value for {self.metric.value}", self.scale.value)
+        self._check_expected(of)
+        self._check_target(of)
+        names = [self.metric.value, *(guard.metric.value for guard in self.guards)]
+        require(len(set(names)) == len(names), f"{of} guards", "each have a metric of their own, not the claim's", ", ".join(names[1:]))
+        require(len(self.seeds) >= LEAST, f"{of} seeds", f"be at least {LEAST}: fewer pairs have no verdict", len(self.seeds))
+        require(len(set(self.seeds)) == len(self.seeds), f"{of} seeds", "differ", self.seeds)
+        require(0 < self.alpha < 0.5, f"{of} alpha", "be above 0 and below 0.5", self.alpha)
+        require(self.looks in (1, 2), f"{of} looks", "be 1 or 2", self.looks)
+        enough = len(self.seeds) // self.looks >= LEAST
+        require(enough, f"{of} looks", f"leave {LEAST} pairs for the first look", f"{self.looks} looks at {len(self.seeds)} seeds")
+
+    def _check_expected(self, of: str) -> None:
+        key, ends = f"{of} expected", [end for end in self.expected if end is not None]
+        require(len(self.expected) == 2 and bool(ends), key, "be [low, high], one of them may be null", self.expected)
+        require(all(math.isfinite(end) for end in ends), key, "be finite numbers or null", self.expected)
+        require(self.scale is not Scale.ratio or min(ends) > 0, key, "be above 0 for a ratio", self.expected)
+        require(len(ends) == 1 or ends[0] < ends[1], key, "hold something: low below high", self.expected)
+        bound = self.mechanism.bound
+        require(self.scale is not Scale.ratio or bound is None or bound > 0, f"{of} mechanism.bound", "be above 0 for a ratio", bound)
+        require(not self.two_sided or len(ends) == 2, f"{of} two_sided", "have both ends stated", self.expected)
+        self.expected = [None if end is None else float(end) for end in self.expected]
+
+    def _check_target(self, of: str) -> None:
+        needs = any(metric in TO_TARGET for metric in (self.metric, *(guard.metric for guard in self.guards)))
+        rule = "be a loss above 0 for a claim about time or steps to target, and null for others"
+        ok = self.target is None if not needs else self.target is not None and 0 < self.target < math.inf
+        require(ok, f"{of} target", rule, self.target)
+
+    def at_look(self, look: int) -> tuple[list[int], float]:
+        """The seeds a look sees, and its share of alpha: two looks at .01 and .04 keep .05 together (Bonferroni).
+
+        Errors:
+            ValueError: the look was not declared.
+        """
+        require(1 <= look <= self.looks, f"claim {self.id}: look", f"be one of the {self.looks} declared", look)
+        if self.looks == 1:
+            return self.seeds, self.alpha
+        half = len(self.seeds) // 2
+        return (self.seeds[:half], self.alpha / 5) if look == 1 else (self.seeds, self.alpha * 4 / 5)
+
+    @property
+    def judged(self) -> tuple[float | None, float | None]:
+        """The ends that decide: of two stated ones the lower, unless the claim is two-sided."""
+        low, high = self.expected
+        return low, (high if self.two_sided or low is None else None)
+
+    def hash(self) -> str:
+        """Of all that was claimed: a claim that says anything else has another. The order of guards and margins says nothing."""
+        plain = dataclasses.asdict(self)
+        plain["guards"].sort(key=lambda guard: guard["metric"].value)
+        return digest(_values(plain))
+
+
+def _values(plain: dict[str, object]) -> dict[str, object]:
+    def value(item: object) -> object:
+        if isinstance(item, dict):
+            return _values(item)
+        return [value(x) for x in item] if isinstance(item, list) else item.value if isinstance(item, Enum) else item
+
+    return {key: value(item) for key, item in plain.items()}
