@@ -360,6 +360,7 @@ def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(
     assert rows_of(the_run(out)) == rows
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full to write to")
 def test_07_disk_full_at_a_row(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed) -> None:
     """ENOSPC at a row → the run stops with a line and exit code 1; with room again, it ends as the clean run."""
@@ -459,6 +460,7 @@ def test_08_stop_during_the_start_up_is_a_preemption(tmp_path: Path) -> None:
 # --- 10, 11: ranks -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @linux
 def test_10_dead_rank_without_restarts(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed) -> None:
     """A rank dies, no restart is allowed → soon a failure that names rank and step; no process stays; then resumed by hand."""
@@ -474,8 +476,9 @@ def test_10_dead_rank_without_restarts(tmp_path: Path, door: Door, faulty: Fault
     assert state_of(run_dir) == state_of(undisturbed.run_dir)
 
 
+@pytest.mark.slow
 @linux
-@pytest.mark.parametrize(("fault", "ranks"), [pytest.param("hang@13:rank1", 2, marks=pytest.mark.slow), ("stop@13", 1)])
+@pytest.mark.parametrize(("fault", "ranks"), [("hang@13:rank1", 2), ("stop@13", 1)])
 def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, fault: str, ranks: int) -> None:
     """A rank stands still → after the stated time it is named, with its step, and the run starts again and ends as the clean one."""
     words = (f"trainer.devices={ranks}", "trainer.hang_timeout_s=15", f"output_dir={tmp_path / 'out'}")
@@ -544,6 +547,7 @@ def test_13_spikes_are_those_of_the_definition() -> None:
     assert 20 not in seen
 
 
+@pytest.mark.slow
 def test_13_spike_is_logged_not_skipped(tmp_path: Path, door: Door, faulty: Faulty) -> None:
     """A loss ×1000 → its row, a line and the summary say so, it is trained on, and a resumed run sees the same."""
     words = ("trainer.steps=48", "trainer.log_every=100", f"output_dir={tmp_path / 'out'}")
@@ -622,6 +626,7 @@ def test_17_data_changed_before_the_resume(tmp_path: Path, door: Door, faulty: F
 # --- 18, 19: locks -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @linux
 def test_18_19_one_writer_and_its_lock_dies_with_it(tmp_path: Path, door: Door) -> None:
     """A second process on the same run → refused at once, the holder named; the holder killed → the lock is free."""
@@ -644,6 +649,7 @@ def test_18_19_one_writer_and_its_lock_dies_with_it(tmp_path: Path, door: Door) 
 # --- 20, 21: trackers. A wandb that dies or freezes in the middle: tests/test_tracking.py ------------------------------------------
 
 
+@pytest.mark.slow
 def test_20_tracker_unreachable(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
     """W&B down at the start → one warning, seconds, the record complete; the run waits on disk for a sync."""
     words = [word for word in MEDIUM if not word.startswith("tracker")]
@@ -654,6 +660,7 @@ def test_20_tracker_unreachable(tmp_path: Path, door: Door, undisturbed: Undistu
     assert "wandb sync " in str(summary_of(the_run(tmp_path / "out"))["tracker"])
 
 
+@pytest.mark.slow
 def test_21_rewound_tracker(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed) -> None:
     """Killed after a row, before its checkpoint → in the record and in W&B each step is there once."""
     from tests.test_tracking import history

@@ -312,6 +312,7 @@ def test_attention_grows_as_promised(attention: str, expected: int, heads: int, 
 # --- what does not fit -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_fit_is_refused_before_it_runs(door: Door) -> None:
     words = ("model=nano", "trainer.micro_batch=40000000", "trainer.batch_tokens=5120000000", "trainer.val_tokens=5120000000")
     done = door(*words, module="nocap.profile")
@@ -417,6 +418,7 @@ def test_the_door_measures_bounds_and_curve(door: Door, tmp_path: Path) -> None:
     assert all(row["attention"]["low"] < row["attention"]["high"] for row in found["curve"])
 
 
+@pytest.mark.slow
 def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -> None:
     path = profiled[2] / "whole.html"
     report.write(with_bounds(profiled[0]), path)
