@@ -228,6 +228,7 @@ def test_a_config_from_before_these_keys_is_read_as_plain(tmp_path: Path) -> Non
     assert (run.objective.loss_chunks, run.trainer.activation_checkpointing) == (1, ActivationCheckpointing.off)
 
 
+@pytest.mark.slow
 def test_two_ranks_with_both_train_as_one_without(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
     out = tmp_path / "out"
     both = ("objective.loss_chunks=3", "trainer.activation_checkpointing=block")

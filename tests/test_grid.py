@@ -254,6 +254,7 @@ def test_on_a_terminal_there_is_a_live_board(tmp_path: Path) -> None:
     assert re.search(r"\[1/1\] done +nano-flash-gelu4x-wsd-adamw-s0  val", text)
 
 
+@pytest.mark.slow
 def test_globs_and_ranges_are_options_and_seeds(tmp_path: Path, door: Door) -> None:
     words = ("attention=glob(m*)", "seed=range(0,2)", "trainer.steps=1", "trainer.checkpoint_every=0")
     done = door("--multirun", *CELL, *words, f"output_dir={tmp_path / 'out'}")
