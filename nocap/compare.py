@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap.run.record import write_atomically, write_json, writing
+from nocap.files import write_file
+from nocap.run.record import write_json, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +76,7 @@ def _compare(options: argparse.Namespace) -> int:
         from nocap.comparison.rows import rows, to_csv
 
         with writing("--csv", options.csv):
-            write_atomically(options.csv, to_csv(rows(found.records)))
+            write_file(options.csv, to_csv(rows(found.records)).encode())
     if options.html:
         from nocap.comparison import report
 

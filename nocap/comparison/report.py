@@ -10,8 +10,8 @@ from typing import Any
 from nocap.comparison import report_words as words
 from nocap.comparison.arms import spell
 from nocap.comparison.report_words import Facts, get
+from nocap.files import write_file
 from nocap.page import page
-from nocap.run.record import write_atomically
 
 HERE = Path(__file__).parent
 HUES = 7  # --hue-0 … --hue-6 in report.css; 0 is the text's colour
@@ -24,7 +24,7 @@ RESOLUTION = 8  # digits of a plotted number: more than a screen shows, and a th
 def write(comparison: Mapping[str, Any], path: Path) -> None:
     """Write the report of a comparison (`nocap.compare --json`) to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, render(comparison))
+    write_file(path, render(comparison).encode())
 
 
 def render(comparison: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from nocap.files import write_file
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES, TOKEN_BYTES = 1024, 2
@@ -52,22 +53,6 @@ def os_errors_refused(what: str) -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename and str(error.filename) != what else ""
         raise ValueError(f"{what}: {error.strerror or error}{where}") from error
-
-
-def write_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, synced, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, facts: object) -> None:

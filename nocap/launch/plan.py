@@ -18,10 +18,11 @@ from nocap import __version__, hardware, schema
 from nocap.data.batches import target_bytes, train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.data.tokenizer import load, token_bytes
+from nocap.files import write_file
 from nocap.paths import PACKAGE, cache_root
 from nocap.run.config import dump, to_plain
 from nocap.run.identity import digest, identity_parts
-from nocap.run.record import Metrics, read_json, write_atomically, write_json
+from nocap.run.record import Metrics, read_json, write_json
 from nocap.run.secrets import redact
 from nocap.schema import Compile, Device, Run
 
@@ -140,7 +141,7 @@ def headline(plan: Plan) -> str:
 def write_record_head(plan: Plan) -> None:
     """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's."""
     config = redact(to_plain(plan.run), os.environ)
-    write_atomically(plan.run_dir / "config.yaml", dump(config))
+    write_file(plan.run_dir / "config.yaml", dump(config).encode())
     attempts = (read_json(plan.run_dir / "manifest.json") or {}).get("attempts", [])
     write_json(plan.run_dir / "manifest.json", manifest(plan, attempts))
     (plan.run_dir / "summary.json").unlink(missing_ok=True)

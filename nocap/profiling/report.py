@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from nocap.comparison import report_words as words
+from nocap.files import write_file
 from nocap.page import page
 from nocap.profiling.names import PARTS
-from nocap.run.record import write_atomically
 
 HERE = Path(__file__).parent
 MOST_PAIRS = 16
@@ -20,7 +20,7 @@ Facts = Mapping[str, Any]
 def write(found: Facts, path: Path) -> None:
     """Write the report of a profile (`nocap.profile --json`) to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, render(found))
+    write_file(path, render(found).encode())
 
 
 def render(found: Facts) -> str:

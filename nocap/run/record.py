@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nocap.files import write_file
 from nocap.schema import require
 
 SCHEMA_VERSION = 1
@@ -16,22 +17,8 @@ SCHEMA_VERSION = 1
 Row = dict[str, Any]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The file is the old one or the new one, whole, whatever happens meanwhile."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n")
+    write_file(path, (json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n").encode())
 
 
 def check_writable(key: str, path: Path) -> None:
@@ -92,7 +79,7 @@ class Metrics:
     def cut_back(self, step: int) -> list[Row]:
         """Keep the rows before `step`, the ones a checkpoint of `step` has behind it, and return them."""
         kept = [row for row in self.rows() if row["step"] < step]
-        write_atomically(self.path, "".join(_line(row) for row in kept))
+        write_file(self.path, "".join(_line(row) for row in kept).encode())
         return kept
 
     def append(self, row: Row) -> None:
