@@ -113,7 +113,7 @@ def train(job: Job) -> Outcome:
         return Outcome(status=status, step=step, ledger=books.ledger, facts={**account(job, trainee, saved_mib), **facts})
 
     for step in range(first, t.steps):
-        if step > first and _due(step, t.checkpoint_every):
+        if step > first and (_due(step, t.checkpoint_every) or step in t.keep_steps):
             save(job, trainee, books, step=step)
         row: Row = {"step": step, "tokens": step * t.batch_tokens}
         if step == 0 or _due(step, t.val_every):
@@ -172,22 +172,28 @@ def build(job: Job) -> Trainee:
 
 
 def resume(job: Job, trainee: Trainee) -> tuple[int, Books]:
-    """Load the newest valid checkpoint on every rank, and cut the metrics back to it.
+    """Load the newest valid checkpoint on every rank, and cut the metrics back to it. Before a run has one of its own, that is
+    `trainer.init_from`.
 
     Errors:
         NoneValidError: there are checkpoints and none is valid. Starting over would hide the loss.
     """
     root, metrics = job.run_dir / "checkpoints", Metrics(job.run_dir / "metrics.jsonl")
     fits = partial(checkpoint.misfit, model=trainee.model, optimizers=trainee.optimizers)
-    found = job.world.from_main(checkpoint.find(root, fits=fits) if job.world.is_main else None)
+    found = job.world.from_main(_newest(job, root, fits) if job.world.is_main else None)
     assert found is not None
+    if found.path is None and found.invalid and not any(root.glob("step-*")):
+        raise checkpoint.NoneValidError(f"trainer.init_from must be a valid checkpoint, got {found.invalid[0]}")
     tell(job, [f"checkpoint not used: {problem}" for problem in found.invalid])
     if found.path is None and found.invalid:
         raise checkpoint.NoneValidError(f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over")
     state: dict[str, Any] = {}
     if found.path is not None:
         state = checkpoint.load(found.path, model=trainee.model, optimizers=trainee.optimizers)
-        job.say(f"resuming from step {found.step}")
+        job.say(f"resuming from step {found.step}" if found.path.parent == root else f"beginning from step {found.step} of {found.path}")
+    gone = [step for step in job.run.trainer.keep_steps if step <= found.step and not (root / checkpoint.name_of(step)).exists()]
+    if gone:
+        job.say(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {found.step}")
     before = state.get("clock_s", {})
     lost_s = max(0.0, job.spent_s - sum(before.values()))
     if job.world.is_main:
@@ -195,9 +201,17 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Books]:
     return found.step, Books(
         ledger=Ledger(started=job.started, before=before, lost_s=lost_s),
         metrics=metrics,
-        checkpoints=checkpoint.Writer(root, background=job.world.device.type == "cuda"),
+        checkpoints=checkpoint.Writer(root, background=job.world.device.type == "cuda", always=job.run.trainer.keep_steps),
         spikes=Spikes(state.get("losses", ())),
     )
+
+
+def _newest(job: Job, root: Path, fits: Callable[[Path], str | None]) -> checkpoint.Found:
+    """The run's own newest checkpoint, or the one that it is to begin from."""
+    found, init_from = checkpoint.find(root, fits=fits), job.run.trainer.init_from
+    if found.path is not None or found.invalid or init_from is None:
+        return found
+    return checkpoint.given(Path(init_from).expanduser().absolute(), fits=fits)
 
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, validates: bool = True) -> float:

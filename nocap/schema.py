@@ -444,6 +444,8 @@ class Trainer:
     val_tokens: int
     checkpoint_every: int  # steps; 0 saves only after the last
     keep_checkpoints: int
+    keep_steps: list[int] = field(default_factory=list)  # steps whose checkpoint stays, also after the run
+    init_from: str | None = None  # another run's checkpoint: this run goes on from it as if it had got there itself
     log_every: int  # steps
     max_restarts: int  # from the last checkpoint, of a worker or rank that died or hung
     hang_timeout_s: float  # without a sign of life (a micro-batch, a validation batch) from any rank
@@ -454,6 +456,11 @@ class Trainer:
         for key in ("val_every", "checkpoint_every"):
             require(getattr(self, key) >= 0, f"trainer.{key}", "be at least 0", getattr(self, key))
         require(self.keep_checkpoints >= 1, "trainer.keep_checkpoints", "be at least 1", self.keep_checkpoints)
+        kept = self.keep_steps
+        require(all(1 <= step <= self.steps for step in kept), "trainer.keep_steps", f"be steps from 1 to trainer.steps={self.steps}", kept)
+        require(len(set(kept)) == len(kept), "trainer.keep_steps", "name each step once", kept)
+        path = self.init_from
+        require(path is None or bool(path), "trainer.init_from", "be a checkpoint's folder, or null for a run from its start", repr(path))
         require(self.max_restarts >= 0, "trainer.max_restarts", "be at least 0", self.max_restarts)
         require(self.hang_timeout_s > 0, "trainer.hang_timeout_s", "be above 0", self.hang_timeout_s)
         clip = self.grad_clip

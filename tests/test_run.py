@@ -165,6 +165,8 @@ def identity(*words: str) -> str:
         "trainer.log_every=7",
         "trainer.checkpoint_every=3",
         "trainer.keep_checkpoints=5",
+        "trainer.keep_steps=[3,7]",
+        "trainer.init_from=elsewhere",
         "trainer.devices=2",
     ],
 )

@@ -94,7 +94,7 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    part: str  # of the identity: config, source, data or environment; or "recorded", which is no part of it
+    part: str  # of the identity: config, source, data, environment or init; or "recorded", which is no part of it
     key: str
     a: str
     b: str
@@ -122,7 +122,7 @@ def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
 
 def differences(a: Record, b: Record) -> Iterator[Difference]:
     """Part by part of the identity, then what is only recorded."""
-    for part in ("config", "source", "environment"):
+    for part in ("config", "source", "environment", "init"):
         yield from _compare(part, a.parts.get(part) or {}, b.parts.get(part) or {})
     if a.parts.get("data") != b.parts.get("data"):
         yield Difference(part="data", key="manifest", a=str(a.parts.get("data"))[:12], b=str(b.parts.get("data"))[:12])

@@ -45,7 +45,7 @@ def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
             if (summary := outcome(plan)) is None:  # else its holder has brought it to its end
                 code = _train(plan, started, asked)
     if summary is not None:
-        print(f"{nothing_to_train(summary)}\n{table(summary, run_dir=plan.run_dir)}", flush=True)
+        print(f"{nothing_to_train(plan, summary)}\n{table(summary, run_dir=plan.run_dir)}", flush=True)
         return EXIT_CODES[summary["status"]]
     if code == EXIT_CODES["preempted"] and signal.SIGUSR2 in asked and callable(signal.getsignal(signal.SIGUSR2)):
         signal.raise_signal(signal.SIGUSR2)  # whoever listened before us, as submitit does, may now requeue the job

@@ -19,6 +19,7 @@ from nocap.data.batches import target_bytes, train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.data.tokenizer import load, token_bytes
 from nocap.files import write_file
+from nocap.launch.trunk import Trunk, trunk_of
 from nocap.paths import PACKAGE, cache_root
 from nocap.run.config import dump, to_plain
 from nocap.run.identity import digest, identity_parts
@@ -38,6 +39,7 @@ class Plan:
     parts: dict[str, Any]
     identity: str
     run_dir: Path
+    trunk: Trunk | None = None  # what it begins from
     grid: str | None = None  # the grid that starts it
 
 
@@ -47,7 +49,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     `choices` are the names of the options, for people to read.
 
     Errors:
-        ValueError: the data, the compiler or the output directory will not do.
+        ValueError: the data, the compiler, the output directory or the checkpoint to begin from will not do.
     """
     check_compiler(run)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
@@ -58,6 +60,9 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     ]
     name = "-".join(word.replace("/", "_") for word in words if word)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
+    trunk = trunk_of(run, parts)
+    if trunk is not None:
+        parts["init"] = trunk.part
     identity = digest(parts)
     arm = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}"
     name = f"{name}-s{run.seed}"
@@ -67,7 +72,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     run_dir = existing[0] if existing else root / f"{name}-{identity}"
     if not existing:
         _check_data_unchanged(run, parts, root.glob(f"{name}-*"))
-    return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir)
+    return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir, trunk=trunk)
 
 
 def _check_writable(folder: Path, configured: str) -> None:
@@ -124,10 +129,12 @@ def _ended(run_dir: Path) -> dict[str, Any] | None:
     return summary if summary is not None and summary.get("status") in ("finished", "diverged") else None
 
 
-def nothing_to_train(summary: Mapping[str, Any]) -> str:
+def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
     """What to say of a run that has come to its end."""
     if summary["status"] == "finished":
-        return "already finished: nothing to train"
+        kept = {path.name for path in plan.run_dir.glob("checkpoints/step-*")}
+        gone = [step for step in plan.run.trainer.keep_steps if f"step-{step:08d}" not in kept]
+        return "already finished: nothing to train" + (f"; trainer.keep_steps: it has no checkpoint of {gone}" if gone else "")
     return "already diverged, which it would do again: nothing to train (to see it again, delete its folder)"
 
 
@@ -148,11 +155,12 @@ def write_record_head(plan: Plan) -> None:
 
 
 def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
-    """The wall-clock that the attempts before this one are known to have taken, also those whose rows were cut back since."""
+    """The wall-clock that the attempts before this one, the trunk's among them, are known to have taken, also those whose rows were cut
+    back since."""
     rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
     summary = read_json(plan.run_dir / "summary.json")
     return max(
-        attempts[-1]["spent_s"] if attempts else 0.0,
+        attempts[-1]["spent_s"] if attempts else plan.trunk.clock_s if plan.trunk is not None else 0.0,
         rows[-1]["clock/wall_s"] if rows else 0.0,
         summary["clock_s"]["wall"] if summary is not None else 0.0,
     )
@@ -175,6 +183,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "name": plan.name,
         "arm": plan.arm,
         "parts": plan.parts,
+        "init": redact(plan.trunk.record, os.environ) if plan.trunk is not None else None,
         "data": {
             "manifest": plan.dataset.fingerprint,
             "source": plan.dataset.source,

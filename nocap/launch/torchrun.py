@@ -42,7 +42,7 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
     if problem:
         raise ValueError(problem)
     if world.is_main:
-        print(planning.headline(plan) if ended is None else planning.nothing_to_train(ended), flush=True)
+        print(planning.headline(plan) if ended is None else planning.nothing_to_train(plan, ended), flush=True)
     status = work(run, Path(run_dir), started=started) if ended is None else ended["status"]
     if world.is_main and (summary := read_json(Path(run_dir) / "summary.json")) is not None:
         print(table(summary, run_dir=Path(run_dir)), flush=True)

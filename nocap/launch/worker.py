@@ -107,7 +107,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
 
     def on_start(rows: list[Row]) -> None:
         sessions.append(open_tracker(run.tracker, _facts(run, run_dir, manifest), rows=rows))
-        reporter.start(rows[-1]["step"] + 1 if rows else 0)
+        reporter.start(rows[-1]["step"] + 1 if rows else (manifest["init"] or {"step": 0})["step"])
 
     def on_row(row: Row) -> None:
         reporter.row(row)

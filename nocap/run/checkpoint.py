@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ STATE = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.Muon:
 
 
 class NoneValidError(ValueError):
-    """There are checkpoints, and none can be used."""
+    """There are checkpoints, or there should be one, and none can be used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,22 +40,22 @@ class Found:
 
 
 class Writer:
-    """Saves checkpoints below `root`, and keeps the newest ones.
+    """Saves checkpoints below `root`, and keeps the newest ones and those of the steps in `always`.
 
     In the background the caller waits for a copy of the tensors, not for the disk: for a device with memory of its own. On a CPU the copy
     would enter the run's memory, and the writing would take a core from the training.
     """
 
-    def __init__(self, root: Path, *, background: bool) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, background: bool, always: Collection[int] = ()) -> None:
+        self.root, self._always = root, frozenset(always)
         self._pool = ThreadPoolExecutor(1) if background else None
         self._pending: Future[list[str]] | None = None
 
     def save(self, *, step: int, model: nn.Module, optimizers: Optimizers, state: dict[str, Any], keep: int, must: bool) -> list[str]:
         """Save, then delete all but the newest `keep` valid ones; what a person should know of it and of the save before, line by line.
 
-        A disk that does not take it gets room (of the older ones only the newest valid one stays) and a second try. If that fails, too,
-        the older ones stand.
+        A disk that does not take it gets room (of the older ones only the newest valid one stays, and those that always do) and a second
+        try. If that fails, too, the older ones stand.
 
         Errors:
             OSError: that, where the checkpoint `must` be saved.
@@ -77,13 +77,13 @@ class Writer:
         for last_try in (False, True):
             try:
                 write(self.root, tensors=tensors, state=state)
-                return prune(self.root, keep=keep)
+                return prune(self.root, keep=keep, always=self._always)
             except (OSError, SafetensorError) as error:  # safetensors wraps its own
                 shutil.rmtree(_temporary(self.root, state["step"]), ignore_errors=True)
                 line = f"checkpoint of step {state['step']} not saved: {error}; those before it stand"
                 if last_try and must:
                     raise OSError(line) from error
-                prune(self.root, keep=1)
+                prune(self.root, keep=1, always=self._always)
         return [line]
 
 
@@ -104,7 +104,7 @@ def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> Tensors
 
 def write(root: Path, *, tensors: Tensors, state: dict[str, Any]) -> Path:
     """Write the checkpoint of `state["step"]` and return its folder. `state` holds JSON types only."""
-    path, temporary = root / f"step-{state['step']:08d}", _temporary(root, state["step"])
+    path, temporary = root / name_of(state["step"]), _temporary(root, state["step"])
     root.mkdir(exist_ok=True)
     for leftover in root.glob(".step-*.tmp"):
         shutil.rmtree(leftover)
@@ -125,19 +125,31 @@ def write(root: Path, *, tensors: Tensors, state: dict[str, Any]) -> Path:
     return path
 
 
+def name_of(step: int) -> str:
+    """A checkpoint folder's name."""
+    return f"step-{step:08d}"
+
+
 def _temporary(root: Path, step: int) -> Path:
-    return root / f".step-{step:08d}.tmp"
+    return root / f".{name_of(step)}.tmp"
 
 
 def find(root: Path, *, fits: Callable[[Path], str | None] = lambda path: None) -> Found:
     """The newest checkpoint whose files all match their checksums, and which `fits`. Step 0 and no path where there is none."""
-    invalid = []
+    invalid: list[str] = []
     for path in sorted(root.glob("step-*"), reverse=True):
-        if problem := _problem(path) or fits(path):
-            invalid.append(f"{path}: {problem}")
-        else:
-            return Found(step=int(path.name.removeprefix("step-")), path=path, invalid=invalid)
+        found = given(path, fits=fits)
+        if found.path is not None:
+            return Found(step=found.step, path=path, invalid=invalid)
+        invalid += found.invalid
     return Found(step=0, path=None, invalid=invalid)
+
+
+def given(path: Path, *, fits: Callable[[Path], str | None]) -> Found:
+    """The checkpoint in this folder, as `find` finds one: valid, or with what is wrong with it."""
+    if problem := _problem(path) or fits(path):
+        return Found(step=0, path=None, invalid=[f"{path}: {problem}"])
+    return Found(step=int(path.name.removeprefix("step-")), path=path, invalid=[])
 
 
 def misfit(path: Path, *, model: nn.Module, optimizers: Optimizers) -> str | None:
@@ -190,15 +202,16 @@ def load_model(path: Path, model: nn.Module) -> None:
             p.copy_(saved[name])
 
 
-def prune(root: Path, *, keep: int) -> list[str]:
-    """Delete all but the newest `keep` valid checkpoints, every checksum read again.
+def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
+    """Delete all but the newest `keep` valid checkpoints, every checksum read again, and those of the steps in `always`.
 
     Invalid ones do not count, and go when they are older than a kept one. Returns a line for each that stays.
     """
-    kept, said = 0, []
+    kept, said, spared = 0, [], {name_of(step) for step in always}
     for path in sorted(root.glob("step-*"), reverse=True):
         if kept >= keep:
-            shutil.rmtree(path)
+            if path.name not in spared:
+                shutil.rmtree(path)
         elif problem := _problem(path):
             said.append(f"checkpoint not counted: {path}: {problem}")
         else:
@@ -228,7 +241,7 @@ def _problem(path: Path) -> str | None:
                 return f"{name} does not match its checksum"
             if name == "state.json":
                 state = json.loads((path / name).read_text())
-                if not isinstance(state, dict) or path.name != f"step-{state.get('step'):08d}":
+                if not isinstance(state, dict) or path.name != name_of(state.get("step", -1)):
                     return f"{name} must be of the step in the folder's name"
             else:
                 _shapes(path / name)

@@ -20,13 +20,25 @@ STORY = "nocap.loop"  # the import closure of this module is the source that cou
 # Keys that change how a run is shown, kept or spread, but no number in it.
 _PRESENTATION = {
     "": ("tracker", "output_dir", "cache_dir"),
-    "trainer": ("devices", "checkpoint_every", "keep_checkpoints", "log_every", "max_restarts", "hang_timeout_s"),
+    "trainer": (
+        "devices",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "keep_steps",
+        "init_from",  # where the checkpoint lies; which it is is a part of its own
+        "log_every",
+        "max_restarts",
+        "hang_timeout_s",
+    ),
     "data": ("path", "train", "val"),  # where the tokens lie; which they are is the data's fingerprint
 }
 
 
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
-    """The parts, each comparable by itself: `nocap.compare --why` shows where two runs part ways."""
+    """The parts, each comparable by itself: `nocap.compare --why` shows where two runs part ways.
+
+    A run with `trainer.init_from` has one more, `init`: see `nocap.launch.trunk`.
+    """
     on_cpu = run.trainer.device is Device.cpu
     return {
         "config": config_that_counts(run),

@@ -14,7 +14,17 @@ from nocap.schema import Run, require
 
 # What a training step never meets: two arms that differ in nothing else are one.
 OUTSIDE_THE_STEP = ("data", "schedule", "tracker", "seed", "output_dir", "cache_dir")
-OUTSIDE_THE_STEP_OF_TRAINER = ("steps", "val_every", "val_tokens", "val_precision", "checkpoint_every", "keep_checkpoints", "log_every")
+OUTSIDE_THE_STEP_OF_TRAINER = (
+    "steps",
+    "val_every",
+    "val_tokens",
+    "val_precision",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "keep_steps",
+    "init_from",
+    "log_every",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,111 @@
+"""Another run's checkpoint that a run begins from: whether it is one that this run would have reached itself. No torch.
+
+So a branch is the run it would have been from its start, and counts as one: a longer trunk at a constant rate is trained once, and each
+budget is a decay from its checkpoint (Hägele et al., 2024, arXiv:2405.18392).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nocap.run.config import load
+from nocap.run.identity import config_that_counts, digest
+from nocap.run.record import read_json
+from nocap.schedule import multiplier
+from nocap.schema import Run, require
+
+KEY = "trainer.init_from"
+TENSORS = ("model.safetensors", "optimizer.safetensors")
+# Where a trunk may differ. That the learning rates up to the branch are the same is looked at number by number.
+FREE = {"trainer.steps", "trainer.val_every", "schedule.kind", "schedule.decay_steps", "schedule.final"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trunk:
+    path: Path  # the checkpoint's folder
+    step: int
+    identity: str  # of the run that saved it
+    tensors: str  # digest of its tensors' checksums
+    clock_s: float  # what it took to get there
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """Of the identity. Not the state's checksum: a clock is in it, and a trunk trained twice is the same trunk."""
+        return {"step": self.step, "tensors": self.tensors}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"path": str(self.path), "step": self.step, "identity": self.identity}
+
+
+def trunk_of(run: Run, parts: Mapping[str, Any]) -> Trunk | None:
+    """What `trainer.init_from` names, for a run with these parts of its identity. The tensors are not read here: the worker does.
+
+    Errors:
+        ValueError: it is no checkpoint, of no step of this run, or of a run that got there another way.
+    """
+    if run.trainer.init_from is None:
+        return None
+    path = Path(run.trainer.init_from).expanduser().absolute()
+    step, tensors, clock_s = _read(path)
+    require(step < run.trainer.steps, KEY, f"be of a step before trainer.steps={run.trainer.steps}", f"step {step}")
+    folder = path.parents[1]
+    manifest = read_json(folder / "manifest.json")
+    require(manifest is not None, KEY, "be in the folder of its run, with manifest.json and config.yaml", path)
+    assert manifest is not None
+    theirs = load(folder / "config.yaml")
+    recorded = manifest.get("parts")
+    require(isinstance(recorded, dict), KEY, "be in the folder of its run, whose manifest.json says what made it", folder)
+    assert isinstance(recorded, dict)
+    _check_parts(parts, {**recorded, "config": config_that_counts(theirs)}, folder)
+    _check_rates(run, theirs, step, folder)
+    return Trunk(path=path, step=step, identity=str(manifest.get("identity")), tensors=tensors, clock_s=clock_s)
+
+
+def _read(path: Path) -> tuple[int, str, float]:
+    """A checkpoint's step, the digest of its tensors' checksums, and its clock."""
+    rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080"
+    require(path.is_dir() and path.name.startswith("step-"), KEY, rule, path)
+    sums = read_json(path / "manifest.json")
+    require(sums is not None, KEY, rule, f"{path} without manifest.json")
+    try:
+        assert sums is not None
+        tensors = digest({name: sums[name] for name in TENSORS})
+        content = (path / "state.json").read_bytes()
+        state = json.loads(content)
+        sound = hashlib.sha256(content).hexdigest() == sums["state.json"]
+        step, clock_s = int(state["step"]), float(sum(state["clock_s"].values()))
+        sound = sound and path.name == f"step-{step:08d}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{KEY} must be a whole checkpoint, got {path} ({type(error).__name__}: {error})") from error
+    require(sound, KEY, "be a whole checkpoint", f"{path}, whose state.json does not match its checksum or the folder's name")
+    return step, tensors, clock_s
+
+
+def _check_parts(mine: Mapping[str, Any], theirs: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a trunk that differs in more than `FREE`; the first key says how."""
+    left, right = dict(_flat(mine)), dict(_flat(theirs))
+    for key in [key for key in dict.fromkeys([*left, *right]) if key not in FREE]:
+        value, other = (side.get(key, "nothing") for side in (left, right))
+        require(value == other, KEY, f"be of a run with this one's {key} ({value})", f"{other} in {folder}")
+
+
+def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for group, options in parts["config"].items():
+        yield from ((f"{group}.{key}", value) for key, value in options.items()) if isinstance(options, dict) else [(group, options)]
+    yield "data", parts.get("data")
+    for part in ("environment", "source"):
+        yield from ((f"{part} {key}", value) for key, value in parts.get(part, {}).items())
+
+
+def _check_rates(mine: Run, theirs: Run, step: int, folder: Path) -> None:
+    """Refuse a checkpoint from inside the trunk's own decay, or from any other schedule than this run's up to there."""
+    for earlier in range(step):
+        rate, other = (multiplier(run.schedule, step=earlier, steps=run.trainer.steps) for run in (mine, theirs))
+        rule = f"be of a run with this one's learning rate before the branch at step {step} ({rate:g} of the peak at step {earlier})"
+        require(rate == other, KEY, rule, f"{other:g} in {folder}")
