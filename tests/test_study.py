@@ -71,7 +71,7 @@ def ratio_claim(gains: list[float], **changed: Any) -> tuple[Claim, Outcomes, Ou
         ({"looks": 3}, "looks must be 1 or 2, got 3"),
         ({"looks": 2}, "looks must leave 3 pairs for the first look, got 2 looks at 3 seeds"),
         ({"metric": Metric.share}, "scale must be value for share, got ratio"),
-        ({"metric": Metric.time_to_target_s}, "target must be a loss above 0 for a claim about time or steps to target"),
+        ({"metric": Metric.time_to_target_s}, "target must be a loss above 0, or baseline, for a claim about time or steps to target"),
         ({"target": 3.4}, "and null for others, got 3.4"),
         ({"statement": " "}, "statement must be given"),
         ({"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),

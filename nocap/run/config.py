@@ -159,7 +159,7 @@ def load(path: Path) -> Run:
     """
     try:
         plain = yaml.safe_load(path.read_text())
-        _refuse_interpolations(plain)
+        refuse_interpolations(plain)
         cfg = OmegaConf.structured(Run)
         for group, rows in SCHEMAS.items():
             schema = rows[plain[group].get("kind", next(iter(rows)))]
@@ -171,12 +171,12 @@ def load(path: Path) -> Run:
     return run
 
 
-def _refuse_interpolations(plain: Any) -> None:
+def refuse_interpolations(plain: Any) -> None:
     """A record holds values. `${oc.env:…}` in a folder that somebody sent would read this machine's environment."""
     if isinstance(plain, str) and "${" in plain:
         raise ValueError(f"values must be plain, got the interpolation {plain}")
     for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
-        _refuse_interpolations(item)
+        refuse_interpolations(item)
 
 
 def explain(error: BaseException) -> str:

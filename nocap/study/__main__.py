@@ -1,4 +1,4 @@
-"""`python -m nocap.study`: how many seeds a verdict needs, and how often verdicts are wrong."""
+"""`python -m nocap.study`: a study from its file to its verdicts, how many seeds one needs, and how often verdicts are wrong."""
 
 from __future__ import annotations
 
@@ -9,32 +9,47 @@ from pathlib import Path
 from nocap.schema import require
 
 FORMS = """\
+A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed; again, nothing is.
+
+  python -m nocap.study experiments/gqa scale=cpu                     carry it out; its verdicts, README and results
+  python -m nocap.study experiments/gqa scale=gpu budget_h=8 --plan   cells, a guess at the cost, and the power, before anything runs
+  python -m nocap.study experiments/gqa --judge                       the verdicts of what there is; nothing is trained or written
+  python -m nocap.study experiments/gqa --calibrate                   the exchange rate between steps and loss
   python -m nocap.study --power 0.9 --effect 0.005 --sigma 0.0013     a difference: of losses, in nats
   python -m nocap.study --power 0.9 --effect 2% --sigma 0.5%          a ratio: of times or speeds
   python -m nocap.study --calibrate-verdicts --json results.json"""
 STUDIES = 2000
+MODES = ("plan", "judge", "calibrate")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
-    options = parser.parse_args(argv)
-    if options.power is None and not options.calibrate_verdicts:
-        parser.error("one of the arguments --power --calibrate-verdicts is required")
+    options = parser.parse_intermixed_args(argv)
+    if options.power is None and not options.calibrate_verdicts and not options.words:
+        parser.error("a study's folder, or one of --power --calibrate-verdicts is required")
     from nocap.run.config import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     with refusals():
         _check_together(options)
+        if options.words:
+            from nocap.study.command import study
+
+            return study(options.words, mode=next((mode for mode in MODES if getattr(options, mode)), "run"))
         return EXIT_CODES["finished" if (_calibrate(options) if options.calibrate_verdicts else _plan(options)) else "failed"]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.study",
-        description="Plan a study's seeds, or measure how far verdicts can be trusted.",
+        description="Carry out a study and judge its claims, plan its seeds, or measure how far verdicts can be trusted.",
         epilog=FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("words", nargs="*", metavar="FOLDER, key=value", help="studies; scale=, budget_h= and output_dir= for all of them")
     what = parser.add_mutually_exclusive_group()
+    what.add_argument("--plan", action="store_true", help="say what a study would run, and stop")
+    what.add_argument("--judge", action="store_true", help="judge what there is: train, time and write nothing")
+    what.add_argument("--calibrate", action="store_true", help="train the baseline at shorter lengths, too: loss for log-steps")
     what.add_argument("--power", type=float, metavar="P", help="the seeds that see an effect with this chance")
     what.add_argument("--calibrate-verdicts", action="store_true", help="simulate studies and count the wrong verdicts")
     parser.add_argument("--effect", metavar="X", help="the difference to see, or the ratio's change as in 2%%")
@@ -45,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_together(options: argparse.Namespace) -> None:
+    alone = options.power is not None or options.calibrate_verdicts
+    require(not (alone and options.words), "FOLDER", "be left out with --power and --calibrate-verdicts", " ".join(options.words))
     planning = options.power is not None
     for key in ("effect", "sigma"):
         given = getattr(options, key)

@@ -11,7 +11,9 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from nocap.profiling.names import PARTS
 from nocap.run.identity import digest
 from nocap.schema import require
 
@@ -19,20 +21,36 @@ LEAST = 3  # pairs: fewer have no verdict
 
 
 class Metric(Enum):
-    time_to_target_s = "time_to_target_s"
+    # of training runs
+    time_to_target_s = "time_to_target_s"  # steps to the target at the step time of interleaved runs
     steps_to_target = "steps_to_target"
-    tokens_per_s = "tokens_per_s"
-    step_ms = "step_ms"
-    memory_mib = "memory_mib"
     val_loss = "val_loss"  # nats a token
     val_bpb = "val_bpb"
-    share = "share"  # of a step's time, of memory
-    exponent = "exponent"  # of cost in T
+    # of timed steps
+    tokens_per_s = "tokens_per_s"
+    step_ms = "step_ms"
+    memory_mib = "memory_mib"  # a GPU's peak; on a CPU parameters, gradients, optimizer and activations, counted
+    params = "params"
+    kv_bytes = "kv_bytes"  # of a token in the cache
+    # of a profile, of the claim's `parts`
+    share = "share"  # of the time of `of`, or of the step
+    part_ms = "part_ms"
+    part_mib = "part_mib"  # kept from the forward for the backward
+    part_params = "part_params"
+    # of attention alone over several lengths
+    exponent = "exponent"  # of its time in T
+    # of decoding
+    decode_tokens_per_s = "decode_tokens_per_s"
+    decode_ms = "decode_ms"  # of a token, median
+    decode_mb = "decode_mb"  # allocated a token
+    collections = "collections"  # of Python's garbage in 50 tokens
 
 
-MORE_IS_BETTER = (Metric.tokens_per_s,)
+MORE_IS_BETTER = (Metric.tokens_per_s, Metric.decode_tokens_per_s)
 TO_TARGET = (Metric.time_to_target_s, Metric.steps_to_target)
 NOT_BETTER = (Metric.share, Metric.exponent)  # neither more nor less is better: a claim about them states their value
+OF_PARTS = (Metric.share, Metric.part_ms, Metric.part_mib, Metric.part_params)
+BASELINE = "baseline"  # the target that is each seed's own final loss of the baseline
 
 
 class Scale(Enum):
@@ -70,16 +88,37 @@ class Guard:
         return self.margins[at]
 
 
+class Rule(Enum):
+    """How a bound is worked out, from the two arms' configurations; all are ratios, baseline over arm."""
+
+    given = "given"  # the number in the claim, or none
+    flops = "flops"  # of a training token; of the claim's `parts` of it where the claim has some
+    params = "params"
+    memory = "memory"  # parameters, gradients, optimizer, and what a forward keeps
+    kv = "kv"  # bytes of a token in the cache
+    amdahl = "amdahl"  # the measured step without the mechanism's parts: 1 / (1 - their share)
+
+
 @dataclass(kw_only=True, slots=True)
 class Mechanism:
-    """Why the gain is possible: the most that arithmetic allows, on the primary metric's scale, and how that was worked out."""
+    """Why the gain is possible: the most that arithmetic allows, on the primary metric's scale, and how that is worked out."""
 
-    bound: float | None  # null where arithmetic says nothing, and the formula says why
+    rule: Rule = Rule.given
+    bound: float | None = None  # for `given`; null where arithmetic says nothing, and the formula says why
+    parts: list[str] = field(default_factory=list)  # for `amdahl`
     formula: str
 
     def __post_init__(self) -> None:
         require(self.bound is None or math.isfinite(self.bound), "mechanism.bound", "be a finite number or null", self.bound)
+        require(self.bound is None or self.rule is Rule.given, "mechanism.bound", f"be left to the rule {self.rule.value}", self.bound)
+        require(bool(self.parts) == (self.rule is Rule.amdahl), "mechanism.parts", "be given for amdahl, and only there", self.parts)
+        check_parts("mechanism.parts", self.parts)
         require(bool(self.formula.strip()), "mechanism.formula", "say in words where the bound comes from", repr(self.formula))
+
+
+def check_parts(key: str, parts: list[str]) -> None:
+    unknown = [part for part in parts if part not in PARTS]
+    require(not unknown, key, f"be of {', '.join(PARTS)}", ", ".join(unknown))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -90,11 +129,14 @@ class Claim:
     statement: str
     source: str
     arm: str
+    baseline: str | None = None  # another arm; null: the study's, or none for a value
     metric: Metric  # the primary one
+    parts: list[str] = field(default_factory=list)  # of the step, for the metrics of a profile
+    of: list[str] = field(default_factory=list)  # for a share: of these parts, not of the step
     scale: Scale
     expected: list[float | None]  # [low, high] as the source states it; null is open
     two_sided: bool = False  # a gain above the stated top refutes too; otherwise it is reported
-    target: float | None = None  # the loss that time and steps to target are about
+    target: Any = None  # the loss that time and steps to target are about; `baseline`: each seed's own final loss of the baseline
     guards: list[Guard] = field(default_factory=list)
     mechanism: Mechanism
     seeds: list[int]
@@ -107,6 +149,13 @@ class Claim:
         of = f"claim {self.id}:"
         stated = self.metric in NOT_BETTER
         require(not stated or self.scale is Scale.value, f"{of} scale", f"be value for {self.metric.value}", self.scale.value)
+        require(self.scale is not Scale.value or not self.baseline, f"{of} baseline", "be left out for a value", self.baseline)
+        require(self.baseline != self.arm, f"{of} baseline", "be another arm", self.baseline)
+        require(
+            bool(self.parts) == (self.metric in OF_PARTS), f"{of} parts", f"be given for {_names(OF_PARTS)}, and only there", self.parts
+        )
+        require(not self.of or self.metric is Metric.share, f"{of} of", "be given for a share only", self.of)
+        check_parts(f"{of} parts", [*self.parts, *self.of])
         self._check_expected(of)
         self._check_target(of)
         names = [self.metric.value, *(guard.metric.value for guard in self.guards)]
@@ -131,9 +180,9 @@ class Claim:
 
     def _check_target(self, of: str) -> None:
         needs = any(metric in TO_TARGET for metric in (self.metric, *(guard.metric for guard in self.guards)))
-        rule = "be a loss above 0 for a claim about time or steps to target, and null for others"
-        ok = self.target is None if not needs else self.target is not None and 0 < self.target < math.inf
-        require(ok, f"{of} target", rule, self.target)
+        rule = "be a loss above 0, or baseline, for a claim about time or steps to target, and null for others"
+        number = isinstance(self.target, int | float) and 0 < self.target < math.inf
+        require((number or self.target == BASELINE) if needs else self.target is None, f"{of} target", rule, self.target)
 
     def at_look(self, look: int) -> tuple[list[int], float]:
         """The seeds a look sees, and its share of alpha: two looks at .01 and .04 keep .05 together (Bonferroni).
@@ -158,6 +207,10 @@ class Claim:
         plain = dataclasses.asdict(self)
         plain["guards"].sort(key=lambda guard: guard["metric"].value)
         return digest(_values(plain))
+
+
+def _names(metrics: tuple[Metric, ...]) -> str:
+    return ", ".join(metric.value for metric in metrics)
 
 
 def _values(plain: dict[str, object]) -> dict[str, object]:

@@ -1,0 +1,94 @@
+"""`python -m nocap.study FOLDER [scale=cpu] …`: plan a study, carry it out, judge it, or work out its exchange rate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nocap import hardware
+from nocap.run.config import EXIT_CODES, from_words
+from nocap.schema import Device, require
+from nocap.study import exchange, preview, report, text
+from nocap.study.conduct import Prepared, carry_out, prepare
+from nocap.study.results import Results, results, targets_checked
+from nocap.study.spec import load
+from nocap.study.training import StoppedError
+
+CALIBRATION_LENGTHS = [0.25, 0.5]  # of the baseline's steps, where a study names none
+
+
+@dataclass(kw_only=True)
+class Words:
+    """What a study is told on the command line."""
+
+    scale: str = ""  # "": gpu where there is one and the study knows it, else cpu
+    budget_h: float | None = None
+    output_dir: str = "outputs"
+
+
+def study(words: Sequence[str], *, mode: str) -> int:
+    """One study after the other; the worst exit code. `mode`: run, plan, judge or calibrate.
+
+    Errors:
+        ValueError: no such folder, a study that will not do. All are checked before the first one runs.
+    """
+    folders = [Path(word) for word in words if "=" not in word]
+    require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
+    options = from_words(Words, [word for word in words if "=" in word])
+    plans = [(folder, _prepared(folder, options)) for folder in folders]
+    codes = []
+    for folder, plan in plans:
+        try:
+            codes.append(_one(folder, plan, options, mode=mode))
+        except StoppedError as stopped:
+            print(f"nocap: {stopped}", file=sys.stderr)
+            return EXIT_CODES["preempted"]
+    return max(codes)
+
+
+def _prepared(folder: Path, options: Words) -> Prepared:
+    found = load(folder)
+    on_gpu = hardware.default_device() is Device.cuda and "gpu" in found.scales
+    scale = options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in found.scales else next(iter(found.scales)))
+    return prepare(found, scale, output_dir=options.output_dir)
+
+
+def _one(folder: Path, plan: Prepared, options: Words, *, mode: str) -> int:
+    if mode == "plan":
+        print(preview.render(plan))
+        return 0
+    if mode == "calibrate":
+        return _calibrate(plan, options)
+    done = carry_out(plan, run=mode == "run", budget_h=options.budget_h)
+    targets_checked(plan.study, done.evidence)
+    found = results(plan.study, plan.scale, done.evidence, arms=done.arms, tuned=done.tuned.facts(), hardware=_machine(plan))
+    print(text.render(found))
+    if mode == "run":
+        for path in report.write(plan.study, folder, found):
+            print(f"written: {path}")
+    missing = any(claim["missing"] for claim in found["claims"])
+    return EXIT_CODES["failed" if done.problems or missing else "finished"]
+
+
+def _machine(plan: Prepared) -> Results:
+    t = next(iter({**plan.bench, **plan.train}.values())).run.trainer
+    return dict(hardware.describe(t.device, t.threads))
+
+
+def _calibrate(plan: Prepared, options: Words) -> int:
+    """Train the baseline at its lengths, nothing else; then tell the rate, and what it makes of arms that have been trained before.
+
+    Errors:
+        ValueError: the study trains nothing.
+    """
+    base = plan.study.baseline
+    require(base in plan.train, "--calibrate", "be for a study that trains its baseline", plan.study.name)
+    plan = replace(plan, at=replace(plan.at, lengths=plan.at.lengths or CALIBRATION_LENGTHS))
+    carry_out(replace(plan, train={base: plan.train[base]}, bench={}), run=True, budget_h=options.budget_h)
+    evidence = carry_out(plan, run=False, budget_h=options.budget_h).evidence
+    found = exchange.facts(plan.study, evidence)
+    require(found is not None, "--calibrate", "find two lengths of the baseline with three seeds that finished", plan.study.seeds)
+    print("\n".join(text.exchange({"exchange": found, "baseline": base})).strip())
+    return 0

@@ -1,0 +1,92 @@
+"""What a study leaves in its folder: `results.SCALE.MACHINE.json`, and a README whose verdicts are the results' and whose lessons are its author's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nocap.files import write_file
+from nocap.run.record import read_json, write_json
+from nocap.study import text
+from nocap.study.spec import Study
+
+LEARNT = "## What was learnt"  # from here on a README is its author's
+NOTHING_YET = "Nothing is written here yet.\n"
+
+Facts = Mapping[str, Any]
+
+
+def write(study: Study, folder: Path, results: Facts) -> list[Path]:
+    """The results and the README; which files those are."""
+    path = folder / f"results.{results['scale']}.{results['hardware']['fingerprint']}.json"
+    write_json(path, results)
+    readme = folder / "README.md"
+    write_file(readme, render(study, all_results(folder), lessons=_lessons(readme)).encode())
+    return [path, readme]
+
+
+def all_results(folder: Path) -> list[dict[str, Any]]:
+    """Of every scale and machine that has some."""
+    found = [read_json(path) for path in sorted(folder.glob("results.*.json"))]
+    return [one for one in found if one is not None and one.get("kind") == "study"]
+
+
+def _lessons(readme: Path) -> str:
+    if not readme.exists():
+        return NOTHING_YET
+    _, _, after = readme.read_text().partition(f"{LEARNT}\n")
+    return after.lstrip("\n") or NOTHING_YET
+
+
+def render(study: Study, every: Sequence[Facts], *, lessons: str) -> str:
+    lines = [f"# {_heading(study, every)}", "", f"**Question.** {study.question}", ""]
+    if study.method:
+        lines += [f"**Method.** {study.method.strip()}", ""]
+    for results in every:
+        lines += _one(results)
+    return "\n".join([*lines, LEARNT, "", lessons.rstrip("\n"), ""])
+
+
+def _heading(study: Study, every: Sequence[Facts]) -> str:
+    told = [f"{text.headline(one['claims'])} ({one['scale']}, {one['hardware']['name']})" for one in every]
+    return f"{study.name}: {'; '.join(told) or 'not run yet'}"
+
+
+def _one(results: Facts) -> list[str]:
+    """A scale on a machine."""
+    hardware = results["hardware"]
+    lines = [
+        f"## {results['scale']}: {hardware['name']}, {hardware['cores']} cores, torch {hardware['torch']}, {results['date']}",
+        "",
+        f"```sh\n{results['command']}\n```",
+        "",
+    ]
+    lines += [f"{place}: {shape}  " for place, shape in results["shapes"].items()]
+    lines += [f"seeds {results['seeds']}; commit {str(results['commit'])[:12]}", ""]
+    head = ["claim", "says", "expected", "arithmetic allows", "measured", "guards", "n", "verdict"]
+    rows = [
+        [
+            claim["id"],
+            claim["statement"],
+            text.expected(claim),
+            f"{text.number(claim['bound'], claim)} ({claim['bound_formula']})",
+            f"{text.metric(claim)}: {text.measured(claim)}",
+            "; ".join(text.guard(one) for one in claim["guards"]) or text.NONE,
+            str(claim["n"]),
+            f"**{text.verdict(claim)}**" + (f" ({claim['exploratory']})" if claim["exploratory"] else ""),
+        ]
+        for claim in results["claims"]
+    ]
+    lines += [*markdown(head, rows), "", *markdown(*text.arms(results)), ""]
+    if results["trials"]:
+        cells = [[t["arm"], " ".join(t["words"]), str(t["val_loss"]), "picked" if t["picked"] else ""] for t in results["trials"]]
+        lines += [f"Trials on seeds {results['trials'][0]['seeds']}:", "", *markdown(["arm", "trial", "val loss", ""], cells), ""]
+    lines += [line.strip() + "  " for line in (*text.exchange(results), *text.doubts(results))]
+    return [*lines, ""]
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table; a bar in a cell would end it."""
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (list(head), ["---"] * len(head), *cells)]

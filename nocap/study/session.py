@@ -1,0 +1,226 @@
+"""One measurement of a study, in a process of its own: `python -m nocap.study.session REQUEST RESULT`, both JSON files.
+
+A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are timed interleaved by
+`nocap.speed`, taken apart by `nocap.profiling`; decoding takes turns, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from nocap import hardware
+from nocap.data.tokenizer import vocab_size
+from nocap.model.flops import component_flops
+from nocap.run.config import compose
+from nocap.run.record import read_json, write_json
+from nocap.schema import Run
+from nocap.speed.arms import Arm, step_config
+
+Facts = dict[str, Any]
+Arms = Mapping[str, Sequence[str]]  # name → all its words
+
+
+def main(argv: list[str] | None = None) -> int:
+    request_path, result_path = map(Path, sys.argv[1:] if argv is None else argv)
+    request = read_json(request_path)
+    assert request is not None
+    measured = KINDS[request["kind"]](request["arms"], **request["how"])
+    device = next(iter(composed(request["arms"]).values())).trainer
+    write_json(result_path, {**request, "hardware": hardware.describe(device.device, device.threads), "measured": measured})
+    return 0
+
+
+def composed(arms: Arms) -> dict[str, Run]:
+    return {name: compose(list(words)) for name, words in arms.items()}
+
+
+# --- timed steps -------------------------------------------------------------------------------------------------------------------
+
+
+def steps(arms: Arms, *, rounds: int) -> Facts:
+    """Speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same are timed once.
+
+    Errors:
+        nocap.speed.measure.BaselineError: the baseline cannot be timed.
+    """
+    from nocap.speed.measure import bench
+
+    runs = composed(arms)
+    first: dict[str, str] = {}
+    for name, run in runs.items():
+        first.setdefault(repr(step_config(run)), name)
+    twins = {name: first[repr(step_config(run))] for name, run in runs.items()}
+    result = bench([Arm(label=name, run=runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
+    timed = {arm["label"]: arm for arm in result["arms"]}
+    counted = {name: counts(run) for name, run in runs.items()}
+    keys = ("status", "reason", "tokens_per_s", "step_ms", "flops_per_token", "params", "kernel", "memory_mib", "tokens_per_step")
+    found = {name: {**{key: timed[twins[name]][key] for key in keys}, **counted[name]} for name in runs}
+    control = result["control"]["tokens_per_s"]
+    return {"arms": found, "control": {"tokens_per_s": control}, "clock": result["clock"], "rounds": result["rounds"]}
+
+
+def counts(run: Run) -> Facts:
+    """What needs no clock: FLOPs of a token by part, bytes of a token in the cache."""
+    from nocap.generation.engine import layer_slots
+
+    m, T = run.model, run.model.seq_len
+    slots = sum(layer_slots(run.attention, layer, T) for layer in range(m.n_layer))
+    kv = 2 * slots / T * run.attention.n_kv_heads * (m.d_model // m.n_head) * 4
+    return {"component_flops": component_flops(run, vocab_size=vocab_size(run.tokenizer.vocabulary)), "kv_bytes": kv}
+
+
+# --- a step taken apart ------------------------------------------------------------------------------------------------------------
+
+
+def parts(arms: Arms, *, repeats: int) -> Facts:
+    """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
+    from nocap.profiling.session import profile
+
+    def never(words: Sequence[str]) -> Run:
+        raise AssertionError(f"nothing else is composed, got {words}")
+
+    found = {}
+    for name, run in composed(arms).items():
+        seen = profile(run, list(arms[name]), never, repeats=repeats, trace=None, ceilings=False, lengths=None)
+        found[name] = {
+            "ms": {row["part"]: row["ms"] for row in seen["parts"]},
+            "mib": seen["memory_mib"]["measured"]["kept"],
+            "memory_mib": {key: value for key, value in seen["memory_mib"]["measured"].items() if key != "kept"},
+            "params": part_params(run),
+            "step_ms": seen["step"]["ms"],
+            "unattributed_ms": seen["step"]["unattributed_ms"],
+            "kernel": seen["kernel"],
+            "component_flops": component_flops(run, vocab_size=vocab_size(run.tokenizer.vocabulary)),
+        }
+    return {"arms": found}
+
+
+def part_params(run: Run) -> dict[str, int]:
+    """Parameters by part, a tied head's with the embedding."""
+    import torch
+
+    from nocap.model.gpt import build_model
+    from nocap.profiling.parts import part_of
+
+    with torch.device("meta"):
+        model = build_model(run, vocab_size=vocab_size(run.tokenizer.vocabulary))
+    modules, found = dict(model.named_modules()), dict[str, int]()
+    for name, p in model.named_parameters():
+        path = name.rpartition(".")[0]
+        while (part := part_of(path, modules[path])) is None:
+            path = path.rpartition(".")[0]
+        found[part] = found.get(part, 0) + p.numel()
+    return found
+
+
+def lengths(arms: Arms, *, T: Sequence[int]) -> Facts:
+    """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward. A window does not grow."""
+    from nocap.profiling.curve import attention_ms, exponent, with_window
+    from nocap.schema import Sliding
+
+    found = {}
+    for name, run in composed(arms).items():
+        window = run.attention.window if isinstance(run.attention, Sliding) else 1
+        ms = [attention_ms(with_window(run, t, window=window)) for t in T]
+        found[name] = {
+            "T": list(T),
+            "attention_ms": ms,
+            **exponent(T, ms),
+            "window": window if isinstance(run.attention, Sliding) else None,
+        }
+    return {"arms": found}
+
+
+# --- decoding ----------------------------------------------------------------------------------------------------------------------
+
+TEXTS = 3  # each engine writes so many in a session, in turns
+
+
+def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, vocab: int) -> Facts:
+    """Speed and allocations of decoding: weights are random, and the engines must write the same text."""
+    import torch
+
+    from nocap.generation.engine import Cached, Engine, Recompute
+    from nocap.generation.latency import allocated_bytes, random_prompt, run_through
+    from nocap.generation.sample import Sampler
+    from nocap.model.gpt import build_model
+
+    runs = composed(arms)
+    torch.set_num_threads(next(iter(runs.values())).trainer.threads)
+    prompt_1T = random_prompt(prompt, vocab_size=vocab)
+
+    def made(run: Run, engine: str) -> Engine:
+        model = build_model(run, vocab_size=vocab).eval()
+        if engine == "no cache":
+            return Recompute(model)
+        return Cached(model, run, batch=1, capacity=prompt + new, compiled=engine == "cache, compiled")
+
+    def write(engine: Engine, text: int, n: int) -> Any:
+        return run_through(engine, prompt_1T, n, Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1))
+
+    built = {name: made(run, engines[name]) for name, run in runs.items()}
+    seen = {name: {"token_s": [], "text_s": [], "collections": []} for name in built}  # type: dict[str, dict[str, list[float]]]
+    for engine in built.values():
+        write(engine, 0, 2)
+    for text in range(TEXTS):
+        written = set()
+        for name, engine in built.items():
+            before = _collections()
+            through = write(engine, text, new)
+            seen[name]["collections"].append(_collections() - before)
+            seen[name]["token_s"] += through.token_s
+            seen[name]["text_s"].append(sum(through.token_s))
+            written.add((repr(arms[name]), str(through.tokens.tolist())))
+        assert len(written) == len({words for words, _ in written}), "engines of one model must write the same text"
+    found = {}
+    for name, engine in built.items():
+        whole = allocated_bytes(write, engine, 0, new)
+        found[name] = {
+            "decode_tokens_per_s": new / median(seen[name]["text_s"]),
+            "decode_ms": median(seen[name]["token_s"]) * 1e3,
+            "decode_mb": whole / (new + 1) / 1e6,
+            "collections": median(seen[name]["collections"]),
+            "engine": engines[name],
+        }
+    return {"arms": found}
+
+
+def _collections() -> int:
+    """Runs of Python's garbage collector so far, all generations."""
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+
+# --- before anything runs ----------------------------------------------------------------------------------------------------------
+
+EFFICIENCY = 0.25  # of the matmul peak; measured steps lie between a tenth and a half
+
+
+def rough(arms: Arms) -> Facts:
+    """A guess at each arm's seconds a token, from its FLOPs and this machine's matmul peak."""
+    import torch
+
+    from nocap.roof import matmul_flops
+
+    runs = composed(arms)
+    torch.set_num_threads(next(iter(runs.values())).trainer.threads)
+    kinds = {(run.trainer.device, run.trainer.precision) for run in runs.values()}
+    peaks = {kind: matmul_flops(*kind) for kind in kinds}
+    flops = {name: sum(component_flops(run, vocab_size=vocab_size(run.tokenizer.vocabulary)).values()) for name, run in runs.items()}
+    return {
+        "arms": {
+            name: {"seconds_a_token": flops[name] / (EFFICIENCY * peaks[run.trainer.device, run.trainer.precision])}
+            for name, run in runs.items()
+        }
+    }
+
+
+KINDS: dict[str, Callable[..., Facts]] = {"steps": steps, "parts": parts, "lengths": lengths, "decoding": decoding, "rough": rough}
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,191 @@
+"""A study as its `study.yaml` says it: a question, arms, scales, claims. Checked like every config, before anything runs. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nocap.run.config import explain
+from nocap.schema import require
+from nocap.study.claim import LEAST, Claim, Metric, Scale
+
+FILE = "study.yaml"
+ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm picks one with the word engine=…
+
+TRAINED = (Metric.val_loss, Metric.val_bpb, Metric.steps_to_target, Metric.time_to_target_s)
+TIMED = (Metric.tokens_per_s, Metric.step_ms, Metric.memory_mib, Metric.params, Metric.kv_bytes)
+PROFILED = (Metric.share, Metric.part_ms, Metric.part_mib, Metric.part_params)
+DECODED = (Metric.decode_tokens_per_s, Metric.decode_ms, Metric.decode_mb, Metric.collections)
+
+
+@dataclass(kw_only=True, slots=True)
+class Decode:
+    """The text that decoding is timed on."""
+
+    prompt: int  # tokens
+    new: int
+    vocab_size: int
+
+
+@dataclass(kw_only=True, slots=True)
+class At:
+    """One scale of a study: what is trained, and at what shape steps are timed and taken apart."""
+
+    words: list[str] = field(default_factory=list)  # for all that happens at this scale
+    train: list[str] = field(default_factory=list)  # for training; its step is what time to target is made of
+    bench: list[str] = field(default_factory=list)  # for timed and profiled steps: the claim's own shape
+    rounds: int = 2  # of interleaved blocks, two an arm, in each seed's timing
+    lengths: list[float] = field(
+        default_factory=list
+    )  # shorter schedules of the baseline, as shares of trainer.steps, for the exchange rate
+    curve: list[int] = field(default_factory=list)  # sequence lengths of an exponent
+    decode: Decode | None = None
+    sigma: float | None = None  # of one run's final loss between seeds, where the study's own runs do not say it yet
+    speaks_for: str = ""  # what its verdicts cannot be about, in words; "" where the scale is the claim's own
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, "rounds", "be at least 1", self.rounds)
+        require(all(0 < x < 1 for x in self.lengths), "lengths", "be shares of trainer.steps, above 0 and below 1", self.lengths)
+        require(len(set(self.lengths)) == len(self.lengths), "lengths", "differ", self.lengths)
+        ok = not self.curve or (len(set(self.curve)) >= 3 and min(self.curve) >= 1)
+        require(ok, "curve", "be at least 3 lengths, in tokens", self.curve)
+        require(self.sigma is None or 0 < self.sigma < math.inf, "sigma", "be above 0, or null", self.sigma)
+        self.lengths = sorted(self.lengths)
+
+
+@dataclass(kw_only=True, slots=True)
+class Tune:
+    """A search before the study: as many trials an arm, on seeds that are not the study's. The best mean of the final loss wins."""
+
+    seeds: list[int]
+    trials: dict[str, list[list[str]]]  # arm → overrides of each trial
+    follow: dict[str, str] = field(default_factory=dict)  # arm → the arm whose winner it takes too
+
+    def __post_init__(self) -> None:
+        require(bool(self.seeds), "tune.seeds", "have at least one", self.seeds)
+        counts = {len(trials) for trials in self.trials.values()}
+        rule = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
+        told = ", ".join(f"{arm}: {len(trials)}" for arm, trials in self.trials.items())
+        require(len(counts) == 1 and min(counts) >= 2, "tune.trials", rule, told or "none")
+        lost = [arm for arm, other in self.follow.items() if other not in self.trials or arm in self.trials]
+        require(not lost, "tune.follow", "lead from an arm without trials to one with them", ", ".join(lost))
+
+
+@dataclass(kw_only=True, slots=True)
+class Study:
+    name: str  # its folder's
+    question: str
+    method: str = ""  # what a reader should know beyond the arms
+    words: list[str] = field(default_factory=list)  # for all arms at all scales
+    baseline: str
+    arms: dict[str, list[str]]
+    seeds: list[int]
+    scales: dict[str, At]
+    claims: list[Claim]
+    tune: Tune | None = None
+
+    def __post_init__(self) -> None:
+        require(bool(self.question.strip()), "question", "be given", repr(self.question))
+        require(bool(self.arms), "arms", "name at least one", "none")
+        require(bool(self.scales), "scales", "name at least one", "none")
+        require(bool(self.claims), "claims", "have at least one", "none")
+        require(self.baseline in self.arms, "baseline", f"be one of the arms {', '.join(self.arms)}", self.baseline)
+        require(len(self.seeds) >= LEAST, "seeds", f"be at least {LEAST}: fewer pairs have no verdict", len(self.seeds))
+        ids = [claim.id for claim in self.claims]
+        require(len(set(ids)) == len(ids), "claims", "each have an id of their own", ", ".join(ids))
+        for claim in self.claims:
+            self._check_claim(claim)
+        idle = [arm for arm in self.arms if arm != self.baseline and not any(arm in self.sides(claim) for claim in self.claims)]
+        require(not idle, "arms", "each be in a claim", ", ".join(idle))
+        if self.tune is not None:
+            self._check_tune(self.tune)
+
+    def _check_claim(self, claim: Claim) -> None:
+        for arm in self.sides(claim):
+            require(arm in self.arms, f"claim {claim.id}: arm", f"be one of {', '.join(self.arms)}", arm)
+        strangers = [seed for seed in claim.seeds if seed not in self.seeds]
+        require(not strangers, f"claim {claim.id}: seeds", f"be among the study's {self.seeds}", strangers)
+        require(self.against(claim) != claim.arm or not _compares(claim), f"claim {claim.id}: arm", "not be its own baseline", claim.arm)
+        for name, at in self.scales.items():
+            needs = {metric: metric_needs(metric) for metric in metrics(claim)}
+            for metric, key in needs.items():
+                require(bool(getattr(at, key)), f"scales.{name}.{key}", f"be given for claim {claim.id}, about {metric.value}", "none")
+            for guard in claim.guards:
+                guard.margin(name)
+
+    def _check_tune(self, tune: Tune) -> None:
+        unknown = [arm for arm in (*tune.trials, *tune.follow) if arm not in self.arms]
+        require(not unknown, "tune", f"be about the arms {', '.join(self.arms)}", ", ".join(unknown))
+        shared = [seed for seed in tune.seeds if seed in self.seeds]
+        require(not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared)
+        bare = [arm for arm in self.trained if arm not in tune.trials and arm not in tune.follow]
+        require(not bare, "tune", "be for every trained arm, by trials or by follow", ", ".join(bare))
+
+    def against(self, claim: Claim) -> str:
+        """The arm a claim's gains and guards are measured against."""
+        return claim.baseline or self.baseline
+
+    def sides(self, claim: Claim) -> list[str]:
+        """The arms whose numbers a claim needs."""
+        return list(dict.fromkeys([claim.arm, *([self.against(claim)] if _compares(claim) else [])]))
+
+    def needing(self, wanted: Sequence[Metric]) -> list[str]:
+        """The arms that a claim or guard needs one of these metrics of, in the order of the arms."""
+        named = {arm for claim in self.claims if set(metrics(claim)) & set(wanted) for arm in self.sides(claim)}
+        return [arm for arm in self.arms if arm in named]
+
+    @property
+    def trained(self) -> list[str]:
+        return self.needing(TRAINED)
+
+
+def metrics(claim: Claim) -> list[Metric]:
+    return [claim.metric, *(guard.metric for guard in claim.guards)]
+
+
+def metric_needs(metric: Metric) -> str:
+    """The key of a scale that says how a metric is measured there."""
+    if metric in TRAINED:
+        return "train"
+    return "curve" if metric is Metric.exponent else "decode" if metric in DECODED else "bench"
+
+
+def _compares(claim: Claim) -> bool:
+    return claim.scale is not Scale.value or bool(claim.guards)
+
+
+def load(folder: Path) -> Study:
+    """The study of a folder.
+
+    Errors:
+        ValueError: no `study.yaml`, or a wrong key, type or value in it; one line with file, key, rule and value.
+    """
+    path = folder / FILE
+    try:
+        plain = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{folder} must be a study's folder, with a {FILE} ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be YAML: {' '.join(str(error).split())}") from error
+    require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
+    try:
+        return _typed({"name": folder.resolve().name, **plain})
+    except (OmegaConfBaseException, ValueError) as error:
+        line = explain(error) if isinstance(error, OmegaConfBaseException) else str(error)
+        raise ValueError(f"{path}: {line}") from error
+
+
+def _typed(plain: dict[str, Any]) -> Study:
+    claims = plain.get("claims")
+    if isinstance(claims, list):  # a claim has the study's seeds unless it names its own
+        plain = {**plain, "claims": [{"seeds": plain.get("seeds"), **claim} if isinstance(claim, dict) else claim for claim in claims]}
+    found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Study), OmegaConf.create(plain)))
+    assert isinstance(found, Study)
+    return found

@@ -1,0 +1,64 @@
+"""The search before a study: as many trials an arm, on seeds that are not the study's, every trial on record. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from nocap.study.arms import Composed, check_fair, composed
+from nocap.study.spec import At, Study
+from nocap.study.training import grid_of, record_of, train, wanted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """What the search found."""
+
+    words: dict[str, list[str]] = field(default_factory=dict)  # arm → the winner's
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    follow: dict[str, str] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        return {"words": self.words, "trials": self.trials, "follow": self.follow}
+
+
+def tune(study: Study, at: At, arms: Mapping[str, Composed], *, claims: Mapping[str, str], run: bool) -> Tuned:
+    """Train the trials that are missing, or with `run=False` none, and pick each arm's best mean final loss.
+
+    A trial that diverged is the worst; one that was not run picks nothing.
+
+    Errors:
+        ValueError: a trial that does not compose, is no fair comparison, or an arm of which every trial diverged.
+    """
+    assert study.tune is not None
+    of = {(arm, i): composed([*arms[arm].words, *words]) for arm, trials in study.tune.trials.items() for i, words in enumerate(trials)}
+    named = {f"{arm}, trial {i + 1}": one for (arm, i), one in of.items()}
+    check_fair(named, baseline=next(iter(named)))
+    cells = wanted(named, study.tune.seeds)
+    grid, place = grid_of(cells, label="tuning", claims=claims)
+    if run:
+        train(grid)
+    losses: dict[str, list[float]] = {name: [] for name in named}
+    for i, cell in enumerate(cells):
+        record = record_of(place[i])
+        if record is not None:
+            losses[cell.arm].append(math.inf if record.val_loss is None or record.status == "diverged" else record.val_loss)
+    found = Tuned(follow=dict(study.tune.follow))
+    for arm, trials in study.tune.trials.items():
+        means = [fmean(seen) if (seen := losses[f"{arm}, trial {i + 1}"]) else math.nan for i in range(len(trials))]
+        whole = [mean for mean in means if math.isfinite(mean)]
+        if run and not whole:
+            raise ValueError(f"tune.trials.{arm} must have a trial that does not diverge, got {len(trials)} that all did")
+        best = means.index(min(whole)) if whole and not any(math.isnan(mean) for mean in means) else None
+        for i, words in enumerate(trials):
+            mean = means[i] if math.isfinite(means[i]) else None
+            found.trials.append({"arm": arm, "words": words, "seeds": study.tune.seeds, "val_loss": mean, "picked": i == best})
+        if best is not None:
+            found.words[arm] = trials[best]
+    for arm, other in study.tune.follow.items():
+        if other in found.words:
+            found.words[arm] = found.words[other]
+    return found
