@@ -65,7 +65,7 @@ def with_seed(arm: Composed, seed: int) -> Composed:
 
 def words_of(study: Study, at: At, arm: str, place: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """The study's words, the scale's, the place's (`train` or `bench`), the arm's own, and what tuning found."""
-    own = [word for word in study.arms[arm] if not word.startswith(ENGINE)]
+    own = [word for word in (*study.arms[arm], *at.own.get(arm, ())) if not word.startswith(ENGINE)]
     return [*study.words, *at.words, *place, *own, *more]
 
 

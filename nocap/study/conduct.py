@@ -40,7 +40,6 @@ class Prepared:
     folder: Path  # of its runs and sessions
     train: dict[str, Composed] = field(default_factory=dict)  # before tuning, and before a budget is spread
     bench: dict[str, Composed] = field(default_factory=dict)
-    needs_budget: bool = False
 
     @property
     def claims(self) -> dict[str, str]:
@@ -57,16 +56,15 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Prepared:
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     at = study.scales[scale]
     folder = Path(output_dir) / "studies" / study.name / scale
-    bare = not any(word.startswith("trainer.steps=") for word in at.train)
-    out = [f"output_dir='{folder}'", *([f"trainer.steps={STEPS_OF_PILOT}"] if bare else [])]
-    trained = all_composed(study, at, study.trained, [*out, *at.train])
+    more = [f"output_dir='{folder}'", *([f"trainer.steps={STEPS_OF_PILOT}"] if at.budget else [])]
+    trained = all_composed(study, at, study.trained, [*at.train, *more])
     if trained:
         check_fair(trained, baseline=study.baseline if study.baseline in trained else next(iter(trained)))
     _check_targets(study, trained)
     benched = all_composed(study, at, study.needing((*TIMED, *PROFILED, *DECODED, Metric.exponent)), at.bench)
     for arm in study.arms:
         arming.engine_of(study, arm)
-    return Prepared(study=study, at=at, scale=scale, folder=folder, train=trained, bench=benched, needs_budget=bool(trained) and bare)
+    return Prepared(study=study, at=at, scale=scale, folder=folder, train=trained, bench=benched)
 
 
 def _check_targets(study: Study, trained: Mapping[str, Composed]) -> None:
@@ -100,7 +98,7 @@ def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, say: 
         training.StoppedError: somebody asked to stop; everything that was finished is kept.
     """
     problems: list[str] = []
-    if plan.needs_budget:
+    if at_budget(plan):
         plan = _within_budget(plan, budget_h, run=run, say=say)
     tuned = tune(plan.study, plan.at, plan.train, claims=plan.claims, run=run) if plan.study.tune and plan.train else Tuned()
     training = {name: _tuned(arm, tuned.words.get(name, [])) for name, arm in plan.train.items()}
@@ -237,6 +235,10 @@ def _chosen(arms: Mapping[str, Composed], names: Sequence[str]) -> dict[str, Com
 
 def _baseline_first(study: Study, names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: name != study.baseline)
+
+
+def at_budget(plan: Prepared) -> bool:
+    return plan.at.budget and bool(plan.train)
 
 
 # --- a budget ----------------------------------------------------------------------------------------------------------------------

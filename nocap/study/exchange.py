@@ -57,8 +57,10 @@ def rate(study: Study, evidence: Evidence) -> Rate | None:
 
 
 def equivalent(study: Study, evidence: Evidence, found: Rate) -> dict[str, dict[str, Any]]:
-    """Arm → its equivalent speedup: how much sooner, at the baseline's own speed, the baseline would have to be to do as well. Steps count at
-    the arm's measured pace, loss at the exchange rate; the interval has the noise of all three (the rate's by the delta method)."""
+    """Arm → its equivalent speedup: the baseline with so much faster steps would do as well.
+
+    Steps count at the arm's measured pace, loss at the exchange rate; the interval has the noise of both, the rate's by the delta method.
+    """
     if found.low <= 0:
         return {}
     told = {}

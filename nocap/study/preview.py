@@ -10,7 +10,7 @@ from nocap.launch.board import duration
 from nocap.launch.plan import outcome
 from nocap.stats import power_of
 from nocap.study.claim import Claim, Metric, Scale
-from nocap.study.conduct import OVERHEAD, Prepared, all_sessions, lengths_of, with_lengths
+from nocap.study.conduct import OVERHEAD, Prepared, all_sessions, at_budget, lengths_of, with_lengths
 from nocap.study.evidence import Evidence, bound
 from nocap.study.results import sigma
 from nocap.study.sessions import Session
@@ -61,7 +61,7 @@ def _cells(plan: Prepared) -> Iterator[str]:
     yield f"{study.name}, scale {plan.scale}: {study.question}"
     yield table(["what", "of", "cells", "done", "about"], rows)
     yield "cost: FLOPs at a quarter of this machine's measured matmul peak, one cell after the other; a rough guess, often twofold off"
-    if plan.needs_budget:
+    if at_budget(plan):
         yield "the length of a run is what budget_h=… allows; the cost above is of 100 steps"
 
 
@@ -99,7 +99,7 @@ def _power(plan: Prepared) -> Iterator[str]:
     runs = {}
     if plan.train:
         cells = wanted(plan.train, plan.study.seeds)
-        grid, of = grid_of(cells, label=plan.study.name, claims=plan.claims)
+        _, of = grid_of(cells, label=plan.study.name, claims=plan.claims)
         runs = {(cell.arm, cell.seed): record for i, cell in enumerate(cells) if (record := record_of(of[i])) is not None}
     noise, source = sigma(plan.study, plan.at, runs)
     yield f"sigma of one run's final loss: {f'{noise:.4f}' if noise else '?'} ({source})"

@@ -1,4 +1,4 @@
-"""What a study leaves in its folder: `results.SCALE.MACHINE.json`, and a README whose verdicts are the results' and whose lessons are its author's."""
+"""What a study leaves in its folder: `results.SCALE.MACHINE.json`, and a README of the results' verdicts and its author's lessons."""
 
 from __future__ import annotations
 

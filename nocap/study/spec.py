@@ -12,9 +12,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nocap.run.config import explain
+from nocap.run.config import explain, refuse_interpolations
 from nocap.schema import require
-from nocap.study.claim import LEAST, Claim, Metric, Scale
+from nocap.study.claim import BASELINE, LEAST, Claim, Metric, Scale
 
 FILE = "study.yaml"
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm picks one with the word engine=…
@@ -41,6 +41,7 @@ class At:
     words: list[str] = field(default_factory=list)  # for all that happens at this scale
     train: list[str] = field(default_factory=list)  # for training; its step is what time to target is made of
     bench: list[str] = field(default_factory=list)  # for timed and profiled steps: the claim's own shape
+    budget: bool = False  # trainer.steps is what the hours on the command line allow
     rounds: int = 2  # of interleaved blocks, two an arm, in each seed's timing
     lengths: list[float] = field(
         default_factory=list
@@ -104,6 +105,9 @@ class Study:
             self._check_claim(claim)
         idle = [arm for arm in self.arms if arm != self.baseline and not any(arm in self.sides(claim) for claim in self.claims)]
         require(not idle, "arms", "each be in a claim", ", ".join(idle))
+        for name, at in self.scales.items():
+            unknown = [arm for arm in at.own if arm not in self.arms]
+            require(not unknown, f"scales.{name}.own", f"be about the arms {', '.join(self.arms)}", ", ".join(unknown))
         if self.tune is not None:
             self._check_tune(self.tune)
 
@@ -119,6 +123,8 @@ class Study:
                 require(bool(getattr(at, key)), f"scales.{name}.{key}", f"be given for claim {claim.id}, about {metric.value}", "none")
             for guard in claim.guards:
                 guard.margin(name)
+            races = claim.target == BASELINE and not at.lengths
+            require(not races, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 
     def _check_tune(self, tune: Tune) -> None:
         unknown = [arm for arm in (*tune.trials, *tune.follow) if arm not in self.arms]
@@ -176,6 +182,7 @@ def load(folder: Path) -> Study:
         raise ValueError(f"{path} must be YAML: {' '.join(str(error).split())}") from error
     require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
     try:
+        refuse_interpolations(plain)
         return _typed({"name": folder.resolve().name, **plain})
     except (OmegaConfBaseException, ValueError) as error:
         line = explain(error) if isinstance(error, OmegaConfBaseException) else str(error)

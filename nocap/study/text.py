@@ -104,7 +104,8 @@ def sentence(claim: Facts) -> str:
     """The verdict with everything it stands on."""
     against = f" against {claim['baseline']}" if claim["baseline"] else ""
     parts = [
-        f"{claim['id']} {verdict(claim)}: {metric(claim)} of {claim['arm']}{against} {measured(claim)}, expected {expected(claim)}; {bound(claim)}",
+        f"{claim['id']} {verdict(claim)}: {metric(claim)} of {claim['arm']}{against} {measured(claim)}, expected {expected(claim)}",
+        bound(claim),
         *(guard(one) for one in claim["guards"]),
         f"n={claim['n']}",
     ]
