@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nocap.files import write_file
 from nocap.run.record import write_json, writing
+from nocap.schema import require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.run.config import refusals  # Hydra comes with it: --help does without
 
     with refusals():
+        _check_together(options)
+        if options.power is not None:
+            return _plan(options)
         return _why(options) if options.why else _compare(options)
 
 
@@ -51,13 +55,23 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline", metavar="ARM", help="an arm's label or id, one of its runs, or key=value (default: the first started)"
     )
     parser.add_argument("--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison (or the answer to --why) as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison, the plan or the answer to --why as JSON")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     parser.add_argument("--why", nargs=2, metavar=("A", "B"), help="say what makes two runs differ, and nothing else")
     allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
+    parser.add_argument("--power", type=float, metavar="P", help="plan only: the seeds that see --effect with this chance, from these runs")
+    parser.add_argument("--effect", metavar="X", help="with --power: a difference of final losses in nats, or 2%% of tokens/s")
     return parser
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    planning = options.power is not None
+    require((options.effect is not None) == planning, "--effect", "be given with --power, and only there", options.effect)
+    for key in ("csv", "html", "why", "target", "baseline", "allow"):
+        given = getattr(options, key)
+        require(not planning or given in (None, []), f"--{key}", "be left out with --power", given)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -82,6 +96,17 @@ def _compare(options: argparse.Namespace) -> int:
 
         with writing("--html", options.html):
             report.write(comparison, options.html)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from nocap.comparison.runs import load
+    from nocap.study.from_runs import plan_from, render
+
+    planned = plan_from(load(options.paths), effect=options.effect, power=options.power)
+    print(render(planned))
+    if options.json:
+        _write_json(options.json, planned)
     return 0
 
 

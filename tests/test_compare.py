@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from nocap import compare as door
 from nocap.comparison.compare import compare
@@ -593,6 +594,98 @@ def test_why(tmp_path, capsys, monkeypatch):
     assert "are the same run" in capsys.readouterr().out
     assert "must be one run, got 2" in refusal(["--why", "outputs", a.name], capsys)
     assert "no run was found" in refusal(["--why", "nobody", a.name], capsys)
+
+
+# --- planning ----------------------------------------------------------------------------------------------------------------------
+
+
+def pairs_by_noncentral_t(standardised: float) -> int:
+    """The least number of pairs, from 3, that a two-sided 5% t-test sees the effect with in nine of ten cases."""
+    return next(n for n in range(3, 500) if stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, standardised * math.sqrt(n)) >= 0.9)
+
+
+def within_arms(root: Path, key: str) -> list[list[float]]:
+    """Of the arms with two seeds or more."""
+    arms: dict[str, list[float]] = {}
+    for record in load([root]).records:
+        if record.status == "finished":
+            arms.setdefault(record.arm, []).append(record.summary[key])
+    return [values for values in arms.values() if len(values) > 1]
+
+
+def test_a_plan_for_a_loss(tmp_path, capsys):
+    two_arms(tmp_path, effect=0.5, seeds=4)  # between arms nothing counts
+    write_run(tmp_path, words="gpt2-alone", config={"mlp.expansion": 2.0}, loss=9.0)  # one seed has no spread
+    write_run(tmp_path, words="gpt2-broken", config={"mlp.expansion": 2.0}, seed=1, status="diverged")
+    sigma = math.sqrt(sum(3 * np.var(losses, ddof=1) for losses in within_arms(tmp_path, "val_loss")) / 6)
+    assert door.main([str(tmp_path), "--power", "0.9", "--effect", "0.002", "--json", str(tmp_path / "plan.json")]) == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    pairs = pairs_by_noncentral_t(0.002 / (sigma * math.sqrt(2)))
+    assert pairs > 3
+    assert (plan["pairs"], plan["runs"], plan["sigma"]) == (pairs, 2 * pairs, pytest.approx(sigma))
+    assert (plan["measured_runs"], plan["measured_arms"], plan["degrees_of_freedom"]) == (8, 2, 6)
+    walls = [record.summary["clock_s"]["wall"] for record in load([tmp_path]).records if record.status == "finished"]
+    assert plan["hours"] == pytest.approx(np.mean(walls) * 2 * pairs / 3600)
+    assert plan["left_out"] == {"diverged": 1}
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{pairs} pairs of seeds ({2 * pairs} runs) see a difference of 0.002 nats in the final validation loss")
+    assert f"with a power of {plan['power']:.2f}" in first
+    assert second == f"sigma {sigma:.3g} from 8 runs of 2 arms (6 degrees of freedom); left out: 1 diverged"
+
+
+def test_a_plan_for_a_speed(tmp_path, capsys):
+    for seed, (slow, fast) in enumerate([(1000, 2010), (1020, 1990), (990, 2050), (1010, 2000)]):
+        write_run(tmp_path, seed=seed, speed=slow)
+        write_run(tmp_path, words="gpt2-fast", config={"mlp.expansion": 3.0}, seed=seed, speed=fast)
+    sigma = math.sqrt(sum(3 * np.var(np.log(speeds), ddof=1) for speeds in within_arms(tmp_path, "tokens_per_s")) / 6)
+    assert door.main([str(tmp_path), "--power", "0.9", "--effect", "2%", "--json", str(tmp_path / "plan.json")]) == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["metric"], plan["scale"], plan["sigma"]) == ("tokens_per_s", "ratio", pytest.approx(sigma))
+    assert plan["pairs"] == pairs_by_noncentral_t(math.log(1.02) / (sigma * math.sqrt(2))) > 3
+    assert " see a change of 2% in tokens/s with a power of 0.9" in capsys.readouterr().out
+
+
+def test_hours_of_several_machines_are_unknown(tmp_path, capsys):
+    two_arms(tmp_path, effect=0.0, fingerprint="bbbb")
+    assert door.main([str(tmp_path), "--power", "0.9", "--effect", "0.005"]) == 0
+    assert "hours unknown: the runs are from 2 machines" in capsys.readouterr().out
+    assert "--effect must be of runs on one machine where it is a change of tokens/s, got 2: " in refusal(
+        [tmp_path, "--power", "0.9", "--effect", "2%"], capsys
+    )
+
+
+def test_too_little_noise_to_plan_from_is_refused(tmp_path, capsys):
+    ask = [tmp_path, "--power", "0.9", "--effect", "0.005"]
+    two_arms(tmp_path, effect=0.0, seeds=2)
+    said = refusal(ask, capsys)
+    assert "--power must find at least 3 degrees of freedom between seeds within arms, got 2 (seeds: gelu4x: 2, gelu3x: 2); " in said
+    assert "python -m nocap.study --power 0.9 --effect 0.005 --sigma … takes a declared noise" in said
+    write_run(tmp_path, words="gpt2-bytes", config={"tokenizer.vocabulary": "bytes"})
+    assert "--effect must be of runs with one vocabulary where it is in nats per token, got bytes, gpt2" in refusal(ask, capsys)
+    for seed in range(4):
+        write_run(tmp_path / "same", seed=seed)
+    assert "--power must find seeds that differ, got runs that agree to the last bit" in refusal([tmp_path / "same", *ask[1:]], capsys)
+    write_run(tmp_path / "half", status="running")
+    assert "got 0 (seeds: no finished run)" in refusal([tmp_path / "half", *ask[1:]], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--power", "0.9"), "--effect must be given with --power, and only there, got None"),
+        (("--effect", "0.1"), "--effect must be given with --power, and only there, got 0.1"),
+        (("--power", "0.9", "--effect", "much"), "--effect must be a number or a percentage, got much"),
+        (("--power", "0.9", "--effect", "0%"), "--effect must be above 0, got 0.0"),
+        (("--power", "2", "--effect", "0.1"), "--power must be at least 0.5 and below 1, got 2.0"),
+        *(
+            (("--power", "0.9", "--effect", "0.1", f"--{key}", *values), f"--{key} must be left out with --power, got ")
+            for key, *values in (("csv", "x"), ("html", "x"), ("why", "a", "b"), ("target", "3"), ("baseline", "a"), ("allow", "data"))
+        ),
+    ],
+)
+def test_bad_plans(tmp_path, capsys, words, said):
+    two_arms(tmp_path, effect=0.0)
+    assert said in refusal([tmp_path, *words], capsys)
 
 
 def test_the_door_imports_neither_torch_nor_scipy():

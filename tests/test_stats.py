@@ -134,6 +134,20 @@ def test_power():
     assert stats.power_of(0.0, n=5, alpha=0.1, pairs=True) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("n", "nc"), [(3, 3.0), (6, 2.5), (30, 3.2)])
+def test_power_agrees_with_the_noncentral_t(n, nc):
+    critical = scipy_stats.t.ppf(0.975, n - 1)
+    expected = scipy_stats.nct.sf(critical, n - 1, nc) + scipy_stats.nct.sf(critical, n - 1, -nc)
+    assert stats.power_of(nc / math.sqrt(n), n=n, pairs=True) == pytest.approx(expected, abs=1e-7)
+
+
+def test_power_of_few_pairs_and_a_large_effect():
+    """Where scipy's `nct.cdf(-4.3, 2, 14)` is NaN: against 200,000 simulated t-tests."""
+    samples = np.random.default_rng(4).normal(14 / math.sqrt(3), 1, (200_000, 3))
+    t = samples.mean(axis=1) / samples.std(axis=1, ddof=1) * math.sqrt(3)
+    assert stats.power_of(14 / math.sqrt(3), n=3, pairs=True) == pytest.approx(np.mean(np.abs(t) > 4.302653), abs=1e-3)
+
+
 def test_one_sided_bounds():
     assert stats.lower_bound(SLEEP, alpha=0.05) == pytest.approx(stats.interval(SLEEP, confidence=0.9).low)
     assert stats.lower_bound([2.0, 2.0], alpha=0.05) == 2

@@ -39,4 +39,5 @@ def validate(model: GPT, windows: Windows, *, run: Run, world: World, beat: Call
 
 def bits_per_byte(loss: float, *, tokens: int, n_bytes: int) -> float:
     """Nats per token as bits per byte of the text that the tokens stand for."""
+    # Not in nocap.stats: all that the loop imports is part of a run's identity, and no test's change should make another run.
     return loss * tokens / (math.log(2) * n_bytes)

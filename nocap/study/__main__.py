@@ -73,9 +73,9 @@ def _check_together(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> bool:
     from nocap.study.claim import Scale
-    from nocap.study.plan import plan
+    from nocap.study.plan import parse_amount, plan
 
-    (effect, relative), (sigma, sigma_relative) = (_number(f"--{key}", getattr(options, key)) for key in ("effect", "sigma"))
+    (effect, relative), (sigma, sigma_relative) = (parse_amount(f"--{key}", getattr(options, key)) for key in ("effect", "sigma"))
     rule = "be a percentage as --effect is" if relative else "be in --effect's unit, without %"
     require(relative == sigma_relative, "--sigma", rule, options.sigma)
     found = plan(effect=effect, sigma=sigma, scale=Scale.ratio if relative else Scale.difference, power=options.power)
@@ -85,15 +85,6 @@ def _plan(options: argparse.Namespace) -> bool:
         f"with a power of {found.power:.2f}: paired t-test, two-sided 5%, pairs taken as uncorrelated"
     )
     return True
-
-
-def _number(key: str, text: str) -> tuple[float, bool]:
-    """A number, and whether it was a percentage."""
-    relative = text.endswith("%")
-    try:
-        return float(text.removesuffix("%")) / (100 if relative else 1), relative
-    except ValueError:
-        raise ValueError(f"{key} must be a number or a percentage, got {text}") from None
 
 
 def _calibrate(options: argparse.Namespace) -> bool:

@@ -31,3 +31,16 @@ def plan(*, effect: float, sigma: float, scale: Scale, power: float, alpha: floa
     standardised = distance / (sigma * math.sqrt(2))
     pairs = max(LEAST, n_required(standardised, power=power, alpha=alpha, pairs=True))
     return Plan(pairs=pairs, power=power_of(standardised, n=pairs, alpha=alpha, pairs=True))
+
+
+def parse_amount(key: str, text: str) -> tuple[float, bool]:
+    """A number as typed, and whether it was a percentage: `2%` is 0.02.
+
+    Errors:
+        ValueError: neither.
+    """
+    relative = text.endswith("%")
+    try:
+        return float(text.removesuffix("%")) / (100 if relative else 1), relative
+    except ValueError:
+        raise ValueError(f"{key} must be a number or a percentage, got {text}") from None
