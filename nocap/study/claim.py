@@ -151,9 +151,7 @@ class Claim:
         require(not stated or self.scale is Scale.value, f"{of} scale", f"be value for {self.metric.value}", self.scale.value)
         require(self.scale is not Scale.value or not self.baseline, f"{of} baseline", "be left out for a value", self.baseline)
         require(self.baseline != self.arm, f"{of} baseline", "be another arm", self.baseline)
-        require(
-            bool(self.parts) == (self.metric in OF_PARTS), f"{of} parts", f"be given for {_names(OF_PARTS)} only", self.parts
-        )
+        require(bool(self.parts) == (self.metric in OF_PARTS), f"{of} parts", f"be given for {_names(OF_PARTS)} only", self.parts)
         require(not self.of or self.metric is Metric.share, f"{of} of", "be given for a share only", self.of)
         check_parts(f"{of} parts", [*self.parts, *self.of])
         self._check_expected(of)
