@@ -25,12 +25,18 @@ MODES = ("plan", "judge", "calibrate")
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_intermixed_args(argv)
-    if options.power is None and not options.calibrate_verdicts and not options.words:
-        parser.error("a study's folder, or one of --power --calibrate-verdicts is required")
+    if options.power is None and not options.calibrate_verdicts and not options.words and not options.board:
+        parser.error("a study's folder, or one of --board --power --calibrate-verdicts is required")
     from nocap.run.config import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     with refusals():
         _check_together(options)
+        if options.board:
+            from nocap.study.board import write
+
+            for path in write(options.board, Path("README.md")):
+                print(f"written: {path}")
+            return EXIT_CODES["finished"]
         if options.words:
             from nocap.study.command import study
 
@@ -49,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="say what a study would run, and stop")
     what.add_argument("--judge", action="store_true", help="judge what there is: train, time and write nothing")
+    what.add_argument("--board", type=Path, metavar="FOLDER", help="write the board of a folder of studies, and its head in README.md")
     what.add_argument("--calibrate", action="store_true", help="train the baseline at shorter lengths, too: loss for log-steps")
     what.add_argument("--power", type=float, metavar="P", help="the seeds that see an effect with this chance")
     what.add_argument("--calibrate-verdicts", action="store_true", help="simulate studies and count the wrong verdicts")
@@ -60,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    alone = options.power is not None or options.calibrate_verdicts
-    require(not (alone and options.words), "FOLDER", "be left out with --power and --calibrate-verdicts", " ".join(options.words))
+    alone = options.power is not None or options.calibrate_verdicts or options.board
+    require(not (alone and options.words), "FOLDER", "be left out with --board, --power and --calibrate-verdicts", " ".join(options.words))
     planning = options.power is not None
     for key in ("effect", "sigma"):
         given = getattr(options, key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -37,6 +38,7 @@ class Metric(Enum):
     part_ms = "part_ms"
     part_mib = "part_mib"  # kept from the forward for the backward
     part_params = "part_params"
+    held_mib = "held_mib"  # its `parts` are those of memory: parameters, gradients, optimizer, activations
     # of attention alone over several lengths
     exponent = "exponent"  # of its time in T
     # of decoding
@@ -49,7 +51,8 @@ class Metric(Enum):
 MORE_IS_BETTER = (Metric.tokens_per_s, Metric.decode_tokens_per_s)
 TO_TARGET = (Metric.time_to_target_s, Metric.steps_to_target)
 NOT_BETTER = (Metric.share, Metric.exponent)  # neither more nor less is better: a claim about them states their value
-OF_PARTS = (Metric.share, Metric.part_ms, Metric.part_mib, Metric.part_params)
+OF_PARTS = (Metric.share, Metric.part_ms, Metric.part_mib, Metric.part_params, Metric.held_mib)
+HELD = ("parameters", "gradients", "optimizer", "activations")
 BASELINE = "baseline"  # the target that is each seed's own final loss of the baseline
 
 
@@ -116,9 +119,9 @@ class Mechanism:
         require(bool(self.formula.strip()), "mechanism.formula", "say in words where the bound comes from", repr(self.formula))
 
 
-def check_parts(key: str, parts: list[str]) -> None:
-    unknown = [part for part in parts if part not in PARTS]
-    require(not unknown, key, f"be of {', '.join(PARTS)}", ", ".join(unknown))
+def check_parts(key: str, parts: list[str], *, known: Collection[str] = tuple(PARTS)) -> None:
+    unknown = [part for part in parts if part not in known]
+    require(not unknown, key, f"be of {', '.join(known)}", ", ".join(unknown))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,6 +138,7 @@ class Claim:
     of: list[str] = field(default_factory=list)  # for a share: of these parts, not of the step
     scale: Scale
     expected: list[float | None]  # [low, high] as the source states it; null is open
+    slack: dict[str, float] = field(default_factory=dict)  # a study's scale → how far below the stated low still counts as it there
     two_sided: bool = False  # a gain above the stated top refutes too; otherwise it is reported
     target: Any = None  # the loss that time and steps to target are about; `baseline`: each seed's own final loss of the baseline
     guards: list[Guard] = field(default_factory=list)
@@ -153,7 +157,10 @@ class Claim:
         require(self.baseline != self.arm, f"{of} baseline", "be another arm", self.baseline)
         require(bool(self.parts) == (self.metric in OF_PARTS), f"{of} parts", f"be given for {_names(OF_PARTS)} only", self.parts)
         require(not self.of or self.metric is Metric.share, f"{of} of", "be given for a share only", self.of)
-        check_parts(f"{of} parts", [*self.parts, *self.of])
+        check_parts(f"{of} parts", [*self.parts, *self.of], known=HELD if self.metric is Metric.held_mib else tuple(PARTS))
+        ok = all(0 <= slack < math.inf for slack in self.slack.values())
+        require(ok, f"{of} slack", "be at least 0, in the unit of expected", self.slack)
+        require(not self.slack or self.scale is Scale.difference, f"{of} slack", "be for a difference only", self.scale.value)
         self._check_expected(of)
         self._check_target(of)
         names = [self.metric.value, *(guard.metric.value for guard in self.guards)]
@@ -194,11 +201,10 @@ class Claim:
         half = len(self.seeds) // 2
         return (self.seeds[:half], self.alpha / 5) if look == 1 else (self.seeds, self.alpha * 4 / 5)
 
-    @property
-    def judged(self) -> tuple[float | None, float | None]:
-        """The ends that decide: of two stated ones the lower, unless the claim is two-sided."""
+    def judged(self, at: str) -> tuple[float | None, float | None]:
+        """The ends that decide at a scale of the study: of two stated ones the lower, unless the claim is two-sided."""
         low, high = self.expected
-        return low, (high if self.two_sided or low is None else None)
+        return None if low is None else low - self.slack.get(at, 0.0), (high if self.two_sided or low is None else None)
 
     def hash(self) -> str:
         """Of all that was claimed: a claim that says anything else has another. The order of guards and margins says nothing."""

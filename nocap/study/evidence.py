@@ -77,6 +77,8 @@ def _profiled(facts: Facts | None, claim: Claim, metric: Metric) -> float | None
         return None
     if metric is Metric.part_mib:
         return sum(facts["mib"].get(part, 0.0) for part in claim.parts)
+    if metric is Metric.held_mib:
+        return sum(facts["memory_mib"][part] for part in claim.parts)
     if metric is Metric.part_params:
         return sum(facts["params"].get(part, 0) for part in claim.parts)
     ms: Facts = facts["ms"]

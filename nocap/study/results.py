@@ -93,6 +93,7 @@ def _claim(claim: Claim, study: Study, at: str, evidence: Evidence, arms: Mappin
         "of": claim.of,
         "scale": claim.scale.value,
         "expected": claim.expected,
+        "slack": claim.slack.get(at, 0.0),
         "target": claim.target,
         "bound": limit,
         "bound_rule": claim.mechanism.rule.value,

@@ -21,7 +21,7 @@ ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm picks 
 
 TRAINED = (Metric.val_loss, Metric.val_bpb, Metric.steps_to_target, Metric.time_to_target_s)
 TIMED = (Metric.tokens_per_s, Metric.step_ms, Metric.memory_mib, Metric.params, Metric.kv_bytes)
-PROFILED = (Metric.share, Metric.part_ms, Metric.part_mib, Metric.part_params)
+PROFILED = (Metric.share, Metric.part_ms, Metric.part_mib, Metric.part_params, Metric.held_mib)
 DECODED = (Metric.decode_tokens_per_s, Metric.decode_ms, Metric.decode_mb, Metric.collections)
 
 

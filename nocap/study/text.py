@@ -26,6 +26,7 @@ METRICS = {
     "part_ms": "time",
     "part_mib": "memory kept for the backward",
     "part_params": "parameters",
+    "held_mib": "MiB",
     "exponent": "exponent of attention's time in T",
     "decode_tokens_per_s": "decoded tokens/s",
     "decode_ms": "ms a decoded token",
@@ -39,7 +40,7 @@ def metric(claim: Facts) -> str:
     name, parts, of = METRICS[claim["metric"]], claim["parts"], claim["of"]
     if not parts:
         return name
-    told = f"{name} of {' + '.join(PARTS[part] for part in parts)}"
+    told = f"{name} of {' + '.join(PARTS.get(part, part) for part in parts)}"
     return f"{told}, of {' + '.join(PARTS[part] for part in of)}" if of else told
 
 
@@ -57,7 +58,8 @@ def number(value: float | None, claim: Facts) -> str:
 def expected(claim: Facts) -> str:
     low, high = claim["expected"]
     if low is None or high is None:
-        return f"at most {number(high, claim)}" if low is None else f"at least {number(low, claim)}"
+        less = f", less {claim['slack']:g} at this scale" if claim.get("slack") else ""
+        return f"at most {number(high, claim)}" if low is None else f"at least {number(low, claim)}{less}"
     return f"{number(low, claim)} to {number(high, claim)}"
 
 

@@ -230,7 +230,7 @@ def _endings(claim: Claim, *, arm: Outcomes, baseline: Outcomes, seeds: Sequence
 
 def _gains(claim: Claim, *, arm: Outcomes, baseline: Outcomes, at: str, seeds: Sequence[int]) -> list[_Gain]:
     """The primary metric's, then the guards': not worse by the margin is a gain above minus the margin."""
-    low, high = (None if end is None else _scaled(claim.scale, end) for end in claim.judged)
+    low, high = (None if end is None else _scaled(claim.scale, end) for end in claim.judged(at))
     rows = [(claim.metric, claim.scale, -math.inf if low is None else low, math.inf if high is None else high)]
     rows += [(guard.metric, guard.scale, -_scaled(guard.scale, guard.margin(at)), math.inf) for guard in claim.guards]
     found = []

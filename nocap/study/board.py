@@ -1,0 +1,140 @@
+"""The board: one row a claim over all studies of a folder, the recipes by time to the baseline's loss, and its head in the README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nocap.files import write_file
+from nocap.schema import require
+from nocap.study import text
+from nocap.study.report import all_results, markdown
+
+NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
+START, END = "<!-- board: written by python -m nocap.study --board -->", "<!-- end of board -->"
+HEAD = ("claim", "says", "expected", "arithmetic allows", "measured", "verdict", "where", "machine", "date", "command")
+HEAD_ROWS = 8  # in the README
+
+Facts = Mapping[str, Any]
+
+
+def write(folder: Path, readme: Path | None) -> list[Path]:
+    """`README.md` in the folder, and the board's head between the marks of `readme` where it has them.
+
+    Errors:
+        ValueError: a folder without any study's results.
+    """
+    every = [one for place in sorted(folder.iterdir()) if place.is_dir() for one in all_results(place)]
+    require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
+    missing = not_built(folder)
+    written = [folder / "README.md"]
+    write_file(written[0], render(every, missing).encode())
+    if readme is not None and readme.exists() and START in readme.read_text():
+        before, _, rest = readme.read_text().partition(START)
+        _, _, after = rest.partition(END)
+        write_file(readme, f"{before}{START}\n{head(every)}\n{END}{after}".encode())
+        written.append(readme)
+    return written
+
+
+def not_built(folder: Path) -> list[dict[str, str]]:
+    path = folder / NOT_BUILT
+    return list(yaml.safe_load(path.read_text())) if path.exists() else []
+
+
+def render(every: Sequence[Facts], missing: Sequence[Mapping[str, str]]) -> str:
+    words = [claim["word"] for one in every for claim in one["claims"]]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in ("confirmed", "refuted", "inconclusive"))
+    lines = [
+        f"# The board: {counts}, {len(missing)} not built",
+        "",
+        "What was promised, what arithmetic allows, what was measured. Written by `python -m nocap.study --board experiments` from the",
+        "`results.*.json` of each study; ratios are gains over the baseline (1.2×: a fifth faster, or a fifth less), brackets 95% intervals over",
+        "at least three pairs. A verdict is about its machine, shape and length, named beside it; each study's README has its arms side by side.",
+        "",
+        *markdown(HEAD, [_row(one, claim) for one in every for claim in one["claims"]]),
+        "",
+        "## Not built, or nothing to measure",
+        "",
+        *markdown(("claim", "says", "expected", "arithmetic allows", "why"), [_missing(one) for one in missing]),
+        "",
+        "## Leaderboard: time to the baseline's final loss",
+        "",
+        "Each recipe against the baseline of its own study on its own machine, at its shortest schedule that ends at that loss.",
+        "",
+        *_leaders(every),
+        "",
+        "## Exchange rates",
+        "",
+        *_rates(every),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(one: Facts, claim: Facts) -> list[str]:
+    stamp = f"; {claim['exploratory']}" if claim["exploratory"] else ""
+    link = f"[{claim['id']}]({one['study']}/README.md)"
+    return [
+        link,
+        claim["statement"],
+        f"{text.metric(claim)}: {text.expected(claim)}",
+        text.number(claim["bound"], claim),
+        f"{text.measured(claim)}, n={claim['n']}",
+        f"**{text.verdict(claim)}**{stamp}",
+        claim["where"],
+        one["hardware"]["name"],
+        one["date"],
+        f"`{one['command']}`",
+    ]
+
+
+def _missing(one: Mapping[str, str]) -> list[str]:
+    return [str(one.get(key, text.NONE)) for key in ("id", "statement", "expected", "bound", "why")]
+
+
+def _leaders(every: Sequence[Facts]) -> list[str]:
+    rows = []
+    for one in every:
+        for claim in one["claims"]:
+            if claim["metric"] == "time_to_target_s" and claim["target"] == "baseline":
+                mid = claim["measured"]["mid"] if claim["measured"] else 0.0
+                seeds = len(claim["seeds"].get(claim["arm"], {}))
+                row = [
+                    f"{claim['arm']} ([{one['study']}]({one['study']}/README.md))",
+                    text.measured(claim),
+                    text.verdict(claim),
+                    str(seeds),
+                ]
+                rows.append((mid, [*row, claim["where"], one["hardware"]["name"], str(one["commit"])[:12]]))
+    ordered = [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+    return (
+        markdown(("recipe", "speedup", "verdict", "seeds", "where", "machine", "commit"), ordered) if rows else ["No recipe has raced yet."]
+    )
+
+
+def _rates(every: Sequence[Facts]) -> Iterator[str]:
+    for one in every:
+        lines = [line.strip() for line in text.exchange(one)]
+        if lines:
+            yield f"* {one['study']} ({one['scale']}): {lines[0].removeprefix('exchange rate: ')}"
+            yield from (f"  * {line}" for line in lines[1:])
+
+
+def head(every: Sequence[Facts]) -> str:
+    """The claims that say the most, for somebody who has five minutes: the first of each study."""
+    firsts = [(one, one["claims"][0]) for one in every][:HEAD_ROWS]
+    rows = [
+        [
+            f"[{claim['id']}](experiments/{one['study']}/README.md)",
+            claim["statement"],
+            text.number(claim["bound"], claim),
+            text.measured(claim),
+            f"**{text.verdict(claim)}**",
+        ]
+        for one, claim in firsts
+    ]
+    return "\n".join(markdown(("claim", "says", "arithmetic allows", "measured", "verdict"), rows))
