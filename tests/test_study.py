@@ -279,7 +279,12 @@ def test_runs_that_agree_to_the_last_bit():
 
 def test_a_value_needs_no_baseline_and_an_upper_end_alone_is_judged():
     made = claim(
-        metric=Metric.share, scale=Scale.value, expected=[0.4, 0.5], two_sided=True, mechanism=Mechanism(bound=None, formula="counted")
+        metric=Metric.share,
+        parts=["scores"],
+        scale=Scale.value,
+        expected=[0.4, 0.5],
+        two_sided=True,
+        mechanism=Mechanism(bound=None, formula="counted"),
     )
     for values, expected in (
         ([0.44, 0.45, 0.46], Word.confirmed),

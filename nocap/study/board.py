@@ -52,8 +52,8 @@ def render(every: Sequence[Facts], missing: Sequence[Mapping[str, str]]) -> str:
         f"# The board: {counts}, {len(missing)} not built",
         "",
         "What was promised, what arithmetic allows, what was measured. Written by `python -m nocap.study --board experiments` from the",
-        "`results.*.json` of each study; ratios are gains over the baseline (1.2×: a fifth faster, or a fifth less), brackets 95% intervals over",
-        "at least three pairs. A verdict is about its machine, shape and length, named beside it; each study's README has its arms side by side.",
+        "`results.*.json` of each study. Ratios are gains over the baseline (1.2×: a fifth faster or less), in brackets 95% intervals",
+        "over at least three pairs. A verdict is about its machine, shape and length, named beside it; each study's README has its arms.",
         "",
         *markdown(HEAD, [_row(one, claim) for one in every for claim in one["claims"]]),
         "",
@@ -97,23 +97,24 @@ def _missing(one: Mapping[str, str]) -> list[str]:
 
 
 def _leaders(every: Sequence[Facts]) -> list[str]:
-    rows = []
-    for one in every:
-        for claim in one["claims"]:
-            if claim["metric"] == "time_to_target_s" and claim["target"] == "baseline":
-                mid = claim["measured"]["mid"] if claim["measured"] else 0.0
-                seeds = len(claim["seeds"].get(claim["arm"], {}))
-                row = [
-                    f"{claim['arm']} ([{one['study']}]({one['study']}/README.md))",
-                    text.measured(claim),
-                    text.verdict(claim),
-                    str(seeds),
-                ]
-                rows.append((mid, [*row, claim["where"], one["hardware"]["name"], str(one["commit"])[:12]]))
-    ordered = [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
-    return (
-        markdown(("recipe", "speedup", "verdict", "seeds", "where", "machine", "commit"), ordered) if rows else ["No recipe has raced yet."]
-    )
+    raced = [
+        (one, claim) for one in every for claim in one["claims"] if (claim["metric"], claim["target"]) == ("time_to_target_s", "baseline")
+    ]
+    raced.sort(key=lambda pair: -(pair[1]["measured"] or {"mid": 0.0})["mid"])
+    head = ("recipe", "speedup", "verdict", "seeds", "where", "machine", "commit")
+    return markdown(head, [_leader(one, claim) for one, claim in raced]) if raced else ["No recipe has raced yet."]
+
+
+def _leader(one: Facts, claim: Facts) -> list[str]:
+    return [
+        f"{claim['arm']} ([{one['study']}]({one['study']}/README.md))",
+        text.measured(claim),
+        text.verdict(claim),
+        str(len(claim["seeds"].get(claim["arm"], {}))),
+        claim["where"],
+        one["hardware"]["name"],
+        str(one["commit"])[:12],
+    ]
 
 
 def _rates(every: Sequence[Facts]) -> Iterator[str]:
