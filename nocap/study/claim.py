@@ -138,7 +138,7 @@ class Claim:
     of: list[str] = field(default_factory=list)  # for a share: of these parts, not of the step
     scale: Scale
     expected: list[float | None]  # [low, high] as the source states it; null is open
-    slack: dict[str, float] = field(default_factory=dict)  # a study's scale → how far below the stated low still counts as it there
+    slack: dict[str, float] = field(default_factory=dict)  # a study's scale → how far beyond the ends still counts there
     two_sided: bool = False  # a gain above the stated top refutes too; otherwise it is reported
     target: Any = None  # the loss that time and steps to target are about; `baseline`: each seed's own final loss of the baseline
     guards: list[Guard] = field(default_factory=list)
@@ -204,7 +204,9 @@ class Claim:
     def judged(self, at: str) -> tuple[float | None, float | None]:
         """The ends that decide at a scale of the study: of two stated ones the lower, unless the claim is two-sided."""
         low, high = self.expected
-        return None if low is None else low - self.slack.get(at, 0.0), (high if self.two_sided or low is None else None)
+        slack = self.slack.get(at, 0.0)
+        top = high if self.two_sided or low is None else None
+        return None if low is None else low - slack, None if top is None else top + slack
 
     def hash(self) -> str:
         """Of all that was claimed: a claim that says anything else has another. The order of guards and margins says nothing."""

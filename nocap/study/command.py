@@ -50,6 +50,7 @@ def study(words: Sequence[str], *, mode: str) -> int:
 
 def _prepared(folder: Path, options: Words) -> Prepared:
     found = load(folder)
+    report.check_readme(folder)
     on_gpu = hardware.default_device() is Device.cuda and "gpu" in found.scales
     scale = options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in found.scales else next(iter(found.scales)))
     return prepare(found, scale, output_dir=options.output_dir)

@@ -15,7 +15,7 @@ from nocap.run.record import read_json, write_json
 from nocap.schema import Wsd, require
 from nocap.study import arms as arming
 from nocap.study.arms import Composed, all_composed, check_fair, composed, words_of
-from nocap.study.claim import BASELINE, TO_TARGET, Metric, Rule
+from nocap.study.claim import BASELINE, LEAST, TO_TARGET, Metric, Rule
 from nocap.study.evidence import Evidence, read_claims
 from nocap.study.sessions import Session, SessionError, hold_all
 from nocap.study.spec import DECODED, PROFILED, TIMED, At, Study, metrics
@@ -210,15 +210,21 @@ def all_sessions(plan: Prepared, training: Mapping[str, Composed]) -> dict[str, 
     decode["engines"] = {arm: arming.engine_of(study, arm) for arm in decoded}  # type: ignore[assignment]
     apart = {arm: plan.bench.get(arm) or composed(words_of(study, at, arm, at.bench)) for arm in taken_apart}
     timed = _chosen(plan.bench, _baseline_first(study, study.needing(TIMED)))
-    found: dict[str, list[Session]] = {kind: [] for kind in ("pace", "bench", "parts", "curve", "decoding")}
-    for seed in study.seeds:
-        found["pace"] += _session("steps", "pace", seed, _chosen(training, _baseline_first(study, list(paced))), rounds=at.rounds)
-        found["bench"] += _session("steps", "bench", seed, timed, rounds=at.rounds)
-        for arm, one in apart.items():
-            found["parts"] += _session("parts", f"parts-{arm}", seed, {arm: one}, repeats=PROFILE_REPEATS)
-        found["curve"] += _session("lengths", "curve", seed, _chosen(plan.bench, study.needing((Metric.exponent,))), T=at.curve)
-        found["decoding"] += _session("decoding", "decoding", seed, _chosen(plan.bench, decoded), **decode)
-    return found
+    pacing = _chosen(training, _baseline_first(study, list(paced)))
+    curved, wanted_decoding = (_chosen(plan.bench, study.needing(of)) for of in ((Metric.exponent,), DECODED))
+    profiled = study.seeds_for(PROFILED) or study.seeds[:LEAST]  # a bound's profile is repeated as a metric's is
+    return {
+        "pace": [one for seed in study.seeds for one in _session("steps", "pace", seed, pacing, rounds=at.rounds)],
+        "bench": [one for seed in study.seeds_for(TIMED) for one in _session("steps", "bench", seed, timed, rounds=at.rounds)],
+        "parts": [
+            one
+            for seed in profiled
+            for name, arm in apart.items()
+            for one in _session("parts", f"parts-{name}", seed, {name: arm}, repeats=PROFILE_REPEATS)
+        ],
+        "curve": [one for seed in study.seeds_for((Metric.exponent,)) for one in _session("lengths", "curve", seed, curved, T=at.curve)],
+        "decoding": [one for seed in study.seeds_for(DECODED) for one in _session("decoding", "decoding", seed, wanted_decoding, **decode)],
+    }
 
 
 def _session(kind: str, what: str, seed: int, arms: Mapping[str, Composed], **how: Any) -> list[Session]:

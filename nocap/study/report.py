@@ -8,6 +8,7 @@ from typing import Any
 
 from nocap.files import write_file
 from nocap.run.record import read_json, write_json
+from nocap.schema import require
 from nocap.study import text
 from nocap.study.spec import Study
 
@@ -30,6 +31,17 @@ def all_results(folder: Path) -> list[dict[str, Any]]:
     """Of every scale and machine that has some."""
     found = [read_json(path) for path in sorted(folder.glob("results.*.json"))]
     return [one for one in found if one is not None and one.get("kind") == "study"]
+
+
+def check_readme(folder: Path) -> None:
+    """Refuse, before anything runs, a README whose author's part cannot be told from what would be written anew.
+
+    Errors:
+        ValueError: it has no line `## What was learnt`.
+    """
+    readme = folder / "README.md"
+    ok = not readme.exists() or f"{LEARNT}\n" in readme.read_text()
+    require(ok, str(readme), f"have the line '{LEARNT}', below which its author's words are kept", "none")
 
 
 def _lessons(readme: Path) -> str:

@@ -146,6 +146,11 @@ class Study:
         named = {arm for claim in self.claims if set(metrics(claim)) & set(wanted) for arm in self.sides(claim)}
         return [arm for arm in self.arms if arm in named]
 
+    def seeds_for(self, wanted: Sequence[Metric]) -> list[int]:
+        """The seeds that a claim needs one of these metrics at."""
+        named = {seed for claim in self.claims if set(metrics(claim)) & set(wanted) for seed in claim.seeds}
+        return [seed for seed in self.seeds if seed in named]
+
     @property
     def trained(self) -> list[str]:
         return self.needing(TRAINED)

@@ -57,10 +57,10 @@ def number(value: float | None, claim: Facts) -> str:
 
 def expected(claim: Facts) -> str:
     low, high = claim["expected"]
+    give = f", give or take {claim['slack']:g} at this scale" if claim.get("slack") else ""
     if low is None or high is None:
-        less = f", less {claim['slack']:g} at this scale" if claim.get("slack") else ""
-        return f"at most {number(high, claim)}" if low is None else f"at least {number(low, claim)}{less}"
-    return f"{number(low, claim)} to {number(high, claim)}"
+        return (f"at most {number(high, claim)}" if low is None else f"at least {number(low, claim)}") + give
+    return f"{number(low, claim)} to {number(high, claim)}{give}"
 
 
 def measured(claim: Facts) -> str:
