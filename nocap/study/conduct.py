@@ -22,7 +22,7 @@ from nocap.study.spec import DECODED, PROFILED, TIMED, At, Study, metrics
 from nocap.study.training import Wanted, grid_of, record_of, train, wanted
 from nocap.study.tuning import Tuned, tune
 
-PROFILE_REPEATS = 1  # of a step, in each seed's profile
+PROFILE_REPEATS = 2  # of a step, in each seed's profile
 STEPS_OF_PILOT = 100  # a config needs a length; a timed step does not know it
 OVERHEAD = 1.15  # validation, checkpoints and start-up beside the steps
 MULTIPLE = 16  # a budget's steps are rounded down to it

@@ -42,7 +42,7 @@ class At:
     train: list[str] = field(default_factory=list)  # for training; its step is what time to target is made of
     bench: list[str] = field(default_factory=list)  # for timed and profiled steps: the claim's own shape
     budget: bool = False  # trainer.steps is what the hours on the command line allow
-    rounds: int = 2  # of interleaved blocks, two an arm, in each seed's timing
+    rounds: int = 4  # of interleaved blocks, two an arm, in each seed's timing
     lengths: list[float] = field(default_factory=list)  # shorter schedules, as shares of trainer.steps: for the exchange rate, and races
     own: dict[str, list[str]] = field(default_factory=dict)  # arm → words that it has at this scale only
     curve: list[int] = field(default_factory=list)  # sequence lengths of an exponent
