@@ -61,10 +61,11 @@ def steps(arms: Arms, *, rounds: int) -> Facts:
     counted = {name: counts(run) for name, run in runs.items()}
     keys = ("status", "reason", "tokens_per_s", "step_ms", "flops_per_token", "params", "kernel", "memory_mib", "tokens_per_step")
     found = {name: {**{key: timed[twins[name]][key] for key in keys}, **counted[name]} for name in runs}
-    base, control = found[next(iter(runs))], result["control"]["tokens_per_s"]
-    instances = [base["tokens_per_s"], control]
-    mean = math.sqrt(base["tokens_per_s"] * control)  # the baseline ran twice, and every gain is against it
-    base |= {"tokens_per_s": mean, "step_ms": base["tokens_per_step"] / mean * 1e3}
+    base = next(iter(runs))
+    instances = [found[base]["tokens_per_s"], result["control"]["tokens_per_s"]]
+    mean = math.sqrt(math.prod(instances))  # the baseline ran twice, and every gain is against it
+    for name in (name for name in runs if twins[name] == base):
+        found[name] |= {"tokens_per_s": mean, "step_ms": found[name]["tokens_per_step"] / mean * 1e3}
     return {"arms": found, "control": {"tokens_per_s": instances}, "clock": result["clock"], "rounds": result["rounds"]}
 
 
