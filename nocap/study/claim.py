@@ -161,6 +161,8 @@ class Claim:
         ok = all(0 <= slack < math.inf for slack in self.slack.values())
         require(ok, f"{of} slack", "be at least 0, in the unit of expected", self.slack)
         require(not self.slack or self.scale is Scale.difference, f"{of} slack", "be for a difference only", self.scale.value)
+        rule = self.mechanism.rule
+        require(rule is Rule.given or self.scale is Scale.ratio, f"{of} mechanism.rule", "be given but for a ratio", rule.value)
         self._check_expected(of)
         self._check_target(of)
         names = [self.metric.value, *(guard.metric.value for guard in self.guards)]

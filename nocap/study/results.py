@@ -148,7 +148,7 @@ def _guard(metric: Metric, scale: Scale, margin: float, mine: Outcomes, theirs: 
 def _arm(name: str, study: Study, evidence: Evidence, arms: Mapping[str, Mapping[str, Composed]], tuned: Mapping[str, Any]) -> Results:
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
     said = {place: _session(name, getattr(evidence, place)) for place in ("pace", "bench")}
-    known = said["bench"] or said["pace"] or {}
+    known = said["pace"] or (said["bench"] if not runs else None) or {}
     return {
         "arm": name,
         "words": study.arms[name],

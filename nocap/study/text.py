@@ -11,6 +11,7 @@ from nocap.profiling.names import PARTS
 
 Facts = Mapping[str, Any]
 NONE = "–"
+HEADLINE = 6  # claims that a heading names one by one
 
 METRICS = {
     "time_to_target_s": "time to the loss",
@@ -146,7 +147,7 @@ def _arm(arm: Facts) -> list[str]:
     told = (
         NONE if loss is None else f"{loss['mean']:.4f}" + (f" [{loss['low']:.4f}, {loss['high']:.4f}]" if loss["low"] is not None else "")
     )
-    memory = (arm["bench"] or arm["pace"] or {}).get("memory_mib")
+    memory = (arm["bench"] or {}).get("memory_mib")
     return [
         arm["arm"],
         _count(arm["params"]),
@@ -216,5 +217,8 @@ def doubts(results: Facts) -> Iterator[str]:
 
 
 def headline(claims: Sequence[Facts]) -> str:
-    """`A1.speed refuted, A2 confirmed`: for a heading."""
+    """`A1.speed refuted, A2 confirmed`: for a heading. Of many claims, how many of each."""
+    if len(claims) > HEADLINE:
+        words = [claim["word"] for claim in claims]
+        return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     return ", ".join(f"{claim['id']} {claim['word']}" for claim in claims)
