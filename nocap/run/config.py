@@ -100,7 +100,9 @@ def _refuse_unknown_keys(cfg: DictConfig, schema: type, prefix: str) -> None:
 def _suggest(word: str, known: list[str]) -> str:
     keys = [key for key in known if key != "kind"]  # a fact about the option, not a choice
     close = difflib.get_close_matches(word, keys, n=1)
-    return f" (did you mean {close[0]}?)" if close else f" (it has {', '.join(keys)})"
+    if close:
+        return f" (did you mean {close[0]}?)"
+    return f" (it has {', '.join(keys)})" if keys else ""
 
 
 def compose(overrides: list[str]) -> Run:
