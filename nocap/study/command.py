@@ -11,7 +11,7 @@ from nocap import hardware
 from nocap.run.config import EXIT_CODES, from_words
 from nocap.schema import Device, require
 from nocap.study import exchange, preview, report, text
-from nocap.study.conduct import Prepared, carry_out, prepare
+from nocap.study.conduct import Prepared, at_budget, carry_out, check_budget, prepare
 from nocap.study.results import Results, results, targets_checked
 from nocap.study.spec import load
 from nocap.study.training import StoppedError
@@ -38,6 +38,10 @@ def study(words: Sequence[str], *, mode: str) -> int:
     require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
     options = from_words(Words, [word for word in words if "=" in word])
     plans = [(folder, _prepared(folder, options)) for folder in folders]
+    used = options.budget_h is None or any(at_budget(plan) for _, plan in plans)
+    require(used, "budget_h", "be left out where no scale's length comes from a budget", options.budget_h)
+    for _, plan in plans if mode != "plan" else []:
+        check_budget(plan, options.budget_h)
     codes = []
     for folder, plan in plans:
         try:

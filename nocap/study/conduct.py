@@ -250,6 +250,16 @@ def at_budget(plan: Prepared) -> bool:
 # --- a budget ----------------------------------------------------------------------------------------------------------------------
 
 
+def check_budget(plan: Prepared, budget_h: float | None) -> None:
+    """Refuse a length that is to come from a budget, without one.
+
+    Errors:
+        ValueError: no budget, or none that is a number of hours.
+    """
+    rule = f"be given for scale={plan.scale}, whose length is what the hours allow"
+    require(not at_budget(plan) or (budget_h is not None and 0 < budget_h < math.inf), "budget_h", rule, budget_h)
+
+
 def _within_budget(plan: Prepared, budget_h: float | None, *, run: bool, say: Say) -> Prepared:
     """The arms with as many steps as the hours allow, from the pace of a short timing. What a budget came to is kept, so that the same
     command goes on with the same runs.
@@ -257,8 +267,7 @@ def _within_budget(plan: Prepared, budget_h: float | None, *, run: bool, say: Sa
     Errors:
         ValueError: no budget, or one too small for a step.
     """
-    rule = f"be given for scale={plan.scale}, whose length is what the hours allow"
-    require(budget_h is not None and 0 < budget_h < math.inf, "budget_h", rule, budget_h)
+    check_budget(plan, budget_h)
     path = plan.folder / f"budget-{budget_h:g}h.json"
     kept = read_json(path)
     if kept is None:
