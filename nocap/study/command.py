@@ -91,7 +91,7 @@ def _calibrate(plan: Prepared, options: Words) -> int:
     base = plan.study.baseline
     require(base in plan.train, "--calibrate", "be for a study that trains its baseline", plan.study.name)
     plan = replace(plan, at=replace(plan.at, lengths=plan.at.lengths or CALIBRATION_LENGTHS))
-    carry_out(replace(plan, train={base: plan.train[base]}, bench={}), run=True, budget_h=options.budget_h)
+    carry_out(plan, run=True, budget_h=options.budget_h, only=base)
     evidence = carry_out(plan, run=False, budget_h=options.budget_h).evidence
     found = exchange.facts(plan.study, evidence)
     require(found is not None, "--calibrate", "find two lengths of the baseline with three seeds that finished", plan.study.seeds)

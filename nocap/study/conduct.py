@@ -90,8 +90,8 @@ class Done:
     problems: list[str] = field(default_factory=list)
 
 
-def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, say: Say = print) -> Done:
-    """Train and measure what is missing, or with `run=False` only collect what there is.
+def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, only: str | None = None, say: Say = print) -> Done:
+    """Train and measure what is missing, or with `run=False` only collect what there is. `only`: this arm's runs, and no session.
 
     Errors:
         ValueError: a run that will not do, or no budget where the scale needs one.
@@ -100,10 +100,10 @@ def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, say: 
     problems: list[str] = []
     if at_budget(plan):
         plan = _within_budget(plan, budget_h, run=run, say=say)
-    tuned = tune(plan.study, plan.at, plan.train, claims=plan.claims, run=run) if plan.study.tune and plan.train else Tuned()
-    training = {name: _tuned(arm, tuned.words.get(name, [])) for name, arm in plan.train.items()}
+    tuned = tune(plan.study, plan.train, claims=plan.claims, run=run, only=only) if plan.study.tune and plan.train else Tuned()
+    training = {name: _tuned(arm, tuned.words.get(name, [])) for name, arm in plan.train.items() if only in (None, name)}
     runs, shorter = _train(plan, training, run=run)
-    sessions = all_sessions(plan, training)
+    sessions = all_sessions(plan, training) if only is None else {}
     said: dict[str, list[tuple[Session, dict[str, Any]]]] = {}
     for kind, asked in sessions.items():
         if run and asked:
@@ -118,7 +118,7 @@ def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, say: 
         runs=runs,
         shorter=shorter,
         **by_seed,
-        parts={(arm, one.seed): facts for one, found in said["parts"] for arm, facts in found["measured"]["arms"].items()},
+        parts={(arm, one.seed): facts for one, found in said.get("parts", []) for arm, facts in found["measured"]["arms"].items()},
         registered={kind: [read_claims(one.path(plan.folder)) for one, _ in pairs] for kind, pairs in said.items()},
     )
     return Done(evidence=evidence, tuned=tuned, arms={"train": training, "bench": plan.bench}, problems=problems)
