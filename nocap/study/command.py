@@ -13,8 +13,9 @@ from nocap.schema import Device, require
 from nocap.study import exchange, preview, report, text
 from nocap.study.conduct import Prepared, at_budget, carry_out, check_budget, prepare
 from nocap.study.results import Results, results, targets_checked
+from nocap.study.sessions import SessionError
 from nocap.study.spec import load
-from nocap.study.training import StoppedError
+from nocap.study.training import FailedError, StoppedError
 
 CALIBRATION_LENGTHS = [0.25, 0.5]  # of the baseline's steps, where a study names none
 
@@ -49,6 +50,9 @@ def study(words: Sequence[str], *, mode: str) -> int:
         except StoppedError as stopped:
             print(f"nocap: {stopped}", file=sys.stderr)
             return EXIT_CODES["preempted"]
+        except (FailedError, SessionError) as failed:
+            print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
+            codes.append(EXIT_CODES["failed"])
     return max(codes)
 
 

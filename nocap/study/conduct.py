@@ -20,7 +20,7 @@ from nocap.study.evidence import Evidence, read_claims
 from nocap.study.sessions import Session, SessionError, hold_all
 from nocap.study.spec import DECODED, PROFILED, TIMED, At, Study, metrics
 from nocap.study.training import Wanted, grid_of, record_of, train, wanted
-from nocap.study.tuning import Tuned, tune
+from nocap.study.tuning import Tuned, trials_of, tune
 
 PROFILE_REPEATS = 2  # of a step, in each seed's profile
 STEPS_OF_PILOT = 100  # a config needs a length; a timed step does not know it
@@ -51,7 +51,7 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Prepared:
     """Compose and check everything.
 
     Errors:
-        ValueError: no such scale, an arm that does not compose, arms that are no fair comparison, a target out of reach.
+        ValueError: no such scale, an arm or trial that does not compose, arms that are no fair comparison, a target out of reach.
     """
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     at = study.scales[scale]
@@ -61,6 +61,8 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Prepared:
     if trained:
         check_fair(trained, baseline=study.baseline if study.baseline in trained else next(iter(trained)))
     _check_targets(study, trained)
+    if study.tune and trained:
+        trials_of(study.tune.trials, trained)
     benched = all_composed(study, at, study.needing((*TIMED, *PROFILED, *DECODED, Metric.exponent)), at.bench)
     for arm in study.arms:
         arming.engine_of(study, arm)

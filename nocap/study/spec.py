@@ -126,8 +126,8 @@ class Study:
             require(not races, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 
     def _check_tune(self, tune: Tune) -> None:
-        unknown = [arm for arm in (*tune.trials, *tune.follow) if arm not in self.arms]
-        require(not unknown, "tune", f"be about the arms {', '.join(self.arms)}", ", ".join(unknown))
+        idle = [arm for arm in (*tune.trials, *tune.follow) if arm not in self.trained]
+        require(not idle, "tune", f"be about the trained arms {', '.join(self.trained)}", ", ".join(idle))
         shared = [seed for seed in tune.seeds if seed in self.seeds]
         require(not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared)
         bare = [arm for arm in self.trained if arm not in tune.trials and arm not in tune.follow]

@@ -10,7 +10,7 @@ from typing import Any
 
 from nocap.study.arms import Composed, check_fair, composed
 from nocap.study.spec import Study
-from nocap.study.training import grid_of, record_of, train, wanted
+from nocap.study.training import FailedError, grid_of, record_of, train, wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +32,7 @@ def tune(study: Study, arms: Mapping[str, Composed], *, claims: Mapping[str, str
 
     Errors:
         ValueError: a trial that does not compose, is no fair comparison, or an arm of which every trial diverged.
+        training.FailedError: a trial has a run that neither finished nor diverged.
     """
     assert study.tune is not None
     asked = {arm: trials for arm, trials in study.tune.trials.items() if only is None or arm == study.tune.follow.get(only, only)}
@@ -49,6 +50,8 @@ def tune(study: Study, arms: Mapping[str, Composed], *, claims: Mapping[str, str
     for arm, trials in asked.items():
         seen = [losses[f"{arm}, trial {i + 1}"] for i in range(len(trials))]
         means = [fmean(of) if len(of) == len(study.tune.seeds) else math.nan for of in seen]
+        if run and any(map(math.isnan, means)):
+            raise FailedError(f"the search of {arm} has runs that failed, and picks nothing")
         whole = [mean for mean in means if math.isfinite(mean)]
         if run and not whole:
             raise ValueError(f"tune.trials.{arm} must have a trial that does not diverge, got {len(trials)} that all did")
