@@ -65,8 +65,11 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Prepared:
         trials_of(study.tune.trials, trained)
     benched = all_composed(study, at, study.needing((*TIMED, *PROFILED, *DECODED, Metric.exponent)), at.bench)
     for arm in study.arms:
-        arming.engine_of(study, arm)
-    return Prepared(study=study, at=at, scale=scale, folder=folder, train=trained, bench=benched)
+        arming.engine_of(study, at, arm)
+    plan = Prepared(study=study, at=at, scale=scale, folder=folder, train=trained, bench=benched)
+    for arm in [] if at.budget else with_lengths(plan):
+        lengths_of(plan, trained[arm])
+    return plan
 
 
 def _check_targets(study: Study, trained: Mapping[str, Composed]) -> None:
@@ -188,8 +191,10 @@ def with_lengths(plan: Prepared) -> list[str]:
 def lengths_of(plan: Prepared, arm: Composed) -> list[Short]:
     steps, warmup = arm.run.trainer.steps, arm.run.schedule.warmup_steps
     found = []
-    for share in plan.at.lengths:
-        n = max(1, round(share * steps))
+    counts = [max(1, round(share * steps)) for share in plan.at.lengths]
+    ok = len({*counts, steps}) == len(counts) + 1
+    require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", plan.at.lengths)
+    for n in counts:
         short = composed([*arm.words, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
         spec = short.run.schedule
         stable = n - spec.decay_steps if isinstance(spec, Wsd) and isinstance(arm.run.schedule, Wsd) else 0
@@ -209,7 +214,7 @@ def all_sessions(plan: Prepared, training: Mapping[str, Composed]) -> dict[str, 
     taken_apart = [arm for arm in study.arms if arm in (*study.needing(PROFILED), *amdahl)]
     decoded = study.needing(DECODED)
     decode = {} if at.decode is None else {"prompt": at.decode.prompt, "new": at.decode.new, "vocab": at.decode.vocab_size}
-    decode["engines"] = {arm: arming.engine_of(study, arm) for arm in decoded}  # type: ignore[assignment]
+    decode["engines"] = {arm: arming.engine_of(study, at, arm) for arm in decoded}  # type: ignore[assignment]
     apart = {arm: plan.bench.get(arm) or composed(words_of(study, at, arm, at.bench)) for arm in taken_apart}
     timed = _chosen(plan.bench, _baseline_first(study, study.needing(TIMED)))
     pacing = _chosen(training, _baseline_first(study, list(paced)))
