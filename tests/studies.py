@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,3 @@ def timed(seeds: Sequence[int], arms: Mapping[str, Mapping[str, Any]]) -> dict[i
 def tree(*folders: Path) -> dict[str, int]:
     """Path → time of the last change, of every file: who trains, times or writes changes this."""
     return {str(path): path.stat().st_mtime_ns for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-Main = Callable[..., int]
