@@ -69,13 +69,13 @@ def words_of(study: Study, at: At, arm: str, place: Sequence[str], more: Sequenc
     return [*study.words, *at.words, *place, *own, *more]
 
 
-def engine_of(study: Study, arm: str) -> str:
+def engine_of(study: Study, at: At, arm: str) -> str:
     """How an arm decodes: its word engine=…, or with a cache.
 
     Errors:
         ValueError: no such engine.
     """
-    named = [word.removeprefix(ENGINE) for word in study.arms[arm] if word.startswith(ENGINE)]
+    named = [word.removeprefix(ENGINE) for word in (*study.arms[arm], *at.own.get(arm, ())) if word.startswith(ENGINE)]
     engine = named[-1] if named else "cache"
     require(engine in ENGINES, f"arm {arm}: engine", f"be one of {'; '.join(ENGINES)}", engine)
     return engine

@@ -27,7 +27,8 @@ def write(folder: Path, readme: Path | None) -> list[Path]:
     Errors:
         ValueError: a folder without any study's results.
     """
-    every = [one for place in sorted(folder.iterdir()) if place.is_dir() for one in all_results(place)]
+    places = sorted(folder.iterdir()) if folder.is_dir() else []
+    every = [one for place in places if place.is_dir() for one in all_results(place)]
     require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
     missing = not_built(folder)
     written = [folder / "README.md"]

@@ -11,10 +11,11 @@ from nocap import hardware
 from nocap.run.config import EXIT_CODES, from_words
 from nocap.schema import Device, require
 from nocap.study import exchange, preview, report, text
-from nocap.study.conduct import Prepared, carry_out, prepare
+from nocap.study.conduct import Prepared, at_budget, carry_out, check_budget, prepare
 from nocap.study.results import Results, results, targets_checked
+from nocap.study.sessions import SessionError
 from nocap.study.spec import load
-from nocap.study.training import StoppedError
+from nocap.study.training import FailedError, StoppedError
 
 CALIBRATION_LENGTHS = [0.25, 0.5]  # of the baseline's steps, where a study names none
 
@@ -38,6 +39,10 @@ def study(words: Sequence[str], *, mode: str) -> int:
     require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
     options = from_words(Words, [word for word in words if "=" in word])
     plans = [(folder, _prepared(folder, options)) for folder in folders]
+    used = options.budget_h is None or any(at_budget(plan) for _, plan in plans)
+    require(used, "budget_h", "be left out where no scale's length comes from a budget", options.budget_h)
+    for _, plan in plans if mode != "plan" else []:
+        check_budget(plan, options.budget_h)
     codes = []
     for folder, plan in plans:
         try:
@@ -45,6 +50,9 @@ def study(words: Sequence[str], *, mode: str) -> int:
         except StoppedError as stopped:
             print(f"nocap: {stopped}", file=sys.stderr)
             return EXIT_CODES["preempted"]
+        except (FailedError, SessionError) as failed:
+            print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
+            codes.append(EXIT_CODES["failed"])
     return max(codes)
 
 
@@ -87,7 +95,7 @@ def _calibrate(plan: Prepared, options: Words) -> int:
     base = plan.study.baseline
     require(base in plan.train, "--calibrate", "be for a study that trains its baseline", plan.study.name)
     plan = replace(plan, at=replace(plan.at, lengths=plan.at.lengths or CALIBRATION_LENGTHS))
-    carry_out(replace(plan, train={base: plan.train[base]}, bench={}), run=True, budget_h=options.budget_h)
+    carry_out(plan, run=True, budget_h=options.budget_h, only=base)
     evidence = carry_out(plan, run=False, budget_h=options.budget_h).evidence
     found = exchange.facts(plan.study, evidence)
     require(found is not None, "--calibrate", "find two lengths of the baseline with three seeds that finished", plan.study.seeds)

@@ -20,7 +20,7 @@ from nocap.study.evidence import Evidence, read_claims
 from nocap.study.sessions import Session, SessionError, hold_all
 from nocap.study.spec import DECODED, PROFILED, TIMED, At, Study, metrics
 from nocap.study.training import Wanted, grid_of, record_of, train, wanted
-from nocap.study.tuning import Tuned, tune
+from nocap.study.tuning import Tuned, trials_of, tune
 
 PROFILE_REPEATS = 2  # of a step, in each seed's profile
 STEPS_OF_PILOT = 100  # a config needs a length; a timed step does not know it
@@ -51,7 +51,7 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Prepared:
     """Compose and check everything.
 
     Errors:
-        ValueError: no such scale, an arm that does not compose, arms that are no fair comparison, a target out of reach.
+        ValueError: no such scale, an arm or trial that does not compose, arms that are no fair comparison, a target out of reach.
     """
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     at = study.scales[scale]
@@ -61,10 +61,15 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Prepared:
     if trained:
         check_fair(trained, baseline=study.baseline if study.baseline in trained else next(iter(trained)))
     _check_targets(study, trained)
+    if study.tune and trained:
+        trials_of(study.tune.trials, trained)
     benched = all_composed(study, at, study.needing((*TIMED, *PROFILED, *DECODED, Metric.exponent)), at.bench)
     for arm in study.arms:
-        arming.engine_of(study, arm)
-    return Prepared(study=study, at=at, scale=scale, folder=folder, train=trained, bench=benched)
+        arming.engine_of(study, at, arm)
+    plan = Prepared(study=study, at=at, scale=scale, folder=folder, train=trained, bench=benched)
+    for arm in [] if at.budget else with_lengths(plan):
+        lengths_of(plan, trained[arm])
+    return plan
 
 
 def _check_targets(study: Study, trained: Mapping[str, Composed]) -> None:
@@ -90,8 +95,8 @@ class Done:
     problems: list[str] = field(default_factory=list)
 
 
-def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, say: Say = print) -> Done:
-    """Train and measure what is missing, or with `run=False` only collect what there is.
+def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, only: str | None = None, say: Say = print) -> Done:
+    """Train and measure what is missing, or with `run=False` only collect what there is. `only`: this arm's runs, and no session.
 
     Errors:
         ValueError: a run that will not do, or no budget where the scale needs one.
@@ -100,10 +105,10 @@ def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, say: 
     problems: list[str] = []
     if at_budget(plan):
         plan = _within_budget(plan, budget_h, run=run, say=say)
-    tuned = tune(plan.study, plan.at, plan.train, claims=plan.claims, run=run) if plan.study.tune and plan.train else Tuned()
-    training = {name: _tuned(arm, tuned.words.get(name, [])) for name, arm in plan.train.items()}
+    tuned = tune(plan.study, plan.train, claims=plan.claims, run=run, only=only) if plan.study.tune and plan.train else Tuned()
+    training = {name: _tuned(arm, tuned.words.get(name, [])) for name, arm in plan.train.items() if only in (None, name)}
     runs, shorter = _train(plan, training, run=run)
-    sessions = all_sessions(plan, training)
+    sessions = all_sessions(plan, training) if only is None else {}
     said: dict[str, list[tuple[Session, dict[str, Any]]]] = {}
     for kind, asked in sessions.items():
         if run and asked:
@@ -118,7 +123,7 @@ def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, say: 
         runs=runs,
         shorter=shorter,
         **by_seed,
-        parts={(arm, one.seed): facts for one, found in said["parts"] for arm, facts in found["measured"]["arms"].items()},
+        parts={(arm, one.seed): facts for one, found in said.get("parts", []) for arm, facts in found["measured"]["arms"].items()},
         registered={kind: [read_claims(one.path(plan.folder)) for one, _ in pairs] for kind, pairs in said.items()},
     )
     return Done(evidence=evidence, tuned=tuned, arms={"train": training, "bench": plan.bench}, problems=problems)
@@ -186,8 +191,10 @@ def with_lengths(plan: Prepared) -> list[str]:
 def lengths_of(plan: Prepared, arm: Composed) -> list[Short]:
     steps, warmup = arm.run.trainer.steps, arm.run.schedule.warmup_steps
     found = []
-    for share in plan.at.lengths:
-        n = max(1, round(share * steps))
+    counts = [max(1, round(share * steps)) for share in plan.at.lengths]
+    ok = len({*counts, steps}) == len(counts) + 1
+    require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", plan.at.lengths)
+    for n in counts:
         short = composed([*arm.words, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
         spec = short.run.schedule
         stable = n - spec.decay_steps if isinstance(spec, Wsd) and isinstance(arm.run.schedule, Wsd) else 0
@@ -207,7 +214,7 @@ def all_sessions(plan: Prepared, training: Mapping[str, Composed]) -> dict[str, 
     taken_apart = [arm for arm in study.arms if arm in (*study.needing(PROFILED), *amdahl)]
     decoded = study.needing(DECODED)
     decode = {} if at.decode is None else {"prompt": at.decode.prompt, "new": at.decode.new, "vocab": at.decode.vocab_size}
-    decode["engines"] = {arm: arming.engine_of(study, arm) for arm in decoded}  # type: ignore[assignment]
+    decode["engines"] = {arm: arming.engine_of(study, at, arm) for arm in decoded}  # type: ignore[assignment]
     apart = {arm: plan.bench.get(arm) or composed(words_of(study, at, arm, at.bench)) for arm in taken_apart}
     timed = _chosen(plan.bench, _baseline_first(study, study.needing(TIMED)))
     pacing = _chosen(training, _baseline_first(study, list(paced)))
@@ -250,6 +257,16 @@ def at_budget(plan: Prepared) -> bool:
 # --- a budget ----------------------------------------------------------------------------------------------------------------------
 
 
+def check_budget(plan: Prepared, budget_h: float | None) -> None:
+    """Refuse a length that is to come from a budget, without one.
+
+    Errors:
+        ValueError: no budget, or none that is a number of hours.
+    """
+    rule = f"be given for scale={plan.scale}, whose length is what the hours allow"
+    require(not at_budget(plan) or (budget_h is not None and 0 < budget_h < math.inf), "budget_h", rule, budget_h)
+
+
 def _within_budget(plan: Prepared, budget_h: float | None, *, run: bool, say: Say) -> Prepared:
     """The arms with as many steps as the hours allow, from the pace of a short timing. What a budget came to is kept, so that the same
     command goes on with the same runs.
@@ -257,8 +274,7 @@ def _within_budget(plan: Prepared, budget_h: float | None, *, run: bool, say: Sa
     Errors:
         ValueError: no budget, or one too small for a step.
     """
-    rule = f"be given for scale={plan.scale}, whose length is what the hours allow"
-    require(budget_h is not None and 0 < budget_h < math.inf, "budget_h", rule, budget_h)
+    check_budget(plan, budget_h)
     path = plan.folder / f"budget-{budget_h:g}h.json"
     kept = read_json(path)
     if kept is None:

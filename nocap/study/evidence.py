@@ -162,7 +162,11 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
         Rule.memory: lambda facts: float(facts["memory_mib"]["peak"]),
         Rule.kv: lambda facts: float(facts["kv_bytes"]),
     }
-    values = [read[rule](facts) for facts in _one_of_each(evidence, sides, from_parts=bool(claim.parts))]
+    apart = rule is Rule.flops and bool(claim.parts)
+    found = _one_of_each(evidence, sides, from_parts=apart)
+    if not apart and any(facts.get("status", "measured") != "measured" for facts in found):
+        return None  # an arm that did not fit says nothing
+    values = [read[rule](facts) for facts in found]
     return values[0] / values[1] if len(values) == 2 and values[1] > 0 else None
 
 

@@ -68,7 +68,8 @@ def equivalent(study: Study, evidence: Evidence, found: Rate) -> dict[str, dict[
         if arm == study.baseline:
             continue
         pairs = [pair for seed in study.seeds if (pair := _pair(study, evidence, arm, seed)) is not None]
-        if len(pairs) < LEAST:
+        diverged = any(run.status == "diverged" for (name, _), run in evidence.runs.items() if name in (arm, study.baseline))
+        if len(pairs) < LEAST or diverged:  # a diverged run is infinitely bad: it may not be left out
             continue
         gains = stats.interval([speed - worse / found.mean for speed, worse in pairs])
         worse = fmean(worse for _, worse in pairs)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from nocap.run.config import explain, refuse_interpolations
 from nocap.schema import require
@@ -126,8 +126,8 @@ class Study:
             require(not races, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 
     def _check_tune(self, tune: Tune) -> None:
-        unknown = [arm for arm in (*tune.trials, *tune.follow) if arm not in self.arms]
-        require(not unknown, "tune", f"be about the arms {', '.join(self.arms)}", ", ".join(unknown))
+        idle = [arm for arm in (*tune.trials, *tune.follow) if arm not in self.trained]
+        require(not idle, "tune", f"be about the trained arms {', '.join(self.trained)}", ", ".join(idle))
         shared = [seed for seed in tune.seeds if seed in self.seeds]
         require(not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared)
         bare = [arm for arm in self.trained if arm not in tune.trials and arm not in tune.follow]
@@ -189,14 +189,20 @@ def load(folder: Path) -> Study:
         refuse_interpolations(plain)
         return _typed({"name": folder.resolve().name, **plain})
     except (OmegaConfBaseException, ValueError) as error:
-        line = explain(error) if isinstance(error, OmegaConfBaseException) else str(error)
-        raise ValueError(f"{path}: {line}") from error
+        raise ValueError(f"{path}: {_explained(error)}") from error
+
+
+def _explained(error: Exception) -> str:
+    """One line, with the keys there are where one is unknown."""
+    if isinstance(error, ConfigKeyError) and (schema := error.object_type) is not None and is_dataclass(schema):
+        return f"{error.full_key} is no key of {schema.__name__.lower()} (it has {', '.join(f.name for f in fields(schema))})"
+    return explain(error) if isinstance(error, OmegaConfBaseException) else str(error)
 
 
 def _typed(plain: dict[str, Any]) -> Study:
     claims = plain.get("claims")
-    if isinstance(claims, list):  # a claim has the study's seeds unless it names its own
-        plain = {**plain, "claims": [{"seeds": plain.get("seeds"), **claim} if isinstance(claim, dict) else claim for claim in claims]}
+    if isinstance(claims, list) and "seeds" in plain:  # a claim has the study's seeds unless it names its own
+        plain = {**plain, "claims": [{"seeds": plain["seeds"], **claim} if isinstance(claim, dict) else claim for claim in claims]}
     found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Study), OmegaConf.create(plain)))
     assert isinstance(found, Study)
     return found

@@ -20,6 +20,10 @@ class StoppedError(Exception):
     """A request to stop came: what was trained is saved, and the same command goes on."""
 
 
+class FailedError(RuntimeError):
+    """A run failed that all that comes after it needs."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
     """A run that a study needs: an arm with a seed."""

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from nocap.study.arms import Composed, check_fair, composed
-from nocap.study.spec import At, Study
-from nocap.study.training import grid_of, record_of, train, wanted
+from nocap.study.spec import Study
+from nocap.study.training import FailedError, grid_of, record_of, train, wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,18 +25,18 @@ class Tuned:
         return {"words": self.words, "trials": self.trials, "follow": self.follow}
 
 
-def tune(study: Study, at: At, arms: Mapping[str, Composed], *, claims: Mapping[str, str], run: bool) -> Tuned:
-    """Train the trials that are missing, or with `run=False` none, and pick each arm's best mean final loss.
+def tune(study: Study, arms: Mapping[str, Composed], *, claims: Mapping[str, str], run: bool, only: str | None = None) -> Tuned:
+    """Train the trials that are missing, or with `run=False` none, and pick each arm's best mean final loss. `only`: of this arm's search.
 
     A trial that diverged is the worst; one that was not run picks nothing.
 
     Errors:
         ValueError: a trial that does not compose, is no fair comparison, or an arm of which every trial diverged.
+        training.FailedError: a trial has a run that neither finished nor diverged.
     """
     assert study.tune is not None
-    of = {(arm, i): composed([*arms[arm].words, *words]) for arm, trials in study.tune.trials.items() for i, words in enumerate(trials)}
-    named = {f"{arm}, trial {i + 1}": one for (arm, i), one in of.items()}
-    check_fair(named, baseline=next(iter(named)))
+    asked = {arm: trials for arm, trials in study.tune.trials.items() if only is None or arm == study.tune.follow.get(only, only)}
+    named = trials_of(asked, arms)
     cells = wanted(named, study.tune.seeds)
     grid, place = grid_of(cells, label="tuning", claims=claims)
     if run:
@@ -47,8 +47,11 @@ def tune(study: Study, at: At, arms: Mapping[str, Composed], *, claims: Mapping[
         if record is not None:
             losses[cell.arm].append(math.inf if record.val_loss is None or record.status == "diverged" else record.val_loss)
     found = Tuned(follow=dict(study.tune.follow))
-    for arm, trials in study.tune.trials.items():
-        means = [fmean(seen) if (seen := losses[f"{arm}, trial {i + 1}"]) else math.nan for i in range(len(trials))]
+    for arm, trials in asked.items():
+        seen = [losses[f"{arm}, trial {i + 1}"] for i in range(len(trials))]
+        means = [fmean(of) if len(of) == len(study.tune.seeds) else math.nan for of in seen]
+        if run and any(map(math.isnan, means)):
+            raise FailedError(f"the search of {arm} has runs that failed, and picks nothing")
         whole = [mean for mean in means if math.isfinite(mean)]
         if run and not whole:
             raise ValueError(f"tune.trials.{arm} must have a trial that does not diverge, got {len(trials)} that all did")
@@ -61,4 +64,21 @@ def tune(study: Study, at: At, arms: Mapping[str, Composed], *, claims: Mapping[
     for arm, other in study.tune.follow.items():
         if other in found.words:
             found.words[arm] = found.words[other]
+    return found
+
+
+def trials_of(trials: Mapping[str, list[list[str]]], arms: Mapping[str, Composed]) -> dict[str, Composed]:
+    """`ARM, trial N` → its composition.
+
+    Errors:
+        ValueError: a trial that does not compose, or is no fair comparison.
+    """
+    found = {}
+    for arm, searched in trials.items():
+        for i, words in enumerate(searched, start=1):
+            try:
+                found[f"{arm}, trial {i}"] = composed([*arms[arm].words, *words])
+            except ValueError as error:
+                raise ValueError(f"{arm}, trial {i}: {error}") from error
+    check_fair(found, baseline=next(iter(found)))
     return found

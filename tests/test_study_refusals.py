@@ -1,0 +1,178 @@
+"""What a study may not be: one line, exit code 2, and nothing was trained, timed or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nocap.study.__main__ import main
+from tests.studies import LOSS, SPEED, STUDY, at, claim, study, written
+
+WORDS = STUDY["words"]
+
+
+def steps_to(target: float) -> dict[str, Any]:
+    """A claim about the steps to a loss."""
+    return claim(LOSS, metric="steps_to_target", scale="ratio", expected=[1.0, None], target=target)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal that comes too late fails here, not minutes later."""
+    for place in ("conduct.train", "tuning.train", "conduct.hold_all"):
+        monkeypatch.setattr(f"nocap.study.{place}", lambda *args, **more: pytest.fail("something was started"))
+
+
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, folder: Path | None = None) -> str:
+    """The one line."""
+    out = tmp_path / "out"
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as left:
+        main([str(folder or tmp_path / "made"), f"output_dir={out}", *words])
+    assert left.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    assert sorted(tmp_path.rglob("*")) == before
+    return said.err.strip()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"claims": [claim(LOSS, metric="val_los")]}, "val_los"),
+        ({"claims": [claim(LOSS, arm="gqa")]}, "claim M.loss: arm must be one of mha, mqa, got gqa"),
+        ({"claims": [claim(LOSS, expected=[0.5, 0.5])]}, "claim M.loss: expected must hold something: low below high, got [0.5, 0.5]"),
+        ({"claims": [claim(LOSS, arm="mha")]}, "claim M.loss: arm must not be its own baseline, got mha"),
+        ({"claims": [claim(LOSS, seeds=[0, 1, 7])]}, "claim M.loss: seeds must be among the study's [0, 1, 2], got [7]"),
+        ({"claims": [LOSS, LOSS]}, "claims must each have an id of their own, got M.loss, M.loss"),
+        ({"claims": []}, "claims must have at least one, got none"),
+        (
+            {"claims": [claim(SPEED, guards=[{"metric": "val_loss", "scale": "ratio", "margins": {"gpu": 1.1}}])]},
+            "name the scale cpu, got gpu",
+        ),
+        ({"seeds": [0, 1]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
+        ({"seeds": None}, "seeds must be given"),
+        ({"question": None}, "question must be given"),
+        ({"question": " "}, "question must be given, got ' '"),
+        ({"baseline": "gqa"}, "baseline must be one of the arms mha, mqa, got gqa"),
+        ({"arms": {**STUDY["arms"], "gqa": ["attention=gqa"]}}, "arms must each be in a claim, got gqa"),
+        ({"arms": {**STUDY["arms"], "mqa": ["attention=none"]}}, "arm mqa: "),
+        ({"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "engine=warp"]}}, "arm mqa: engine must be one of"),
+        ({"claims": [steps_to(5.6)]}, "claim M.loss: target must be below the first validation loss, about ln(vocabulary) = 5.55, got 5.6"),
+        ({"claims": [steps_to(-1)]}, "claim M.loss: target must be a loss above 0"),
+        ({"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "data.train_tokens=50000"]}}, "arm mqa: data must be the baseline's (mha: "),
+        ({"arms": {**STUDY["arms"], "mqa": ["trainer.val_tokens=2048"]}}, "arm mqa: trainer.val_tokens must be the baseline's (mha: 1024)"),
+        (
+            {"arms": {**STUDY["arms"], "mqa": ["model.seq_len=64"]}},
+            "arm mqa: model.seq_len must be the baseline's (mha: 32), or losses mean",
+        ),
+        ({"arms": {**STUDY["arms"], "mqa": ["tokenizer=gpt2"]}}, "arm mqa: tokenizer must be the baseline's (mha: "),
+        ({"metod": "a slip"}, "metod is no key of study (it has name, question, method, "),
+        ({"scales": at(round=3)}, "scales.cpu.round is no key of at (it has words, train, bench, "),
+        ({"claims": [claim(LOSS, expcted=[1, 2])]}, "expcted is no key of claim (it has id, statement, "),
+        ({"scales": at(rounds=0)}, "rounds must be at least 1, got 0"),
+        ({"scales": at(lengths=[0.5, 1.0])}, "lengths must be shares of trainer.steps, above 0 and below 1, got [0.5, 1.0]"),
+        ({"scales": at(lengths=[0.99])}, "scales.cpu.lengths must differ from each other and the whole in steps, of 12, got [0.99]"),
+        ({"scales": at(lengths=[0.5, 0.51])}, "scales.cpu.lengths must differ"),
+        ({"scales": at(own={"gqa": ["mlp=relu2"]})}, "scales.cpu.own must be about the arms mha, mqa, got gqa"),
+        ({"scales": at(own={"mqa": ["engine=warp"]})}, "engine must be one of"),
+        ({"scales": at(bench=[])}, "scales.cpu.bench must be given for claim M.speed, about tokens_per_s, got none"),
+        ({"scales": at(train=[])}, "scales.cpu.train must be given for claim M.speed, about val_loss, got none"),
+        ({"question": "${oc.env:HOME}"}, "values must be plain, got the interpolation ${oc.env:HOME}"),
+        ({"words": [*WORDS, "tracker=${oc.env:HOME}"]}, "values must be plain, got the interpolation"),
+    ],
+)
+def test_what_a_study_may_not_say(tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], said: str):
+    written(tmp_path / "made", study(**changed))
+    line = refused(tmp_path, capsys)
+    assert line.startswith("nocap: ")
+    assert said in line
+
+
+TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
+
+
+@pytest.mark.parametrize(
+    ("tune", "said"),
+    [
+        ({"seeds": [2, 3], "trials": {"mha": TRIALS, "mqa": TRIALS}}, "tune.seeds must not be the study's: a winner chosen on them"),
+        (
+            {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS, ["optimizer.lr=1e-2"]]}},
+            "tune.trials must give every arm as many trials",
+        ),
+        ({"seeds": [3], "trials": {"mha": TRIALS[:1], "mqa": TRIALS[:1]}}, "at least two: an arm that was searched less is handicapped"),
+        ({"seeds": [], "trials": {"mha": TRIALS, "mqa": TRIALS}}, "tune.seeds must have at least one"),
+        ({"seeds": [3], "trials": {"mha": TRIALS}}, "tune must be for every trained arm, by trials or by follow, got mqa"),
+        ({"seeds": [3], "trials": {"mha": TRIALS}, "follow": {"mqa": "gqa"}}, "tune.follow must lead from an arm without trials"),
+        (
+            {"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}, "follow": {"mqa": "mha"}},
+            "tune must be about the trained arms mha, mqa, got gqa",
+        ),
+        (
+            {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [["optimizer.lr=-1"], ["optimizer.lr=1e-3"]]}},
+            "mqa, trial 1: optimizer.lr must be above 0",
+        ),
+        ({"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS[:1], ["data.train_tokens=50000"]]}}, "mqa, trial 2: data must be"),
+    ],
+)
+def test_what_a_search_may_not_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], tune: dict[str, Any], said: str):
+    written(tmp_path / "made", study(tune=tune))
+    assert said in refused(tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("scale=gpu",), "nocap: scale must be one of the study's cpu, got gpu"),
+        (("scales=cpu",), "nocap: scales is no key of words (did you mean scale?)"),
+        (("budget_h=much",), "budget_h"),
+        (("budget_h=1",), "nocap: budget_h must be left out where no scale's length comes from a budget, got 1.0"),
+    ],
+)
+def test_what_the_command_line_may_not_say(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str):
+    written(tmp_path / "made", study())
+    assert said in refused(tmp_path, capsys, *words)
+
+
+@pytest.mark.parametrize("hours", [(), ("budget_h=0",), ("budget_h=-1",), ("budget_h=inf",)])
+def test_a_budget_must_be_given_where_the_length_comes_from_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], hours: tuple[str, ...]):
+    written(tmp_path / "made", study(scales=at(budget=True)))
+    assert "nocap: budget_h must be given for scale=cpu, whose length is what the hours allow, got" in refused(tmp_path, capsys, *hours)
+
+
+def test_a_budget_is_missed_before_another_study_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = written(tmp_path / "first", study())
+    written(tmp_path / "made", study(scales=at(budget=True)))
+    assert "budget_h must be given" in refused(tmp_path, capsys, str(tmp_path / "made"), folder=first)
+
+
+def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "made").mkdir()
+    assert "made must be a study's folder, with a study.yaml (No such file or directory)" in refused(tmp_path, capsys)
+    assert "nowhere must be a study's folder" in refused(tmp_path, capsys, folder=tmp_path / "nowhere")
+    (tmp_path / "made" / "study.yaml").write_text("question: [")
+    assert "study.yaml must be YAML: " in refused(tmp_path, capsys)
+    (tmp_path / "made" / "study.yaml").write_text("- a\n- list\n")
+    assert "study.yaml must hold keys and values, got list" in refused(tmp_path, capsys)
+    assert "FOLDER must be given: a study's folder" in refused(tmp_path, capsys, folder=Path("scale=cpu"))
+
+
+def test_a_board_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(SystemExit) as left:
+            main(["--board", str(folder)])
+        assert left.value.code == 2
+        assert "--board must be a folder of studies that were carried out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [("made", "--plan", "--judge"), ("--board", "made", "--judge"), ("made", "--calibrate", "--calibrate-verdicts"), ("--judge",)]
+)
+def test_what_cannot_be_asked_together(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]):
+    with pytest.raises(SystemExit) as left:
+        main([*words])
+    assert left.value.code == 2
+    assert "not allowed with argument" in (err := capsys.readouterr().err) or "required" in err
