@@ -66,6 +66,9 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Prepared:
     benched = all_composed(study, at, study.needing((*TIMED, *PROFILED, *DECODED, Metric.exponent)), at.bench)
     for arm in study.arms:
         arming.engine_of(study, at, arm)
+    for arm in study.needing(DECODED) if at.decode is not None else []:
+        T, text = benched[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
+        require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
     plan = Prepared(study=study, at=at, scale=scale, folder=folder, train=trained, bench=benched)
     for arm in [] if at.budget else with_lengths(plan):
         lengths_of(plan, trained[arm])
