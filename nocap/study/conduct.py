@@ -198,7 +198,10 @@ def lengths_of(plan: Prepared, arm: Composed) -> list[Short]:
     ok = len({*counts, steps}) == len(counts) + 1
     require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", plan.at.lengths)
     for n in counts:
-        short = composed([*arm.words, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
+        try:
+            short = composed([*arm.words, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
+        except ValueError as error:
+            raise ValueError(f"scales.{plan.scale}.lengths: {n} of {steps} steps: {error}") from error
         spec = short.run.schedule
         stable = n - spec.decay_steps if isinstance(spec, Wsd) and isinstance(arm.run.schedule, Wsd) else 0
         along = warmup <= stable <= steps - arm.run.schedule.decay_steps if isinstance(arm.run.schedule, Wsd) else False
