@@ -73,6 +73,11 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"metod": "a slip"}, "metod is no key of study (it has name, question, method, "),
         ({"scales": at(round=3)}, "scales.cpu.round is no key of at (it has words, train, bench, "),
         ({"claims": [claim(LOSS, expcted=[1, 2])]}, "expcted is no key of claim (it has id, statement, "),
+        ({"scales": at(decode={"prompt": 0, "new": 1, "vocab_size": 9})}, "decode.prompt must be at least 1, got 0"),
+        (
+            {"claims": [LOSS, claim(LOSS, id="M.ms", metric="decode_ms")], "scales": at(decode={"prompt": 30, "new": 3, "vocab_size": 9})},
+            "scales.cpu.decode must be a text that arm mha has positions for: model.seq_len=32, got 33",
+        ),
         ({"scales": at(rounds=0)}, "rounds must be at least 1, got 0"),
         ({"scales": at(lengths=[0.5, 1.0])}, "lengths must be shares of trainer.steps, above 0 and below 1, got [0.5, 1.0]"),
         ({"scales": at(lengths=[0.99])}, "scales.cpu.lengths must differ from each other and the whole in steps, of 12, got [0.99]"),

@@ -66,6 +66,9 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Prepared:
     benched = all_composed(study, at, study.needing((*TIMED, *PROFILED, *DECODED, Metric.exponent)), at.bench)
     for arm in study.arms:
         arming.engine_of(study, at, arm)
+    for arm in study.needing(DECODED) if at.decode is not None else []:
+        T, text = benched[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
+        require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
     plan = Prepared(study=study, at=at, scale=scale, folder=folder, train=trained, bench=benched)
     for arm in [] if at.budget else with_lengths(plan):
         lengths_of(plan, trained[arm])
@@ -195,7 +198,10 @@ def lengths_of(plan: Prepared, arm: Composed) -> list[Short]:
     ok = len({*counts, steps}) == len(counts) + 1
     require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", plan.at.lengths)
     for n in counts:
-        short = composed([*arm.words, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
+        try:
+            short = composed([*arm.words, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
+        except ValueError as error:
+            raise ValueError(f"scales.{plan.scale}.lengths: {n} of {steps} steps: {error}") from error
         spec = short.run.schedule
         stable = n - spec.decay_steps if isinstance(spec, Wsd) and isinstance(arm.run.schedule, Wsd) else 0
         along = warmup <= stable <= steps - arm.run.schedule.decay_steps if isinstance(arm.run.schedule, Wsd) else False

@@ -33,6 +33,10 @@ class Decode:
     new: int
     vocab_size: int
 
+    def __post_init__(self) -> None:
+        for key in ("prompt", "new", "vocab_size"):
+            require(getattr(self, key) >= 1, f"decode.{key}", "be at least 1", getattr(self, key))
+
 
 @dataclass(kw_only=True, slots=True)
 class At:

@@ -1,0 +1,143 @@
+"""Sessions: what is timed together, what is counted without a clock, and that a session is held once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nocap.run.config import compose
+from nocap.run.record import read_json
+from nocap.speed import measure
+from nocap.study import session
+from nocap.study.sessions import Session, SessionError, hold_all
+from tests.conftest import REPO
+
+NANO = ("model=nano", "model.seq_len=32", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.micro_batch=2")
+BATCH = (*NANO, "trainer.batch_tokens=64")
+HEADS = 4  # of the nano model
+
+
+def arms(**words: str) -> dict[str, list[str]]:
+    return {name: [*BATCH, *own.split()] for name, own in words.items()}
+
+
+def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch):
+    asked, real = [], measure.bench
+
+    def bench(arms: Any, **how: Any) -> dict[str, Any]:
+        asked.append([arm.label for arm in arms])
+        return real(arms, **how)
+
+    monkeypatch.setattr(measure, "bench", bench)
+    found = session.steps(
+        arms(mha="attention=flash", late="attention=flash schedule=cosine seed=7", mqa="attention=mqa", few="attention=mqa data=synthetic"),
+        rounds=1,
+    )["arms"]
+    assert asked == [["mha", "mqa"]]
+    timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
+    for name, twin in (("mha", "late"), ("mqa", "few")):
+        assert [found[name][key] for key in timed] == [found[twin][key] for key in timed]
+    assert all(math.isfinite(one["tokens_per_s"]) and one["tokens_per_s"] > 0 for one in found.values())
+    assert found["mha"]["step_ms"] == pytest.approx(64 / found["mha"]["tokens_per_s"] * 1e3)
+    assert found["mha"]["kv_bytes"] / found["mqa"]["kv_bytes"] == HEADS
+    assert found["mha"]["kv_bytes"] == 2 * 2 * 64 * 4  # layers · (K and V) · d_model · fp32
+    assert sum(found["mqa"]["component_flops"].values()) < sum(found["mha"]["component_flops"].values())
+
+
+def test_a_windows_cache_is_its_window():
+    counted = session.counts(compose([*BATCH, "attention=sliding", "attention.window=8"]))
+    assert counted["kv_bytes"] == pytest.approx(session.counts(compose([*BATCH, "attention=flash"]))["kv_bytes"] * 8 / 32)
+
+
+def test_parameters_by_part_are_all_parameters():
+    d, V, h = 64, 257, 256
+    by_part = session.part_params(compose([*BATCH, "attention=flash", "mlp=gelu4x"]))
+    assert by_part["embedding"] >= V * d
+    assert by_part["qkv"] == 2 * 3 * d * d
+    assert by_part["attention_out"] == 2 * d * d
+    assert by_part["mlp_up"] == by_part["mlp_down"] == 2 * d * h
+
+
+@pytest.mark.slow
+def test_a_step_taken_apart():
+    found = session.parts(arms(mha="attention=mha"), repeats=1)["arms"]["mha"]
+    assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(found["ms"])
+    assert all(math.isfinite(x) and x >= 0 for x in found["ms"].values())
+    assert 0 < sum(found["ms"].values()) + found["unattributed_ms"] == pytest.approx(found["step_ms"], rel=0.05)
+    assert set(found["memory_mib"]) >= {"parameters", "gradients", "optimizer", "activations"}
+    assert found["mib"]["scores"] > 0
+
+
+@pytest.mark.slow
+def test_attention_over_lengths():
+    found = session.lengths(arms(mha="attention=mha", near="attention=sliding attention.window=8"), T=[32, 64, 128])["arms"]
+    for one, window in zip(found.values(), (None, 8), strict=True):
+        assert one["T"] == [32, 64, 128]
+        assert all(ms > 0 for ms in one["attention_ms"])
+        assert one["low"] <= one["exponent"] <= one["high"]
+        assert one["window"] == window
+
+
+def test_decoding_writes_one_text_with_every_engine():
+    engines = {"again": "no cache", "cached": "cache", "mqa": "cache"}
+    words = arms(again="attention=flash", cached="attention=flash", mqa="attention=mqa")
+    found = session.decoding(words, engines=engines, prompt=4, new=6, vocab=64)["arms"]
+    assert {name: one["engine"] for name, one in found.items()} == engines
+    for one in found.values():
+        assert one["decode_tokens_per_s"] > 0
+        assert one["decode_ms"] > 0
+        assert one["decode_mb"] > 0
+        assert one["collections"] >= 0
+
+
+def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch):
+    from nocap.generation import engine
+
+    real = engine.Recompute.prefill
+    monkeypatch.setattr(engine.Recompute, "prefill", lambda self, tokens_BT: -real(self, tokens_BT))
+    with pytest.raises(AssertionError, match="engines of one model must write the same text"):
+        session.decoding(
+            arms(again="attention=flash", cached="attention=flash"),
+            engines={"again": "no cache", "cached": "cache"},
+            prompt=4,
+            new=6,
+            vocab=64,
+        )
+
+
+def asked(*words: str, seed: int = 0, kind: str = "rough") -> Session:
+    run = compose([*BATCH, *words])
+    return Session(kind=kind, what=kind, seed=seed, arms={"mha": [*BATCH, *words]}, runs={"mha": run})
+
+
+def test_a_session_is_asked_again_when_its_answer_could_differ():
+    one = asked()
+    assert one.key() == asked("schedule=cosine").key() == asked("data=synthetic").key() == asked("seed=3").key()
+    assert len({one.key(), asked("attention=mqa").key(), asked(kind="steps").key(), replace(one, how={"rounds": 2}).key()}) == 4
+
+
+def test_a_session_is_held_once_and_its_claims_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    told: list[str] = []
+    (first,) = hold_all([asked()], tmp_path, claims={"M": "hash"}, say=told.append)
+    assert first["claims"] == {"M": "hash"}
+    assert list(first).index("claims") < list(first).index("measured")
+    assert first["measured"]["arms"]["mha"]["seconds_a_token"] > 0
+    assert len(told) == 1
+    again = hold_all([asked()], tmp_path, claims={"M": "another"}, say=told.append)
+    assert again == [first]
+    assert len(told) == 1
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [asked().path(tmp_path).name]
+    assert read_json(asked(seed=1).path(tmp_path)) is None
+
+
+def test_a_session_that_fails_says_why_and_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    bad = replace(asked(), kind="lengths", how={"T": [8, 16]})
+    with pytest.raises(SessionError, match=r"^rough, seed 0: .*must have at least 3 lengths.*; see .*\.log$"):
+        bad.hold(tmp_path, claims={})
+    assert bad.found(tmp_path) is None
