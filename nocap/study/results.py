@@ -54,14 +54,12 @@ def results(
     }
 
 
-def shape(arm: Composed) -> str:
-    """Where a verdict was reached, in the words of a sentence."""
+def shape(arm: Composed, *, steps: bool = True) -> str:
+    """Where a verdict was reached, in the words of a sentence; a batch only where it is about steps."""
     run, t = arm.run, arm.run.trainer
     m = run.model
-    return (
-        f"{m.n_layer} layers, {m.d_model} wide, T={m.seq_len}, {run.tokenizer.vocabulary.value} tokens, "
-        f"{t.batch_tokens:,} a step, {t.precision.value}, {t.device.value}"
-    )
+    batch = f"{run.tokenizer.vocabulary.value} tokens, {t.batch_tokens:,} a step, " if steps else ""
+    return f"{m.n_layer} layers, {m.d_model} wide, T={m.seq_len}, {batch}{t.precision.value}, {t.device.value}"
 
 
 # --- a claim -----------------------------------------------------------------------------------------------------------------------
@@ -112,7 +110,7 @@ def _claim(claim: Claim, study: Study, at: str, evidence: Evidence, arms: Mappin
         "guards": [_guard(guard.metric, guard.scale, guard.margin(at), mine, theirs) for guard in claim.guards],
         "hash": claim.hash(),
         "exploratory": exploratory(claim, study, evidence),
-        "where": _where(claim, arms),
+        "where": _where(claim, study.scales[at], arms),
         "seeds": {
             name: {str(seed): one.value for seed, one in side.get(claim.metric, {}).items()}
             for name, side in ((claim.arm, mine), (study.against(claim), theirs))
@@ -120,11 +118,18 @@ def _claim(claim: Claim, study: Study, at: str, evidence: Evidence, arms: Mappin
     }
 
 
-def _where(claim: Claim, arms: Mapping[str, Mapping[str, Composed]]) -> str:
+def _where(claim: Claim, at: At, arms: Mapping[str, Mapping[str, Composed]]) -> str:
     """The shapes that a verdict rests on: of what is timed, and of what is trained."""
-    places = {"pace": "train", "bench": "bench", "parts": "bench", "curve": "bench", "decoding": "bench"}
-    named = list(dict.fromkeys([places[kind] for kind in sessions_for(claim)] + (["train"] if claim_needs_runs(claim) else [])))
-    told = [f"{shape(next(iter(arms[place].values())))}" for place in named if arms.get(place)]
+    bench, kinds = next(iter(arms["bench"].values()), None), sessions_for(claim)
+    told = []
+    if bench is not None and {"bench", "parts"} & set(kinds):
+        told.append(shape(bench))
+    if bench is not None and "curve" in kinds:
+        told.append(f"one layer, {bench.run.model.d_model} wide, T={at.curve[0]} to {at.curve[-1]}, {bench.run.trainer.device.value}")
+    if bench is not None and "decoding" in kinds:
+        told.append(shape(bench, steps=False))
+    if claim_needs_runs(claim):
+        told.append(shape(next(iter(arms["train"].values()))))
     return "; its loss at ".join(told)
 
 
@@ -148,7 +153,8 @@ def _guard(metric: Metric, scale: Scale, margin: float, mine: Outcomes, theirs: 
 def _arm(name: str, study: Study, evidence: Evidence, arms: Mapping[str, Mapping[str, Composed]], tuned: Mapping[str, Any]) -> Results:
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
     said = {place: _session(name, getattr(evidence, place)) for place in ("pace", "bench")}
-    known = said["pace"] or (said["bench"] if not runs else None) or {}
+    asked = [said["pace"], None if runs else said["bench"], _session(name, evidence.curve), _session(name, evidence.decoding)]
+    known: Mapping[str, Any] = next((one for one in asked if one), {})
     return {
         "arm": name,
         "words": study.arms[name],

@@ -137,8 +137,14 @@ def lengths(arms: Arms, *, T: Sequence[int]) -> Facts:
             "attention_ms": ms,
             **exponent(T, ms),
             "window": window if isinstance(run.attention, Sliding) else None,
+            "params": sum(part_params(run).values()),
+            "kernel": kernel(run),
         }
     return {"arms": found}
+
+
+def kernel(run: Run) -> str:
+    return hardware.kernel_name(run.attention, run.trainer.device, run.trainer.precision)
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------------------------
@@ -159,16 +165,17 @@ def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, v
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)
     prompt_1T = random_prompt(prompt, vocab_size=vocab)
 
-    def made(run: Run, engine: str) -> Engine:
-        model = build_model(run, vocab_size=vocab).eval()
-        if engine == "no cache":
-            return Recompute(model)
-        return Cached(model, run, batch=1, capacity=prompt + new, compiled=engine == "cache, compiled")
+    models = {name: build_model(run, vocab_size=vocab).eval() for name, run in runs.items()}
+
+    def made(name: str) -> Engine:
+        if engines[name] == "no cache":
+            return Recompute(models[name])
+        return Cached(models[name], runs[name], batch=1, capacity=prompt + new, compiled=engines[name] == "cache, compiled")
 
     def write(engine: Engine, text: int, n: int) -> Any:
         return run_through(engine, prompt_1T, n, Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1))
 
-    built = {name: made(run, engines[name]) for name, run in runs.items()}
+    built = {name: made(name) for name in runs}
     seen = {name: {"token_s": [], "text_s": [], "collections": []} for name in built}  # type: dict[str, dict[str, list[float]]]
     for engine in built.values():
         write(engine, 0, 2)
@@ -191,6 +198,8 @@ def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, v
             "decode_mb": whole / (new + 1) / 1e6,
             "collections": median(seen[name]["collections"]),
             "engine": engines[name],
+            "params": sum(p.numel() for p in models[name].parameters()),
+            "kernel": kernel(runs[name]),
         }
     return {"arms": found}
 
