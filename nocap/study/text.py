@@ -87,6 +87,8 @@ def verdict(claim: Facts) -> str:
 
 
 def bound(claim: Facts) -> str:
+    if claim["bound"] is None and claim["bound_rule"] != "given":
+        return f"no bound yet: what it is worked out from was not measured ({claim['bound_formula']})"
     if claim["bound"] is None:
         return f"arithmetic sets no bound ({claim['bound_formula']})"
     return f"arithmetic allows {number(claim['bound'], claim)} ({claim['bound_formula']})"
