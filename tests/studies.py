@@ -14,6 +14,7 @@ from nocap.study.spec import Study, load
 from tests.conftest import SMALL
 
 Json = dict[str, Any]
+FIRST = 5.5  # a made run's loss before its first step
 
 SPEED = {
     "id": "M.speed",
@@ -74,9 +75,9 @@ def loaded(folder: Path, content: Mapping[str, Any]) -> Study:
 
 
 def record(arm: str, seed: int, steps: int, val_loss: float | None, *, curve: Sequence[tuple[int, float]] = (), **more: Any) -> Record:
-    """A run as its folder would tell it; a loss of null diverged."""
+    """A run as its folder would tell it; a loss of null diverged, after a validation at its start."""
     status = "diverged" if val_loss is None else "finished"
-    points = curve or ([] if val_loss is None else [(0, 5.5), (steps, val_loss)])
+    points = curve or ([(0, FIRST)] if val_loss is None else [(0, FIRST), (steps, val_loss)])
     return Record(
         folder=Path(f"/nowhere/{arm}-{seed}-{steps}"),
         identity=f"{arm}-{seed}-{steps}",
@@ -88,7 +89,7 @@ def record(arm: str, seed: int, steps: int, val_loss: float | None, *, curve: Se
         config={"trainer.steps": steps},
         parts={},
         manifest={"attempts": [{"claims": more.pop("claims", {})}]},
-        summary={"val_loss": val_loss, "status": status, **more},
+        summary={"val_loss": points[-1][1], "status": status, **more},
         curve=Curve(step=[step for step, _ in points], val_loss=[loss for _, loss in points]),
     )
 

@@ -15,6 +15,7 @@ from nocap.run.record import read_json
 from nocap.study import conduct, tuning
 from nocap.study.__main__ import main
 from nocap.study.conduct import OVERHEAD, Prepared, carry_out, lengths_of, prepare, steps_for
+from nocap.study.sessions import SessionError
 from tests.attempts import state_of
 from tests.conftest import REPO, Door, the_run
 from tests.studies import LOSS, Json, at, claim, loaded, record, study, written
@@ -228,3 +229,14 @@ def test_the_same_budget_goes_on_with_the_same_steps(tmp_path: Path, monkeypatch
     carry_out(plan, run=True, budget_h=0.02, only="mha")  # of which the whole study's arms decide, and a new pilot
     assert held == [["pace"], ["pace"]]
     assert trained[-1] == {math.floor(0.02 * 3600 / OVERHEAD / (0.5 * 3 * 512 * 3e-5) / 16) * 16}
+
+
+def test_a_pilot_that_fails_ends_its_study_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def fails(*args: Any, **how: Any) -> None:
+        raise SessionError("pace, seed 0: no memory; see a.log")
+
+    monkeypatch.setattr(conduct, "hold_all", fails)
+    written(tmp_path / "made", study(scales=at(budget=True)))
+    assert main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}", "budget_h=1"]) == 1
+    assert capsys.readouterr().err == "nocap: made: pace, seed 0: no memory; see a.log\n"
+    assert not (tmp_path / "out").exists()

@@ -16,6 +16,7 @@ from nocap.model.flops import component_flops
 from nocap.run.config import compose
 from nocap.study import board, exchange, report, text
 from nocap.study.claim import Metric
+from nocap.study.conduct import prepare
 from nocap.study.evidence import Evidence, bound, exploratory, outcome, outcomes, shortest
 from nocap.study.results import results, sigma, targets_checked
 from nocap.study.spec import Study
@@ -148,6 +149,7 @@ def test_the_shortest_schedule_is_log_linear_between_lengths():
     assert shortest(runs, target=law(401)) == Outcome(value=400.0, ending=Ending.censored)
     halves = arm_of((100, 4.0), (400, 3.0))
     assert shortest(halves, target=3.5).value == pytest.approx(200)
+    assert shortest(arm_of((100, 4.0), (200, 4.2), (400, 3.0)), target=3.5).value == pytest.approx(math.sqrt(200 * 400))
 
 
 def test_a_longer_run_that_ends_higher_is_noise_and_one_that_broke_is_none():
@@ -189,8 +191,8 @@ def test_a_race_with_what_diverged(tmp_path: Path):
 def test_steps_to_a_number_are_read_from_the_curve(tmp_path: Path):
     one = made(tmp_path, claim(STEPS, target=4.5))
     (steps,) = one.claims
-    ends = {0: [(0, 5.5), (10, 5.0), (20, 4.0)], 1: [(0, 5.5), (20, 4.6)], 2: []}
-    runs = {("mqa", seed): record("mqa", seed, 20, points[-1][1] if points else None, curve=points) for seed, points in ends.items()}
+    ends = {0: [(0, 5.5), (10, 5.0), (20, 4.0)], 1: [(0, 5.5), (20, 4.6)], 2: [(0, 5.5), (10, 4.0)]}
+    runs = {("mqa", seed): record("mqa", seed, 20, None if seed == 2 else points[-1][1], curve=points) for seed, points in ends.items()}
     found = [outcome(steps, Metric.steps_to_target, "mqa", seed, one, Evidence(runs=runs)) for seed in range(3)]
     assert [one and (one.value, one.ending) for one in found] == [
         (pytest.approx(15), Ending.measured),
@@ -349,7 +351,8 @@ MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "abc", "
 
 
 def told(one: Study, evidence: Evidence) -> Json:
-    found = results(one, "cpu", evidence, arms={}, tuned={}, hardware=MACHINE)
+    plan = prepare(one, "cpu", output_dir="outputs")
+    found = results(one, "cpu", evidence, arms={"train": plan.train, "bench": plan.bench}, tuned={}, hardware=MACHINE)
     assert "host" not in found["hardware"]
     return found
 
@@ -391,12 +394,24 @@ def test_a_sentence_for_each_verdict(tmp_path: Path, ratios: list[float], losses
     assert said in sentence
     assert "\n" not in sentence
     assert "arithmetic allows 1.000× (FLOPs of a token)" in sentence
-    assert (f"n={len(ratios)}") in sentence
+    assert f"n={len(ratios)}; at 2 layers, 64 wide, T=32, " in sentence
     assert "[exploratory: mha, seed 0 and 5 more began under another claim, or none]" in sentence
     rendered = text.render(found)
     assert sentence in rendered
     assert ("M.speed: diverged, counted as worst: mqa, seed 2" in rendered) == (None in losses)
     assert ("above what arithmetic allows: look for a mistake" in rendered) == (said != " more seeds would decide: " and len(ratios) == 3)
+
+
+def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
+    one = made(tmp_path, RACE)
+    evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
+    evidence.shorter["mqa", 0][200] = record("mqa", 0, 200, None)  # type: ignore[index]
+    mha, mqa = told(one, evidence)["arms"]
+    assert (mha["val_loss"]["all"], mha["diverged"]) == ([law(400) + x for x in NOISE.values()], [])
+    assert (mqa["val_loss"]["all"], mqa["diverged"]) == ([law(400) + NOISE[0], law(400) + NOISE[2]], [1])
+    assert mqa["shorter"]["200"] == [None, law(200) + NOISE[1], law(200) + NOISE[2]]
+    (line,) = (line for line in text.render(told(one, evidence)).splitlines() if line.startswith("mqa "))
+    assert "], 1 diverged" in line
 
 
 def test_a_claim_with_one_end_and_slack_and_without_a_bound(tmp_path: Path):

@@ -152,6 +152,7 @@ def _guard(metric: Metric, scale: Scale, margin: float, mine: Outcomes, theirs: 
 
 def _arm(name: str, study: Study, evidence: Evidence, arms: Mapping[str, Mapping[str, Composed]], tuned: Mapping[str, Any]) -> Results:
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
+    whole = [run for run in runs if run.status == "finished"]  # a diverged one has the loss of its last validation
     said = {place: _session(name, getattr(evidence, place)) for place in ("pace", "bench")}
     asked = [said["pace"], None if runs else said["bench"], _session(name, evidence.curve), _session(name, evidence.decoding)]
     known: Mapping[str, Any] = next((one for one in asked if one), {})
@@ -164,8 +165,8 @@ def _arm(name: str, study: Study, evidence: Evidence, arms: Mapping[str, Mapping
         "flops_per_token": known.get("flops_per_token") or (runs[0].number("flops_per_token") if runs else None),
         "kernel": known.get("kernel"),
         "tokens": runs[0].number("tokens") if runs else None,
-        "val_loss": _spread([run.val_loss for run in runs]),
-        "val_bpb": _spread([run.number("val_bpb") for run in runs]),
+        "val_loss": _spread([run.val_loss for run in whole]),
+        "val_bpb": _spread([run.number("val_bpb") for run in whole]),
         "diverged": [run.seed for run in runs if run.status == "diverged"],
         "shorter": _shorter(name, study, evidence),
         "pace": said["pace"] and _speed(name, evidence.pace),
@@ -200,7 +201,7 @@ def _shorter(name: str, study: Study, evidence: Evidence) -> dict[str, list[floa
     told: dict[str, list[float | None]] = {}
     for seed in study.seeds:
         for steps, run in evidence.shorter.get((name, seed), {}).items():
-            told.setdefault(str(steps), []).append(run.val_loss)
+            told.setdefault(str(steps), []).append(run.val_loss if run.status == "finished" else None)
     return told
 
 
