@@ -352,7 +352,7 @@ MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "abc", "
 
 def told(one: Study, evidence: Evidence) -> Json:
     plan = prepare(one, "cpu", output_dir="outputs")
-    found = results(one, "cpu", evidence, arms={"train": plan.train, "bench": plan.bench}, tuned={}, hardware=MACHINE)
+    found = results(one, "cpu", evidence, arms={"train": plan.train, "bench": plan.bench}, tuned={}, hardware=MACHINE, command="made")
     assert "host" not in found["hardware"]
     return found
 

@@ -72,7 +72,11 @@ def _one(folder: Path, plan: Prepared, options: Words, *, mode: str) -> int:
         return _calibrate(plan, options)
     done = carry_out(plan, run=mode == "run", budget_h=options.budget_h)
     targets_checked(plan.study, done.evidence)
-    found = results(plan.study, plan.scale, done.evidence, arms=done.arms, tuned=done.tuned.facts(), hardware=_machine(plan))
+    hours = f" budget_h={options.budget_h:g}" if at_budget(plan) else ""
+    command = f"python -m nocap.study {folder} scale={plan.scale}{hours}"
+    found = results(
+        plan.study, plan.scale, done.evidence, arms=done.arms, tuned=done.tuned.facts(), hardware=_machine(plan), command=command
+    )
     print(text.render(found))
     if mode == "run":
         for path in report.write(plan.study, folder, found):

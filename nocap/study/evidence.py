@@ -12,7 +12,7 @@ import numpy as np
 from nocap import stats
 from nocap.comparison.runs import Record, dig
 from nocap.run.record import read_json
-from nocap.study.claim import BASELINE, Claim, Metric, Rule
+from nocap.study.claim import BASELINE, HELD, Claim, Metric, Rule
 from nocap.study.spec import DECODED, PROFILED, TIMED, Study, metrics
 from nocap.study.verdict import Ending, Outcome, Outcomes
 
@@ -159,7 +159,7 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
     read: dict[Rule, Callable[[Facts], float]] = {
         Rule.flops: lambda facts: _flops(facts["component_flops"], claim.parts),
         Rule.params: lambda facts: float(facts["params"]),
-        Rule.memory: lambda facts: float(facts["memory_mib"]["peak"]),
+        Rule.memory: lambda facts: sum(facts["memory_mib"][part] for part in HELD),  # a GPU's peak has its slack in it, too
         Rule.kv: lambda facts: float(facts["kv_bytes"]),
     }
     apart = rule is Rule.flops and bool(claim.parts)

@@ -30,6 +30,7 @@ def results(
     arms: Mapping[str, Mapping[str, Composed]],
     tuned: Mapping[str, Any],
     hardware: Mapping[str, Any],
+    command: str,
 ) -> Results:
     """Everything that is to be told. `arms`: place (`train` or `bench`) → arm → how it was composed there."""
     traded = exchange.facts(study, evidence)
@@ -40,7 +41,7 @@ def results(
         "scale": at,
         "question": study.question,
         "date": time.strftime("%Y-%m-%d"),
-        "command": f"python -m nocap.study experiments/{study.name} scale={at}",
+        "command": command,
         "commit": git["commit"] + ("+" if git["diff"] else "") if git else None,
         "hardware": {key: value for key, value in hardware.items() if key != "host"},
         "shapes": {place: shape(next(iter(composed.values()))) for place, composed in arms.items() if composed},
@@ -48,7 +49,7 @@ def results(
         "baseline": study.baseline,
         "seeds": study.seeds,
         "claims": [_claim(claim, study, at, evidence, arms) for claim in study.claims],
-        "arms": [_arm(name, study, evidence, arms, tuned) for name in study.arms],
+        "arms": [_arm(name, study, at, evidence, arms, tuned) for name in study.arms],
         "trials": list(tuned.get("trials", ())),
         "exchange": traded,
     }
@@ -150,7 +151,9 @@ def _guard(metric: Metric, scale: Scale, margin: float, mine: Outcomes, theirs: 
 # --- an arm: the fairness columns --------------------------------------------------------------------------------------------------
 
 
-def _arm(name: str, study: Study, evidence: Evidence, arms: Mapping[str, Mapping[str, Composed]], tuned: Mapping[str, Any]) -> Results:
+def _arm(
+    name: str, study: Study, at: str, evidence: Evidence, arms: Mapping[str, Mapping[str, Composed]], tuned: Mapping[str, Any]
+) -> Results:
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
     whole = [run for run in runs if run.status == "finished"]  # a diverged one has the loss of its last validation
     said = {place: _session(name, getattr(evidence, place)) for place in ("pace", "bench")}
@@ -158,7 +161,7 @@ def _arm(name: str, study: Study, evidence: Evidence, arms: Mapping[str, Mapping
     known: Mapping[str, Any] = next((one for one in asked if one), {})
     return {
         "arm": name,
-        "words": study.arms[name],
+        "words": [*study.arms[name], *study.scales[at].own.get(name, [])],
         "tuned": tuned.get("words", {}).get(name, []),
         "n_trials": sum(trial["arm"] == tuned.get("follow", {}).get(name, name) for trial in tuned.get("trials", ())),
         "params": known.get("params") or dig(runs[0].summary, "params", "total") if runs or known else None,

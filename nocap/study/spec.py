@@ -191,6 +191,7 @@ def load(folder: Path) -> Study:
     require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
     try:
         refuse_interpolations(plain)
+        require("name" not in plain, "name", "be left out: it is the folder's", plain.get("name"))
         return _typed({"name": folder.resolve().name, **plain})
     except (OmegaConfBaseException, ValueError) as error:
         raise ValueError(f"{path}: {_explained(error)}") from error
