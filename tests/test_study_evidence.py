@@ -15,7 +15,7 @@ from nocap.comparison.runs import Record
 from nocap.model.flops import component_flops
 from nocap.run.config import compose
 from nocap.study import board, exchange, report, text
-from nocap.study.claim import Metric
+from nocap.study.claim import HELD, Metric
 from nocap.study.conduct import prepare
 from nocap.study.evidence import Evidence, bound, exploratory, outcome, outcomes, shortest
 from nocap.study.results import results, sigma, targets_checked
@@ -280,8 +280,8 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
 
 def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
     facts = {
-        "mha": {"params": 300, "memory_mib": {"peak": 40.0}, "kv_bytes": 96.0},
-        "mqa": {"params": 200, "memory_mib": {"peak": 32.0}, "kv_bytes": 8.0},
+        "mha": {"params": 300, "memory_mib": {"peak": 99.0, **dict.fromkeys(HELD, 10.0)}, "kv_bytes": 96.0},
+        "mqa": {"params": 200, "memory_mib": {"peak": 50.0, **dict.fromkeys(HELD, 8.0)}, "kv_bytes": 8.0},
     }
     said = Evidence(bench=timed([2], facts), parts={("mha", 0): PARTS, ("mqa", 0): PARTS})
     for rule, expected in {"params": 1.5, "memory": 1.25, "kv": 12.0}.items():
