@@ -110,11 +110,21 @@ def test_spread_is_pooled_within_each_three():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 2, 3))
     each = [dict(zip(SIDES, sides.tolist(), strict=True)) for sides in values]
-    found = spread(LOSS.scale, each)
+    found = spread(LOSS, each)
+    gains = values[:, 1] - values[:, 0]  # less is better
     assert found["sigma"] == pytest.approx(math.sqrt(values.var(axis=2, ddof=1).mean()))
-    assert found["sigma_of_pairs"] == pytest.approx(math.sqrt((values[:, 0] - values[:, 1]).var(axis=1, ddof=1).mean()))
-    assert spread(SPEED.scale, [{"arm": [1.0, 1.0, math.e**2], "baseline": [math.e] * 3}])["sigma"] == pytest.approx(math.sqrt(2 / 3))
-    assert spread(LOSS.scale, [{"arm": [1.0, None, None], "baseline": [None] * 3}]) == {"sigma": None, "sigma_of_pairs": None}
+    assert found["sigma_of_pairs"] == pytest.approx(math.sqrt(gains.var(axis=1, ddof=1).mean()))
+    test = scipy_stats.ttest_1samp(gains.ravel(), 0)
+    expected = {"pairs": 12, "mid": gains.mean(), "low": test.confidence_interval().low, "high": test.confidence_interval().high}
+    assert found["all_pairs"] == pytest.approx({**expected, "p": test.pvalue})
+    none = {"sigma": None, "sigma_of_pairs": None, "all_pairs": None}
+    assert spread(LOSS, [{"arm": [1.0, None, None], "baseline": [None] * 3}]) == none
+
+
+def test_spread_of_a_ratio_is_of_logarithms():
+    found = spread(SPEED, [{"arm": [1.0, 1.0, math.e**2], "baseline": [math.e] * 3}])
+    assert found["sigma"] == pytest.approx(math.sqrt(2 / 3))
+    assert found["all_pairs"]["mid"] == pytest.approx(math.exp(-1 / 3))
 
 
 def test_a_run_that_failed_leaves_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -152,6 +162,7 @@ def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_real_comparisons_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = [
         "--calibrate-verdicts",

@@ -17,9 +17,9 @@ from typing import Any
 from nocap import hardware
 from nocap.comparison.runs import Record
 from nocap.schema import require
-from nocap.stats import pooled_sd
+from nocap.stats import interval, pooled_sd
 from nocap.study.arms import Composed, all_composed, check_fair, with_seed
-from nocap.study.claim import LEAST, Claim, Mechanism, Metric, Scale
+from nocap.study.claim import LEAST, MORE_IS_BETTER, Claim, Mechanism, Metric, Scale
 from nocap.study.evidence import Evidence, outcomes
 from nocap.study.sessions import Session, hold_all
 from nocap.study.spec import At, Study
@@ -181,21 +181,33 @@ def judged(asked: Study, claim: Claim, evidence: Sequence[Evidence]) -> dict[str
     ]
     row = {"design": claim.metric.value, "noise": "real", "truth": "A/A", "pairs": LEAST, "studies": of, **shares}
     ok = all(bar["verdict"] != "broken" for bar in bars)
-    return {"claim": claim.id, "bars": bars, "rows": [row], "counts": counts, **spread(claim.scale, each), "each": each, "ok": ok}
+    return {"claim": claim.id, "bars": bars, "rows": [row], "counts": counts, **spread(claim, each), "each": each, "ok": ok}
 
 
-def spread(scale: Scale, each: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Standard deviations, of logarithms for a ratio, each within its three: of one side's values, and of the pairs' differences. Pairs
-    that have nothing in common scatter √2 times as much as their sides. `None`: runs that diverged left fewer than two."""
-    unit: Callable[[float], float] = math.log if scale is Scale.ratio else float
+def spread(claim: Claim, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Standard deviations, of logarithms for a ratio, each within its three: of one side's values, and of the pairs' gains. Pairs that
+    have nothing in common scatter √2 times as much as their sides. And the mean gain of all pairs together, which sees a bias that three
+    cannot. `None`: runs that diverged left fewer than two.
+    """
+    ratio, sign = claim.scale is Scale.ratio, 1 if claim.metric in MORE_IS_BETTER else -1
+    unit: Callable[[float], float] = math.log if ratio else float
     sides = [[unit(value) for value in one[side] if value is not None] for one in each for side in SIDES]
-    pairs = [[unit(a) - unit(b) for a, b in zip(one[ARM], one[BASELINE], strict=True) if None not in (a, b)] for one in each]
+    both = [[(a, b) for a, b in zip(one[ARM], one[BASELINE], strict=True) if a is not None and b is not None] for one in each]
+    pairs = [[sign * (unit(a) - unit(b)) for a, b in found] for found in both]
+    gains = [gain for found in pairs for gain in found]
+    mean = interval(gains) if len(gains) > 1 else None
+    if mean is not None and ratio:
+        mean = mean.exp()
+    return {
+        "sigma": _pooled(sides),
+        "sigma_of_pairs": _pooled(pairs),
+        "all_pairs": None if mean is None else {"pairs": len(gains), "mid": mean.mean, "low": mean.low, "high": mean.high, "p": mean.p},
+    }
 
-    def pooled(groups: Sequence[Sequence[float]]) -> float | None:
-        enough = [group for group in groups if len(group) > 1]
-        return pooled_sd(enough) if enough else None
 
-    return {"sigma": pooled(sides), "sigma_of_pairs": pooled(pairs)}
+def _pooled(groups: Sequence[Sequence[float]]) -> float | None:
+    enough = [group for group in groups if len(group) > 1]
+    return pooled_sd(enough) if enough else None
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -209,6 +221,10 @@ def render(result: Mapping[str, Any]) -> str:
         counts = ", ".join(f"{name} {part['counts'][name]}" for name in ("different", "confirmed", "refuted", "covered"))
         lines += [f"{row['design']}: {row['studies']} real A/A comparisons of {row['pairs']} pairs: {counts}", *told_bars(part["bars"])]
         if part["sigma"] is not None and part["sigma_of_pairs"] is not None:
-            lines.append(f"standard deviation {part['sigma']:.4g}, of a pair's difference {part['sigma_of_pairs']:.4g}")
+            lines.append(f"standard deviation {part['sigma']:.4g}, of a pair's gain {part['sigma_of_pairs']:.4g}")
+        if (mean := part["all_pairs"]) is not None:
+            lines.append(
+                f"gain over all {mean['pairs']} pairs {mean['mid']:.4f} [{mean['low']:.4f}, {mean['high']:.4f}], p = {mean['p']:.3f}"
+            )
         lines += ["", *table(part["rows"]), ""]
     return "\n".join(lines).rstrip()
