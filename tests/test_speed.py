@@ -127,7 +127,7 @@ def test_one_noisy_arm_spoils_no_other():
 
 
 def test_more_arms_need_wider_intervals():
-    assert [confidence_for(n) for n in (1, 5, 10)] == [0.99, 0.99, 0.995]
+    assert [confidence_for(n) for n in (0, 1, 5, 10)] == [0.99, 0.99, 0.99, 0.995]  # 0: the baseline and its control
     assert [signed_rank_needs(confidence_for(n)) for n in (1, 5, 10)] == [8, 8, 9]
 
 

@@ -373,7 +373,10 @@ def test_a_plan_is_one_line(capsys: pytest.CaptureFixture[str]):
         (("--power", "0.9", "--effect", "0.1", "--sigma", "2%"), "--sigma must be in --effect's unit, without %, got 2%"),
         (("--power", "0.9", "--effect", "0.1"), "--sigma must be given with --power, and only there, got None"),
         (("--power", "0.9", "--effect", "1e-9", "--sigma", "1"), "needs more than 100000 runs"),
-        (("--power", "0.9", "--effect", "1", "--sigma", "1", "--studies", "9"), "--studies must be left out with --power, got 9"),
+        (
+            ("--power", "0.9", "--effect", "1", "--sigma", "1", "--studies", "9"),
+            "--studies must be given with --calibrate-verdicts, and only there, got 9",
+        ),
         (("--calibrate-verdicts", "--effect", "1"), "--effect must be given with --power, and only there, got 1"),
         (("--calibrate-verdicts", "--json", "/dev/null/x"), "--json must be a file that can be written, got /dev/null/x"),
         (("--calibrate-verdicts", "--studies", "5"), "--studies must be at least 100, got 5"),
@@ -423,5 +426,5 @@ def test_intervals_that_are_too_narrow_break_the_bars(monkeypatch: pytest.Monkey
 
 
 def test_shares_have_exact_intervals():
-    found = trust._share(5, 100)
+    found = trust.share(5, 100)
     assert (found["low"], found["high"]) == (pytest.approx(0.01643, abs=1e-5), pytest.approx(0.11283, abs=1e-5))  # Clopper and Pearson

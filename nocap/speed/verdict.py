@@ -25,8 +25,8 @@ LIMIT = {
 
 
 def confidence_for(comparisons: int) -> float:
-    """Of each interval: 99%, more where more than five comparisons share an error of 5% (Bonferroni)."""
-    return 1 - min(0.01, 0.05 / comparisons)
+    """Of each interval: 99%, more where more than five comparisons share an error of 5% (Bonferroni); also where the baseline is alone."""
+    return 1 - min(0.01, 0.05 / max(1, comparisons))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -114,21 +114,28 @@ def simulate(design: Design, *, planted: bool, worse: float = 0.0, noise: str, s
     for study in range(studies):
         arm, baseline = ({metric: _outcomes(of[side, study]) for metric, of in values.items()} for side in (0, 1))
         verdict = _last_look(claim, arm=arm, baseline=baseline)
-        shown = verdict.interval
-        assert shown is not None
-        different, confirmed = not shown.low <= nothing <= shown.high, verdict.word is Word.confirmed
-        counts["different"] += different
-        counts["confirmed"] += confirmed
-        counts["refuted"] += verdict.word is Word.refuted
-        counts["found"] += different and confirmed
-        counts["covered"] += shown.low <= truth <= shown.high
+        for name, holds in says(verdict, nothing=nothing, truth=truth).items():
+            counts[name] += holds
     return {
         "design": design.name,
         "noise": noise,
         "truth": ("the planned effect" if planted else "A/A") + (f", guard worse by {worse:g}" if worse else ""),
         "pairs": len(claim.seeds),
         "studies": studies,
-        **{name: _share(count, studies) for name, count in counts.items()},
+        **{name: share(count, studies) for name, count in counts.items()},
+    }
+
+
+def says(verdict: Verdict, *, nothing: float, truth: float) -> dict[str, bool]:
+    """What is counted of one verdict. Without an interval, as where a run diverged, it calls nothing different and holds nothing."""
+    shown, confirmed = verdict.interval, verdict.word is Word.confirmed
+    different = shown is not None and not shown.low <= nothing <= shown.high
+    return {
+        "different": different,
+        "confirmed": confirmed,
+        "refuted": verdict.word is Word.refuted,
+        "found": different and confirmed,
+        "covered": shown is not None and shown.low <= truth <= shown.high,
     }
 
 
@@ -145,7 +152,7 @@ def _outcomes(values: Array) -> Mapping[int, Outcome]:
     return {seed: Outcome(value=float(value)) for seed, value in enumerate(values)}
 
 
-def _share(count: int, of: int) -> dict[str, float]:
+def share(count: int, of: int) -> dict[str, float]:
     """With the 95% interval of Clopper and Pearson (1934), exact."""
     from scipy import stats
 
@@ -177,16 +184,16 @@ def calibrate(*, studies: int, say: Callable[[str], Any] = lambda line: None) ->
         add(TWO_LOOKS, planted=planted)
     aa, planted_rows = ([row for planted, row in fair if planted is wanted] for wanted in (False, True))
     bars = [
-        _bar("A/A called different", "at most 5%", [row["different"] for row in aa], most=0.05),
-        _bar("A/A confirmed as a gain", "at most 5%", [row["confirmed"] for row in aa], most=0.05),
-        _bar("confirmed with a guard at its margin", "at most 5%", [at_margin["confirmed"]], most=0.05),
-        _bar("planned effect found", "at least 80%", [row["found"] for row in planted_rows], least=POWER),
-        _bar("interval holds the truth", "93% to 97%", [row["covered"] for _, row in fair], least=0.93, most=0.97),
+        bar("A/A called different", "at most 5%", [row["different"] for row in aa], most=0.05),
+        bar("A/A confirmed as a gain", "at most 5%", [row["confirmed"] for row in aa], most=0.05),
+        bar("confirmed with a guard at its margin", "at most 5%", [at_margin["confirmed"]], most=0.05),
+        bar("planned effect found", "at least 80%", [row["found"] for row in planted_rows], least=POWER),
+        bar("interval holds the truth", "93% to 97%", [row["covered"] for _, row in fair], least=0.93, most=0.97),
     ]
     return {"seed": SEED, "studies": studies, "bars": bars, "rows": rows, "ok": all(bar["verdict"] != "broken" for bar in bars)}
 
 
-def _bar(name: str, wanted: str, shares: list[dict[str, float]], *, least: float = 0.0, most: float = 1.0) -> dict[str, Any]:
+def bar(name: str, wanted: str, shares: list[dict[str, float]], *, least: float = 0.0, most: float = 1.0) -> dict[str, Any]:
     """Shown where every interval lies within, broken where one lies wholly beyond. An exact test errs in 5%, and nobody can show that it
     errs in at most 5%: for that bar "not contradicted" is the best there is."""
     shown = all(share["low"] >= least and share["high"] <= most for share in shares)
@@ -196,14 +203,22 @@ def _bar(name: str, wanted: str, shares: list[dict[str, float]], *, least: float
 
 def render(result: Mapping[str, Any]) -> str:
     """The figures and the table, as text."""
-    lines = [f"{bar['what']} ({bar['wanted']}): {', '.join(map(_tell, bar['found']))}: {bar['verdict']}" for bar in result["bars"]]
-    head = ("design", "noise", "truth", "pairs", *COUNTED)
-    lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in result["rows"]:
-        shares = " | ".join(f"{row[name]['share']:.1%}" for name in COUNTED)
-        lines.append(f"| {row['design']} | {row['noise']} | {row['truth']} | {row['pairs']} | {shares} |")
+    lines = [*told_bars(result["bars"]), "", *table(result["rows"])]
     return "\n".join([*lines, "", f"{result['studies']} simulated studies a row, each judged as a real one is"])
 
 
-def _tell(share: Mapping[str, float]) -> str:
-    return f"{share['share']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
+def told_bars(bars: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"{bar['what']} ({bar['wanted']}): {', '.join(map(tell, bar['found']))}: {bar['verdict']}" for bar in bars]
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    head = ("design", "noise", "truth", "pairs", *COUNTED)
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows:
+        shares = " | ".join(f"{row[name]['share']:.1%}" for name in COUNTED)
+        lines.append(f"| {row['design']} | {row['noise']} | {row['truth']} | {row['pairs']} | {shares} |")
+    return lines
+
+
+def tell(found: Mapping[str, float]) -> str:
+    return f"{found['share']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
