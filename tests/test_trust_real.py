@@ -95,7 +95,7 @@ def test_figures_out_of_reach_break_the_bars():
 
 
 def session(arm: float, control: float) -> dict[str, Any]:
-    return {"arms": {"arm": {"tokens_per_s": arm, "step_ms": 1.0}}, "control": {"tokens_per_s": control}}
+    return {"arms": {"arm": {"tokens_per_s": (arm * control) ** 0.5}}, "control": {"tokens_per_s": [arm, control]}}
 
 
 def test_a_session_is_the_arm_against_its_control():

@@ -152,8 +152,10 @@ def timed(arm: Composed, comparisons: int, folder: Path, *, claims: Mapping[str,
 
 
 def controlled(said: Sequence[Mapping[str, Any]]) -> Evidence:
-    """The sessions of one comparison: the arm against its control."""
-    return Evidence(bench={pair: {"arms": {ARM: one["arms"][ARM], BASELINE: one["control"]}} for pair, one in enumerate(said)})
+    """The sessions of one comparison: the arm's first instance against its second."""
+    both = [one["control"]["tokens_per_s"] for one in said]
+    sides = [{ARM: {"tokens_per_s": first}, BASELINE: {"tokens_per_s": second}} for first, second in both]
+    return Evidence(bench={pair: {"arms": side} for pair, side in enumerate(sides)})
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------------------------
