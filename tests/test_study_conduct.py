@@ -12,9 +12,11 @@ import pytest
 
 from nocap.launch.grid import Cell
 from nocap.run.record import read_json
-from nocap.study import conduct, tuning
+from nocap.study import budget, conduct, tuning
 from nocap.study.__main__ import main
-from nocap.study.conduct import OVERHEAD, Prepared, carry_out, lengths_of, prepare, steps_for
+from nocap.study.budget import OVERHEAD, steps_for
+from nocap.study.conduct import carry_out
+from nocap.study.prepared import Prepared, lengths_of, prepare
 from nocap.study.sessions import SessionError
 from tests.attempts import state_of
 from tests.conftest import REPO, Door, the_run
@@ -210,7 +212,7 @@ def test_the_same_budget_goes_on_with_the_same_steps(tmp_path: Path, monkeypatch
         speed = 1 if len(held) == 1 else 2  # a second pilot would find another pace
         return [{"measured": {"arms": {arm: {"tokens_per_s": speed / s} for arm, s in PACE.items()}}} for _ in sessions]
 
-    monkeypatch.setattr(conduct, "hold_all", hold_all)
+    monkeypatch.setattr(budget, "hold_all", hold_all)
     monkeypatch.setattr(conduct, "train", lambda grid: trained.append({cell.plan.run.trainer.steps for cell in grid.cells}) or {})
     plan = prepared(tmp_path, LOSS, scales=at(budget=True))
     said: list[str] = []
@@ -235,7 +237,7 @@ def test_a_pilot_that_fails_ends_its_study_in_a_line(tmp_path: Path, monkeypatch
     def fails(*args: Any, **how: Any) -> None:
         raise SessionError("pace, seed 0: no memory; see a.log")
 
-    monkeypatch.setattr(conduct, "hold_all", fails)
+    monkeypatch.setattr(budget, "hold_all", fails)
     written(tmp_path / "made", study(scales=at(budget=True)))
     assert main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}", "budget_h=1"]) == 1
     assert capsys.readouterr().err == "nocap: made: pace, seed 0: no memory; see a.log\n"

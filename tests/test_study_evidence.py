@@ -16,8 +16,8 @@ from nocap.model.flops import component_flops
 from nocap.run.config import compose
 from nocap.study import board, exchange, report, text
 from nocap.study.claim import HELD, Metric
-from nocap.study.conduct import prepare
 from nocap.study.evidence import Evidence, bound, exploratory, outcome, outcomes, shortest
+from nocap.study.prepared import prepare
 from nocap.study.results import results, sigma, targets_checked
 from nocap.study.spec import Study
 from nocap.study.verdict import Ending, Outcome

@@ -11,7 +11,9 @@ from nocap import hardware
 from nocap.run.config import EXIT_CODES, from_words
 from nocap.schema import Device, require
 from nocap.study import exchange, preview, report, text
-from nocap.study.conduct import Prepared, at_budget, carry_out, check_budget, prepare
+from nocap.study.budget import check_budget
+from nocap.study.conduct import carry_out
+from nocap.study.prepared import Prepared, at_budget, prepare
 from nocap.study.results import Results, results, targets_checked
 from nocap.study.sessions import SessionError
 from nocap.study.spec import load

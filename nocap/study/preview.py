@@ -9,9 +9,11 @@ from nocap.comparison.text import table
 from nocap.launch.board import duration
 from nocap.launch.plan import outcome
 from nocap.stats import power_of
+from nocap.study.asking import all_sessions
+from nocap.study.budget import OVERHEAD
 from nocap.study.claim import Claim, Metric, Scale
-from nocap.study.conduct import OVERHEAD, Prepared, all_sessions, at_budget, lengths_of, with_lengths
 from nocap.study.evidence import Evidence, bound
+from nocap.study.prepared import Prepared, at_budget, lengths_of, with_lengths
 from nocap.study.results import sigma
 from nocap.study.sessions import Session
 from nocap.study.text import METRICS, expected
