@@ -75,7 +75,7 @@ def _one(results: Facts) -> list[str]:
         "",
     ]
     lines += [f"{place}: {shape}  " for place, shape in results["shapes"].items()]
-    lines += [f"seeds {results['seeds']}; commit {str(results['commit'])[:12]}", ""]
+    lines += [f"seeds {results['seeds']}; judged at commit {str(results['commit'])[:12]}", ""]
     head = ["claim", "says", "expected", "arithmetic allows", "measured", "guards", "n", "verdict"]
     rows = [
         [
