@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from nocap.study.report import all_results, markdown
 NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
 START, END = "<!-- board: written by python -m nocap.study --board -->", "<!-- end of board -->"
 HEAD = ("claim", "says", "expected", "arithmetic allows", "measured", "verdict", "where", "machine", "date", "command")
-HEAD_ROWS = 8  # in the README
+FIRST_ROWS, LAST_ROWS = 8, 2  # of the board, in the README
 
 Facts = Mapping[str, Any]
 
@@ -54,10 +55,10 @@ def render(every: Sequence[Facts], missing: Sequence[Mapping[str, str]]) -> str:
         "",
         "What was promised, what arithmetic allows, what was measured. Written by `python -m nocap.study --board experiments` from the",
         "`results.*.json` of each study. Ratios are gains over the baseline (1.2×: a fifth faster or less), in brackets 95% intervals",
-        "over at least three pairs (a confirmation needs one-sided bounds, so that its interval may reach a little beyond the stated end). A",
-        "verdict is about its machine, shape and length, named beside it; each study's README has its arms.",
+        "over at least three pairs (a confirmation needs one-sided bounds: its interval may reach a little beyond the stated end).",
+        "A verdict is about its machine, shape and length, named beside it; each study's README has its arms.",
         "",
-        *markdown(HEAD, [_row(one, claim) for one in every for claim in one["claims"]]),
+        *markdown(HEAD, [_row(one, claim) for one, claim in _in_order(every)]),
         "",
         "## Not built, or nothing to measure",
         "",
@@ -98,6 +99,20 @@ def _missing(one: Mapping[str, str]) -> list[str]:
     return [str(one.get(key, text.NONE)) for key in ("id", "statement", "expected", "bound", "why")]
 
 
+def _in_order(every: Sequence[Facts]) -> list[tuple[Facts, Facts]]:
+    """Every claim with its study's results: A2 before A10, and what begins alike as its study has it."""
+    claims = [(one, claim) for one in every for claim in one["claims"]]
+    return sorted(
+        claims, key=lambda pair: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", pair[1]["id"].partition(".")[0])]
+    )
+
+
+def _race(one: Facts, claim: Facts) -> bool:
+    """Whether a claim is about the time in which an arm reaches the final loss of its study's baseline."""
+    against = (claim["metric"], claim["target"], claim["baseline"])
+    return bool(against == ("time_to_target_s", "baseline", one["baseline"]))
+
+
 def _leaders(every: Sequence[Facts]) -> list[str]:
     raced = [
         (one, claim) for one in every for claim in one["claims"] if (claim["metric"], claim["target"]) == ("time_to_target_s", "baseline")
@@ -128,8 +143,10 @@ def _rates(every: Sequence[Facts]) -> Iterator[str]:
 
 
 def head(every: Sequence[Facts]) -> str:
-    """The claims that say the most, for somebody who has five minutes: the first of each study."""
-    firsts = [(one, one["claims"][0]) for one in every][:HEAD_ROWS]
+    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
+    firsts = {one["study"]: (one, claim) for one, claim in reversed(_in_order(every))}
+    shown = [pair for pair in _in_order(every) if pair in firsts.values()]
+    shown = shown[:-LAST_ROWS][:FIRST_ROWS] + shown[-LAST_ROWS:]
     rows = [
         [
             f"[{claim['id']}](experiments/{one['study']}/README.md)",
@@ -138,6 +155,6 @@ def head(every: Sequence[Facts]) -> str:
             text.measured(claim),
             f"**{text.verdict(claim)}**",
         ]
-        for one, claim in firsts
+        for one, claim in shown
     ]
     return "\n".join(markdown(("claim", "says", "arithmetic allows", "measured", "verdict"), rows))

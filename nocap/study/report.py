@@ -92,7 +92,15 @@ def _one(results: Facts) -> list[str]:
     ]
     lines += [*markdown(head, rows), "", *markdown(*text.arms(results)), ""]
     if results["trials"]:
-        cells = [[t["arm"], " ".join(t["words"]), text.NONE if t["val_loss"] is None else f"{t['val_loss']:.4f}", "picked" if t["picked"] else ""] for t in results["trials"]]
+        cells = [
+            [
+                t["arm"],
+                " ".join(t["words"]),
+                text.NONE if t["val_loss"] is None else f"{t['val_loss']:.4f}",
+                "picked" if t["picked"] else "",
+            ]
+            for t in results["trials"]
+        ]
         lines += [f"Trials on seeds {results['trials'][0]['seeds']}:", "", *markdown(["arm", "trial", "val loss", ""], cells), ""]
     lines += [line.strip() + "  " for line in (*text.exchange(results), *text.doubts(results))]
     return [*lines, ""]
