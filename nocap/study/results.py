@@ -14,7 +14,7 @@ from nocap.comparison.runs import Record, dig
 from nocap.launch.plan import git_state
 from nocap.study import exchange
 from nocap.study.arms import Composed
-from nocap.study.claim import BASELINE, LEAST, Claim, Metric, Scale
+from nocap.study.claim import BASELINE, LEAST, Claim, Metric, Rule, Scale
 from nocap.study.evidence import Evidence, bound, claim_needs_runs, exploratory, outcomes, sessions_for
 from nocap.study.spec import At, Study
 from nocap.study.verdict import Outcomes, Reason, Verdict, Word, judge, more_seeds
@@ -70,7 +70,7 @@ def judged(claim: Claim, study: Study, at: str, evidence: Evidence) -> tuple[Ver
     """The verdict, at the last declared look that has all its seeds, and the bound as it was worked out."""
     limit = bound(claim, study, evidence)
     mine, theirs = outcomes(claim, study, evidence)
-    claim = replace(claim, mechanism=replace(claim.mechanism, rule=type(claim.mechanism.rule).given, parts=[], bound=limit))
+    claim = replace(claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], bound=limit))
     verdict = judge(claim, arm=mine, baseline=theirs, at=at)
     if verdict.reason is Reason.missing and claim.looks == 2:
         first = judge(claim, arm=mine, baseline=theirs, at=at, look=1)
