@@ -81,8 +81,9 @@ def verdict(claim: Facts) -> str:
     if claim["reason"] == "missing":
         return f"inconclusive: {len(claim['missing'])} missing ({shorten(claim['missing'], most=2)})"
     more = claim["more_seeds"]
-    if claim["diverged"]:
-        return f"inconclusive: diverged: {shorten(claim['diverged'])}"
+    for ending, words in (("diverged", "diverged"), ("censored", "never reached the loss")):
+        if claim[ending]:
+            return f"inconclusive: {words}: {shorten(claim[ending])}"
     return f"inconclusive: {f'{more} more seeds would decide' if more else 'no affordable number of seeds would decide'}"
 
 
