@@ -114,9 +114,7 @@ def _race(one: Facts, claim: Facts) -> bool:
 
 
 def _leaders(every: Sequence[Facts]) -> list[str]:
-    raced = [
-        (one, claim) for one in every for claim in one["claims"] if (claim["metric"], claim["target"]) == ("time_to_target_s", "baseline")
-    ]
+    raced = [(one, claim) for one, claim in _in_order(every) if _race(one, claim)]
     raced.sort(key=lambda pair: -(pair[1]["measured"] or {"mid": 0.0})["mid"])
     head = ("recipe", "speedup", "verdict", "seeds", "where", "machine", "commit")
     return markdown(head, [_leader(one, claim) for one, claim in raced]) if raced else ["No recipe has raced yet."]
