@@ -12,7 +12,7 @@ import pytest
 
 from nocap.launch.grid import Cell
 from nocap.run.record import read_json
-from nocap.study import budget, conduct, tuning
+from nocap.study import budget, conduct, training, tuning
 from nocap.study.__main__ import main
 from nocap.study.budget import OVERHEAD, steps_for
 from nocap.study.conduct import carry_out
@@ -118,15 +118,15 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
     """Search without training: `losses` of learning rate and seed, null diverged, NaN not run."""
 
     def search(losses: Losses, *, run: bool = True, **changed: Any) -> tuning.Tuned:
-        def told(cell: Cell) -> Any:
+        def told(cell: Cell, *, problems: list[str]) -> Any:
             lr, seed = cell.plan.run.optimizer.lr, cell.plan.run.seed
             loss = losses(lr, seed)
             return None if loss is not None and math.isnan(loss) else record("mha", seed, 12, loss)
 
         monkeypatch.setattr(tuning, "train", lambda grid: trained.append(len(grid.cells)) or {})
-        monkeypatch.setattr(tuning, "record_of", told)
+        monkeypatch.setattr(training, "record_of", told)
         plan = prepared(tmp_path, LOSS, tune={**SEARCH, **changed})
-        return tuning.tune(plan.study, plan.train, claims=plan.claims, run=run)
+        return tuning.tune(plan.study, plan.train, claims=plan.claims, run=run, problems=[])
 
     trained: list[int] = []
     search.trained = trained  # type: ignore[attr-defined]
@@ -170,7 +170,9 @@ def test_a_trial_that_was_not_run_on_every_seed_picks_nothing(searched: Any):
 def test_winners_are_what_the_arms_are_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[list[float]] = []
     monkeypatch.setattr(tuning, "train", lambda grid: {})
-    monkeypatch.setattr(tuning, "record_of", lambda cell: record("mha", cell.plan.run.seed, 12, abs(cell.plan.run.optimizer.lr - 2e-3)))
+    monkeypatch.setattr(
+        training, "record_of", lambda cell, problems: record("mha", cell.plan.run.seed, 12, abs(cell.plan.run.optimizer.lr - 2e-3))
+    )
     monkeypatch.setattr(conduct, "train", lambda grid: seen.append([cell.plan.run.optimizer.lr for cell in grid.cells]) or {})
     plan = prepared(tmp_path, LOSS, tune=SEARCH)
     done = carry_out(plan, run=True)

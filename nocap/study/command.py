@@ -83,6 +83,8 @@ def _one(folder: Path, plan: Prepared, options: Words, *, mode: str) -> int:
     if mode == "run":
         for path in report.write(plan.study, folder, found):
             print(f"written: {path}")
+    for problem in done.problems:
+        print(f"nocap: {problem}", file=sys.stderr)
     missing = any(claim["missing"] for claim in found["claims"])
     return EXIT_CODES["failed" if done.problems or missing else "finished"]
 

@@ -13,7 +13,7 @@ from nocap import stats
 from nocap.comparison.runs import Record, dig
 from nocap.run.record import read_json
 from nocap.study.claim import BASELINE, HELD, Claim, Metric, Rule
-from nocap.study.spec import DECODED, PROFILED, TIMED, Study, metrics
+from nocap.study.spec import DECODED, PROFILED, TIMED, TRAINED, Study, metrics
 from nocap.study.verdict import Ending, Outcome, Outcomes
 
 Facts = Mapping[str, Any]
@@ -26,6 +26,7 @@ class Evidence:
 
     runs: Mapping[tuple[str, int], Record] = field(default_factory=dict)  # (arm, seed)
     shorter: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)  # (arm, seed) → steps → the run of so many
+    lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # arm → the steps of all its shorter runs, also of missing ones
     pace: Said = field(default_factory=dict)  # steps of the training shape
     bench: Said = field(default_factory=dict)  # steps of the claim's shape
     parts: Mapping[tuple[str, int], Facts] = field(default_factory=dict)  # (arm, seed)
@@ -121,7 +122,10 @@ def _steps_to_target(claim: Claim, arm: str, seed: int, study: Study, evidence: 
     if run.status == "diverged":
         return Outcome(value=None, ending=Ending.diverged)
     assert theirs.val_loss is not None
-    return shortest([*evidence.shorter.get((arm, seed), {}).values(), run], target=theirs.val_loss)
+    shorter = evidence.shorter.get((arm, seed), {})
+    if any(steps not in shorter for steps in evidence.lengths.get(arm, ())):
+        return None  # a length that is missing might have been the one
+    return shortest([*shorter.values(), run], target=theirs.val_loss)
 
 
 def shortest(runs: list[Record], *, target: float) -> Outcome:
@@ -219,7 +223,7 @@ def first_claims(run: Record) -> Mapping[str, str]:
 
 
 def claim_needs_runs(claim: Claim) -> bool:
-    return any(metric in (Metric.val_loss, Metric.val_bpb, Metric.steps_to_target, Metric.time_to_target_s) for metric in metrics(claim))
+    return any(metric in TRAINED for metric in metrics(claim))
 
 
 def sessions_for(claim: Claim) -> list[str]:

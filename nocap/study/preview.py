@@ -17,7 +17,7 @@ from nocap.study.prepared import Prepared, at_budget, lengths_of, with_lengths
 from nocap.study.results import sigma
 from nocap.study.sessions import Session
 from nocap.study.text import METRICS, expected
-from nocap.study.training import grid_of, record_of, wanted
+from nocap.study.training import grid_of, records_of, wanted
 
 POWER = 0.9
 WARM_STEPS = 6  # of a timed arm, before its blocks
@@ -102,7 +102,7 @@ def _power(plan: Prepared) -> Iterator[str]:
     if plan.train:
         cells = wanted(plan.train, plan.study.seeds)
         _, of = grid_of(cells, label=plan.study.name, claims=plan.claims)
-        runs = {(cell.arm, cell.seed): record for i, cell in enumerate(cells) if (record := record_of(of[i])) is not None}
+        runs = {(cell.arm, cell.seed): record for cell, record in records_of(cells, of, problems=[])}  # the study itself names them
     noise, source = sigma(plan.study, plan.at, runs)
     yield f"sigma of one run's final loss: {f'{noise:.4f}' if noise else '?'} ({source})"
     for claim in plan.study.claims:

@@ -89,7 +89,13 @@ def train(grid: Grid) -> dict[str, Result]:
     return results
 
 
-def record_of(cell: Cell) -> Record | None:
-    """What a finished or diverged cell left."""
+def records_of(cells: Sequence[Wanted], of: Mapping[int, Cell], *, problems: list[str]) -> list[tuple[Wanted, Record]]:
+    """What each of these runs left, where it has come to its end. `of` as `grid_of` gives it."""
+    found = [(cell, record_of(of[i], problems=problems)) for i, cell in enumerate(cells)]
+    return [(cell, record) for cell, record in found if record is not None]
+
+
+def record_of(cell: Cell, *, problems: list[str]) -> Record | None:
+    """What a finished or diverged cell left; what of it cannot be read goes into `problems`."""
     folder: Path = cell.plan.run_dir
-    return read(folder, problems=[]) if outcome(cell.plan) is not None else None
+    return read(folder, problems=problems) if outcome(cell.plan) is not None else None

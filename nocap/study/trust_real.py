@@ -125,7 +125,7 @@ def trained(arms: Mapping[str, Composed], comparisons: int, *, claims: Mapping[s
     ended = train(grid)
     records: dict[int, Record] = {}
     for i, cell in enumerate(cells):
-        if (record := record_of(of[i])) is None:
+        if (record := record_of(of[i], problems=[])) is None:
             result = ended.get(of[i].plan.identity)
             raise UnfinishedError(f"{of[i].label}: {result.reason if result else 'no result'}; what finished is kept")
         records[cell.seed] = record

@@ -10,7 +10,7 @@ from typing import Any
 
 from nocap.study.arms import Composed, check_fair, composed
 from nocap.study.spec import Study
-from nocap.study.training import FailedError, grid_of, record_of, train, wanted
+from nocap.study.training import FailedError, grid_of, records_of, train, wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +25,11 @@ class Tuned:
         return {"words": self.words, "trials": self.trials, "follow": self.follow}
 
 
-def tune(study: Study, arms: Mapping[str, Composed], *, claims: Mapping[str, str], run: bool, only: str | None = None) -> Tuned:
+def tune(
+    study: Study, arms: Mapping[str, Composed], *, claims: Mapping[str, str], run: bool, problems: list[str], only: str | None = None
+) -> Tuned:
     """Train the trials that are missing, or with `run=False` none, and pick each arm's best mean final loss. `only`: of this arm's search.
+    What cannot be read of a record goes into `problems`.
 
     A trial that diverged is the worst; one that was not run picks nothing.
 
@@ -42,10 +45,8 @@ def tune(study: Study, arms: Mapping[str, Composed], *, claims: Mapping[str, str
     if run:
         train(grid)
     losses: dict[str, list[float]] = {name: [] for name in named}
-    for i, cell in enumerate(cells):
-        record = record_of(place[i])
-        if record is not None:
-            losses[cell.arm].append(math.inf if record.val_loss is None or record.status == "diverged" else record.val_loss)
+    for cell, record in records_of(cells, place, problems=problems):
+        losses[cell.arm].append(math.inf if record.val_loss is None or record.status == "diverged" else record.val_loss)
     found = Tuned(follow=dict(study.tune.follow))
     for arm, trials in asked.items():
         seen = [losses[f"{arm}, trial {i + 1}"] for i in range(len(trials))]
