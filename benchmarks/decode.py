@@ -25,15 +25,16 @@ from typing import Any
 
 import torch
 
-from nocap import hardware, schema
+from nocap import hardware
 from nocap.comparison.text import table
+from nocap.config.compose import compose
+from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.generation.engine import Cached, Engine, Recompute
 from nocap.generation.latency import allocated_bytes, random_prompt
 from nocap.generation.sample import Sampler, generate
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
-from nocap.run.config import compose
-from nocap.schema import Device
 
 FIXED = ("trainer.device=cpu", "trainer.precision=fp32", "tracker=none")
 SMALLMIND = ("model.n_layer=4", "model.n_head=8", "model.d_model=256", "model.seq_len=128")
@@ -110,7 +111,7 @@ def _collections() -> int:
     return sum(generation["collections"] for generation in gc.get_stats())
 
 
-def forward_flops(run: schema.Run, *, fed: int, keys: float, vocab_size: int) -> float:
+def forward_flops(run: Run, *, fed: int, keys: float, vocab_size: int) -> float:
     """FLOPs of the matrix products of one forward pass over `fed` tokens whose queries meet `keys` keys in all; the head sees one token."""
     training = component_flops(run, vocab_size=vocab_size)  # three times the forward's
     layers = training["qkv"] + training["attention_out"] + training["mlp"]

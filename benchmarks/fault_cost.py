@@ -19,17 +19,18 @@ from datetime import date
 from pathlib import Path
 
 from nocap import hardware
+from nocap.config.compose import compose
+from nocap.config.trainer import Device
+from nocap.data.batches import microbatches
 from nocap.data.prepare import prepare
-from nocap.loop import Job, build, configure_numerics, take_step
 from nocap.paths import cache_root
 from nocap.run import checkpoint
 from nocap.run.beats import Beats
-from nocap.run.config import compose
 from nocap.run.ledger import Ledger
 from nocap.run.record import Metrics
 from nocap.run.spikes import Spikes
 from nocap.run.world import join
-from nocap.schema import Device
+from nocap.step import Job, build, configure_numerics, take_step
 
 WORDS = ("tracker=none", "model=d12", "tokenizer=gpt2", "data=synthetic", "trainer.device=cpu", "trainer.threads=1", "model.seq_len=512")
 CADENCE = compose([*WORDS]).trainer.checkpoint_every
@@ -79,7 +80,7 @@ def main() -> None:
         beats, spikes, metrics = Beats.create(root, ranks=1), Spikes(), Metrics(root / "metrics.jsonl")
         row = {"step": 1, "tokens": 1} | {f"train/key{i}": 1 / (i + 3) for i in range(16)}
         each_step_s = {
-            "signs of life": (2 * run.microbatches + 1) * seconds(lambda: beats.beat(0, 1), n=1000),
+            "signs of life": (2 * microbatches(run) + 1) * seconds(lambda: beats.beat(0, 1), n=1000),
             "spikes": seconds(lambda: spikes.see(1.0), n=1000),
             "a row": seconds(lambda: metrics.append(row), n=1000),
         }

@@ -28,11 +28,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from nocap import hardware
+from nocap.config.compose import compose
+from nocap.config.run import Run
+from nocap.config.trainer import ActivationCheckpointing
 from nocap.model.gpt import GPT, Head, build_model
-from nocap.run.config import compose
-from nocap.run.evaluate import autocast
 from nocap.run.memory import MIB, saved_for_backward
-from nocap.schema import ActivationCheckpointing, Run
+from nocap.step import autocast
 
 VOCAB = 50257  # GPT-2's
 
@@ -53,7 +54,7 @@ def head_pass(args: argparse.Namespace, chunks: int, *, compiled: bool) -> Pass:
     targets = torch.randint(VOCAB, x.shape[:2], generator=generator).to(args.device)
     if compiled:
         head.compile(fullgraph=True, dynamic=False)
-    return training_pass(run, [x, *head.parameters()], lambda: head(x, targets))
+    return training_pass(run, [x, *head.parameters()], lambda: head(x, targets).total)
 
 
 def training_pass(run: Run, leaves: list[Tensor], forward: Callable[[], Tensor]) -> Pass:

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
 from nocap import hardware
-from nocap.schema import Device
+from nocap.config.trainer import Device
 
 CELL = (
     *("model=nano", "data=synthetic", "tracker=none", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32"),

@@ -1,18 +1,21 @@
-"""What nocap adds to Hydra: a sweeper that checks, orders and resumes a grid, and a launcher for a pool of local devices.
+"""What nocap adds to Hydra: a sweeper that checks, orders and resumes a grid, its launchers, and options from outside.
 
-Hydra imports this module in every application of the environment, so it holds the doors only; what is behind them is in `nocap.run`.
+Hydra imports this module in every application of the environment, so it holds the doors only; what is behind them is in `nocap`.
 Hydra takes plugins from the package `hydra_plugins` and from nowhere else, and executes their modules in a way of its own: annotations
 must not be put off (`from __future__ import annotations`), or a dataclass cannot be made.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
@@ -23,14 +26,7 @@ class SweeperConf:
     params: dict[str, str] = field(default_factory=dict)  # sweeps that a file brings along, as in Hydra's own sweeper
 
 
-@dataclass
-class PoolConf:
-    _target_: str = "hydra_plugins.nocap_grid.PoolLauncher"
-    jobs: int | None = None  # cells at once, at most; null: as many as the devices hold
-
-
 ConfigStore.instance().store(group="hydra/sweeper", name="nocap", node=SweeperConf, provider="nocap")
-ConfigStore.instance().store(group="hydra/launcher", name="pool", node=PoolConf, provider="nocap")
 
 
 class GridSweeper(BasicSweeper):
@@ -54,22 +50,31 @@ class GridSweeper(BasicSweeper):
         return sweep(arguments, split=self.split_arguments, context=self.hydra_context, task=self.task_function, config=self.config)
 
 
-class PoolLauncher(Launcher):
-    """Says how many cells may run at once; the sweeper of nocap runs them."""
+class OptionLauncher(Launcher):
+    """A launcher option of nocap's group `launcher`: its keys, by its kind."""
 
-    def __init__(self, jobs: int | None = None) -> None:
-        if jobs is not None and jobs < 1:
-            raise ValueError(f"hydra.launcher.jobs must be at least 1, or null for as many as the devices hold, got {jobs}")
-        self.jobs = jobs
+    def __init__(self, kind: str, **keys: Any) -> None:
+        from nocap.config import registry
+
+        self.option: Any = registry.options("launcher")[kind](kind=kind, **keys)
 
     def slots(self) -> Any:
         """Where the sweeper may run cells."""
-        from nocap.launch.slots import Pool
-
-        return Pool(jobs=self.jobs)
+        return self.option.slots()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         pass
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        raise ValueError("hydra/launcher=pool needs hydra/sweeper=nocap")
+        raise ValueError("this launcher needs hydra/sweeper=nocap")
+
+
+class OutsideSearchPath(SearchPathPlugin):
+    """The folders of `--config-dir` and of installed packages, for what nocap composes; other applications of the environment see none."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if "NOCAP_OUTSIDE" in os.environ:
+            from nocap import outside
+
+            for folder in outside.folders():
+                search_path.append(provider="nocap", path=f"file://{folder}")

@@ -14,6 +14,8 @@ DOORS = {
     "profile": "where a step's time and memory go",
     "study": "how many seeds a verdict needs, and how often verdicts are wrong",
     "bench": "which training step is faster here, interleaved",
+    "new": "an option of your own that works, to begin from",
+    "check": "what holds of the options in a folder",
 }
 
 

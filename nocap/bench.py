@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nocap.schema import require
+from nocap import outside
+from nocap.config.keys import require
 
 SECONDS = 120.0
 FORMS = """\
@@ -21,8 +22,8 @@ Tokens are made up; on a CPU an arm has one thread unless trainer.threads says o
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(argv)
-    from nocap.run.config import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    options = _parser().parse_intermixed_args(outside.arguments(argv))
+    from nocap.config.compose import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     with refusals():
         return EXIT_CODES["finished" if _bench(options) else "failed"]
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, metavar="S", help=f"stop after so long, warm-up included (default: {SECONDS:g}; a suite has its own)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    outside.document(parser)
     return parser
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nocap import outside
+from nocap.config.keys import require
 from nocap.files import write_file
 from nocap.run.record import write_json, writing
-from nocap.schema import require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,8 +22,8 @@ outputs/runs. Several can be given; a run counts once."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
-    from nocap.run.config import refusals  # Hydra comes with it: --help does without
+    options = _parser().parse_args(outside.arguments(argv))
+    from nocap.config.compose import refusals  # Hydra comes with it: --help does without
 
     with refusals():
         _check_together(options)
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
     parser.add_argument("--power", type=float, metavar="P", help="plan only: the seeds that see --effect with this chance, from these runs")
     parser.add_argument("--effect", metavar="X", help="with --power: a difference of final losses in nats, or 2%% of tokens/s")
+    outside.document(parser)
     return parser
 
 

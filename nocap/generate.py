@@ -10,12 +10,14 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap import hardware
+from nocap import hardware, outside
 from nocap.comparison.runs import find_one
+from nocap.config.trainer import Device, Precision
 from nocap.generation.request import Generate
 from nocap.generation.text import Sample, for_a_terminal
+from nocap.launch.plan import COPIES
+from nocap.options.attention import kernel_name
 from nocap.run.record import write_json, writing
-from nocap.schema import Device, Precision
 
 if TYPE_CHECKING:
     from nocap.generation.load import Trained
@@ -24,8 +26,8 @@ BATCH_SIZES = "1,4,16"
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(argv)
-    from nocap.run.config import from_words, refusals  # Hydra comes with it: --help does without
+    options = _parser().parse_intermixed_args(outside.arguments(argv))
+    from nocap.config.compose import from_words, refusals  # Hydra comes with it: --help does without
 
     with refusals():
         asked = from_words(Generate, options.words)
@@ -34,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.latency and asked.samples != 1:
             raise ValueError(f"samples must be left out with --latency, which has --batch-sizes, got {asked.samples}")
         run_dir, device = find_one(asked.run, outputs=Path(asked.output_dir)), asked.device or hardware.default_device()
+        if options.allow_code and (run_dir / COPIES).is_dir():
+            outside.use([run_dir / COPIES])
         hardware.check_device(device, 1, key="device")
         if asked.compile:
             hardware.check_compiler("compile=true", device)
@@ -65,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--latency", action="store_true", help="time it, against no cache; leaves latency.json in the run's folder")
     parser.add_argument("--batch-sizes", metavar="N,N", help=f"with --latency (default: {BATCH_SIZES})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the texts, or the latency, as JSON")
+    outside.document(parser)
+    parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
     return parser
 
 
@@ -89,7 +95,7 @@ def _text(asked: Generate, trained: Trained, prompt: list[int], run_dir: Path) -
     """Print the texts: a single one on a terminal as it comes, else each as a whole."""
     import torch
 
-    from nocap.generation.engine import Cached
+    from nocap.generation.engine import engine_for
     from nocap.generation.sample import Sampler, generate
 
     room = trained.run.model.seq_len - len(prompt) + 1  # the last new token needs no place: nothing is asked of it
@@ -100,10 +106,11 @@ def _text(asked: Generate, trained: Trained, prompt: list[int], run_dir: Path) -
     if live:
         samples[0].say = lambda text: print(shown(text), end="", flush=True)
         print(shown(asked.prompt), end="", flush=True)
-    engine = Cached(trained.model, trained.run, batch=asked.samples, capacity=len(prompt) + new - 1, compiled=asked.compile)
+    capacity = len(prompt) + new - 1
+    decoder = engine_for(trained.model, trained.run, batch=asked.samples, capacity=capacity, compiled=asked.compile, say=_note)
     sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=asked.samples, max_tokens=new)
-    prompt_1T = torch.tensor([prompt], device=trained.model.embedding.weight.device)
-    for tokens_B in generate(engine, prompt_1T, sampler, max_tokens=new):
+    prompt_1T = torch.tensor([prompt], device=next(trained.model.parameters()).device)
+    for tokens_B in generate(decoder, prompt_1T, sampler, max_tokens=new):
         for sample, token in zip(samples, tokens_B.tolist(), strict=True):
             sample.take(token)
         if all(sample.ended for sample in samples):
@@ -148,13 +155,13 @@ def _latency(
     from nocap.generation.sample import Sampler
 
     model, run = trained.model, trained.run
-    context, device = run.model.seq_len, model.embedding.weight.device
+    context, device = run.model.seq_len, next(model.parameters()).device
     one = torch.tensor([prompt]) if asked.prompt else latency.random_prompt(context // 2 or 1, vocab_size=trained.encoding.n_vocab)
     T = one.shape[1]
     new = min(asked.max_tokens, context - T)
     if new < 2:
         raise ValueError(f"prompt must leave room for 2 tokens in model.seq_len={context} with --latency, got {T} tokens")
-    rows = []
+    kv_bytes, rows = latency.kv_bytes_per_token(model, run, say=_note), []
     for batch in batch_sizes:
         sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=batch, max_tokens=new + 1)
         timed = latency.measure(model, run, one.expand(batch, -1).to(device), new=new, sampler=sampler, compiled=asked.compile)
@@ -166,8 +173,8 @@ def _latency(
         "prompt_tokens": T,
         "new_tokens": new,
         "precision": "fp32",
-        "kernel": {"prefill": hardware.kernel_name(run.attention, place, Precision.fp32), "decode": "scaled_dot_product_attention"},
-        "kv_bytes_per_token": latency.kv_bytes_per_token(model, run),
+        "kernel": {"prefill": kernel_name(run.attention, place, Precision.fp32), "decode": "scaled_dot_product_attention"},
+        "kv_bytes_per_token": kv_bytes,
         "hardware": hardware.describe(place, threads),
         "rows": rows,
     }
@@ -177,7 +184,8 @@ def _latency(
     where = f"fp32 on {hardware.device_name(place)}, {threads} CPU thread(s)"
     print(f"{run_dir.name} at step {trained.step}: {T} tokens of prompt, {new} new; {where}")
     print(table(*latency.table(rows)))
-    print(f"KV cache: {content['kv_bytes_per_token']:,.0f} bytes a token, over the whole context of {context}")
+    if kv_bytes is not None:
+        print(f"KV cache: {kv_bytes:,.0f} bytes a token, over the whole context of {context}")
     return content
 
 

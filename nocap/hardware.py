@@ -13,7 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from nocap.schema import LOCAL_KERNELS, Attention, Device, Hybrid, Kernel, Precision
+from nocap.config.trainer import Device, Precision
 
 # Dense peak TFLOP/s without sparsity, from the vendors' data sheets: name as the driver has it → (bf16 tensor cores, fp32 with TF32 off).
 # The first pattern found in the name counts. A chip that is not here has no MFU: another chip's peak would be a lie.
@@ -152,18 +152,3 @@ def utilization(flops: float, device: Device, precision: Precision, devices: int
     """MFU: model FLOP/s over what the devices could do at most; `None` where that is not known."""
     peak, _ = peak_flops(device, precision)
     return flops / (peak * devices) if peak else None
-
-
-def sdpa_kernel(kernel: Kernel, device: Device, precision: Precision) -> Kernel:
-    """The kernel that `fused` means here. CUDA's flash kernel takes no fp32, so fp32 there is `efficient`; the CPU's flash takes both."""
-    if kernel is not Kernel.fused:
-        return kernel
-    return Kernel.efficient if device is Device.cuda and precision is Precision.fp32 else Kernel.flash
-
-
-def kernel_name(attention: Attention, device: Device, precision: Precision) -> str:
-    """The attention kernel that runs, for the record; a hybrid has two."""
-    if attention.kernel in LOCAL_KERNELS:
-        return attention.kernel.value
-    kernel = sdpa_kernel(attention.kernel, device, precision).value
-    return f"{attention.local_kernel.value}+{kernel}" if isinstance(attention, Hybrid) else kernel

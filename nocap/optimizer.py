@@ -1,50 +1,110 @@
-"""Optimizers, all torch's own: AdamW, or Muon for the matrices inside the blocks with AdamW for the rest."""
+"""What every optimizer option may use: the usual groups; and their rates."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from nocap import schema
+from nocap.config.keys import InputError
 
-MATRICES = "blocks."  # parameters of two dimensions below this name are hidden matrices
+if TYPE_CHECKING:
+    from nocap.config.run import Run
+
+Optimizers = list[torch.optim.Optimizer]
+Kind = tuple[bool, bool, int]  # of a parameter, as optimizers tell them apart: inside the blocks, a table of embeddings, dimensions
 
 
-def build_optimizers(spec: schema.AdamW, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """One or two optimizers whose groups carry `peak_lr`, which the schedule multiplies."""
-    named = dict(model.named_parameters())
-    hidden = {name: p for name, p in named.items() if isinstance(spec, schema.Muon) and name.startswith(MATRICES) and p.ndim == 2}
-    rest = {name: p for name, p in named.items() if name not in hidden}
-    optimizers: list[torch.optim.Optimizer] = [_adamw(spec, rest)]
-    if isinstance(spec, schema.Muon):
-        optimizers.append(
-            torch.optim.Muon(
-                list(hidden.values()),
-                lr=spec.muon_lr,
-                weight_decay=spec.weight_decay,
-                momentum=spec.momentum,
-                nesterov=True,
-                ns_steps=spec.ns_steps,
-                adjust_lr_fn=spec.scale.value,
-            )
-        )
+# --- groups ------------------------------------------------------------------------------------------------------------------------
+
+
+def decayed(named: Mapping[str, nn.Parameter], weight_decay: float, *, everything: bool = False) -> list[dict[str, Any]]:
+    """Groups in which matrices and tables decay and vectors (gains, shifts, scales) do not, unless `everything` does."""
+    decays = {name: p for name, p in named.items() if everything or p.ndim >= 2}
+    groups = [
+        {"params": list(decays.values()), "weight_decay": weight_decay},
+        {"params": [p for name, p in named.items() if name not in decays], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def kinds_of(model: nn.Module) -> dict[str, Kind]:
+    """Parameter's name → its kind."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {name: (name.startswith("blocks."), id(p) in tables, p.ndim) for name, p in model.named_parameters()}
+
+
+def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name → parameter of the matrices inside the blocks: not vectors, and not tables of embeddings."""
+    kinds = kinds_of(model)
+    return {name: p for name, p in model.named_parameters() if kinds[name] == (True, False, 2)}
+
+
+def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
+    """The run's optimizers, their groups split where an idea scales a rate. Each group carries `peak_lr`, which the schedule multiplies.
+
+    Errors:
+        InputError: the option leaves out a parameter, gives one to two optimizers, or has a group without a learning rate.
+    """
+    optimizers = run.optimizer.build(model)
+    _check_shares(run, model, optimizers)
+    _scale(run, model, optimizers)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
+            if not isinstance(group.get("lr"), float):
+                raise InputError(f"optimizer.kind={run.optimizer.kind} must give each group a learning rate, lr, got {group.get('lr')!r}")
             group["peak_lr"] = group["lr"]
     return optimizers
 
 
-def _adamw(spec: schema.AdamW, named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
-    decays = {name: p for name, p in named.items() if spec.decay is schema.Decay.all or p.ndim >= 2}
-    groups = [
-        {"params": list(decays.values()), "weight_decay": spec.weight_decay},
-        {"params": [p for name, p in named.items() if name not in decays], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
+def _check_shares(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
+    held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    wrong = [name for name, p in model.named_parameters() if p.requires_grad and held.count(id(p)) != 1]
+    if wrong:
+        rule = "must have each of the model's parameters in one group of one optimizer"
+        raise InputError(f"optimizer.kind={run.optimizer.kind} {rule}, and has not: {wrong[0]}")
 
 
-def set_lr(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
+    """Split the groups by the factors that ideas put on rate and decay; without ideas, nothing."""
+    factors: dict[int, tuple[float, float]] = {}
+    for name, p in model.named_parameters():
+        lr = decay = 1.0
+        for idea in run.ideas.values():
+            rate = idea.rates(name)
+            lr, decay = lr * rate.lr, decay * rate.weight_decay
+        if (lr, decay) != (1.0, 1.0):
+            factors[id(p)] = lr, decay
+    for optimizer in optimizers if factors else ():
+        for group in list(optimizer.param_groups):
+            for lr, decay in sorted({factors[id(p)] for p in group["params"] if id(p) in factors}):
+                params = [p for p in group["params"] if factors.get(id(p)) == (lr, decay)]
+                group["params"] = [p for p in group["params"] if factors.get(id(p)) != (lr, decay)]
+                rates = {"lr": group["lr"] * lr, "weight_decay": group.get("weight_decay", 0.0) * decay}
+                optimizer.add_param_group({**group, "params": params, **rates})
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+
+
+def set_lr(optimizers: Optimizers, factor: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
+
+
+def rates(optimizers: Optimizers) -> dict[str, float]:
+    """Each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for another group with a peak of its own."""
+    found: dict[str, float] = {}
+    for optimizer in optimizers:
+        peaks: list[float] = []
+        for group in optimizer.param_groups:
+            if group["peak_lr"] in peaks:
+                continue
+            peaks.append(group["peak_lr"])
+            words = ["lr", *([type(optimizer).__name__.lower()] if optimizer is not optimizers[0] else [])]
+            name = "_".join([*words, *([str(len(peaks))] if len(peaks) > 1 else [])])
+            while name in found:
+                name += "_again"
+            found[name] = group["lr"]
+    return found

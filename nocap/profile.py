@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nocap import outside
 from nocap.paths import conf_dir
 from nocap.run.record import read_json, write_json
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from nocap.schema import Run
+    from nocap.config.run import Run
 
 USAGE = "python -m nocap.profile [flags] [key=value …]"
 ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are needed. Words are those of
@@ -24,8 +25,8 @@ nocap.train, whose --help lists them. On a CPU one thread is used unless trainer
 
 
 def main(argv: list[str] | None = None) -> None:
-    options, words = _parser().parse_known_args(sys.argv[1:] if argv is None else argv)
-    from nocap.run.config import refusals
+    options, words = _parser().parse_known_args(outside.arguments(argv))
+    from nocap.config.compose import refusals
 
     with refusals():
         _check(options, words)
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ceilings", action="store_true", help="also: what each option could win at most, and in which order by length")
     parser.add_argument("--curve", type=_lengths, metavar="T,T,…", help="also: cost of attention and of a step against sequence length")
     parser.add_argument("--repeats", type=_positive, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
+    outside.document(parser)
     parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="compare two --json files, and nothing else")
     return parser
 
@@ -81,7 +83,7 @@ def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
 def _hydra(options: argparse.Namespace, words: list[str]) -> None:
     import hydra
 
-    from nocap.run.config import parse, refusals, register
+    from nocap.config.compose import parse, refusals, register
     from nocap.run.words import flags_first
 
     register()
@@ -134,7 +136,7 @@ def _compose(words: list[str]) -> Run:
     """Another configuration from the same places, inside Hydra's application."""
     from hydra import compose
 
-    from nocap.run.config import parse
+    from nocap.config.compose import parse
 
     return parse(compose("train", words))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nocap.schema import Device, Precision
+from nocap.config.trainer import Device, Precision
 
 PRODUCT = {Device.cpu: 2048, Device.cuda: 8192}  # rows and columns
 COPY_BYTES = {Device.cpu: 2**28, Device.cuda: 2**31}  # far beyond any cache

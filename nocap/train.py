@@ -11,16 +11,19 @@ import sys  # noqa: E402
 
 import hydra  # noqa: E402
 
+from nocap import outside  # noqa: E402
+from nocap.config.compose import refusals, refuse, register  # noqa: E402
 from nocap.launch import cell  # noqa: E402
 from nocap.paths import conf_dir  # noqa: E402
-from nocap.run.config import refusals, refuse, register  # noqa: E402
 from nocap.run.words import flags_first  # noqa: E402
 
 cell.STARTED = STARTED
 
 
 def main() -> None:
-    register()
+    sys.argv[1:] = outside.arguments(None)
+    with refusals():
+        register()
     # Hydra would print its errors and a part of the traceback, and exit with 1; this way they come here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if "RANK" in os.environ and {"-m", "--multirun"} & set(sys.argv[1:]):

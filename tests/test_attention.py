@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nocap.model.attention import CausalSelfAttention, blocks, build_mixer, flex, fused, materialized, prepare_flex
-from nocap.model.gpt import build_model
+from nocap.config.compose import compose
+from nocap.model.attention import CausalSelfAttention, fused, materialized
+from nocap.model.gpt import Context, build_model
+from nocap.model.sliding import blocks, flex, prepare_flex
+from nocap.options.attention.softmax import Kernel
 from nocap.paths import conf_dir
-from nocap.run.config import compose
-from nocap.schema import Kernel, Sliding
 
 HEADS = [(4, 4), (6, 2), (4, 1)]  # H, K
 LENGTHS = [1, 2, 63, 64, 65, 130, 200]  # around the smallest block and its multiples
@@ -76,8 +77,7 @@ def test_blocks_with_grouped_heads(H: int, K: int):
 @pytest.mark.parametrize(("H", "K"), HEADS)
 @pytest.mark.parametrize(("T", "window"), [(256, 64), (256, 1), (200, 37), (128, 1000)])
 def test_flex(T: int, window: int, H: int, K: int):
-    spec = Sliding(kernel=Kernel.flex, n_kv_heads=K, window=window)
-    prepare_flex(spec, seq_len=T, device=torch.device("cuda"))
+    prepare_flex(window, seq_len=T, device=torch.device("cuda"))
     assert_same(flex(window), qkv(T, H, K, device="cuda"), window, tolerance=1e-4)
 
 
@@ -109,16 +109,19 @@ def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
 
 @pytest.mark.parametrize(("n_head", "n_kv_heads"), [(6, 2), (4, 2), (5, 1), (4, 1)])
 def test_gqa_is_mha_with_its_key_and_value_weights_repeated(n_head: int, n_kv_heads: int):
-    spec = {"d_model": 16 * n_head, "n_head": n_head, "qk_norm": True, "mixer": fused(Kernel.fused)}
-    gqa = CausalSelfAttention(n_kv_heads=n_kv_heads, **spec)
-    mha = CausalSelfAttention(n_kv_heads=n_head, **spec)
+    def attention(n_kv_heads: int) -> CausalSelfAttention:
+        shape = [f"model.d_model={16 * n_head}", f"model.n_head={n_head}", "model.qk_norm=true", "position=none", "trainer.device=cpu"]
+        return CausalSelfAttention(compose(["attention=flash", f"attention.n_kv_heads={n_kv_heads}", *shape]), 0)
+
+    gqa, mha = attention(n_kv_heads), attention(n_head)
     weights = gqa.state_dict()
     for name in ("k_proj.weight", "v_proj.weight"):
         heads = weights[name].unflatten(0, (n_kv_heads, 16))
         weights[name] = torch.stack([heads[h * n_kv_heads // n_head] for h in range(n_head)]).flatten(0, 1)
     mha.load_state_dict(weights)
     x = torch.randn(2, 50, 16 * n_head)
-    torch.testing.assert_close(gqa(x, None), mha(x, None))
+    context = Context(torch.zeros(2, 50, dtype=torch.long), x, None, None)
+    torch.testing.assert_close(gqa(x, context), mha(x, context))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -151,7 +154,7 @@ def test_hybrid_repeats_its_pattern():
     run = compose(["attention=hybrid", "attention.pattern=LG", "attention.window=5", "model=nano", "trainer.device=cpu"])
     inputs = qkv(40)
     for layer, window in enumerate((5, None, 5, None)):
-        torch.testing.assert_close(build_mixer(run.attention, layer)(*inputs).double(), naive(*inputs, window=window), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(run.attention.mixer(run, layer)(*inputs).double(), naive(*inputs, window=window), atol=1e-5, rtol=1e-5)
 
 
 # --- kernels and cost --------------------------------------------------------------------------------------------------------------
@@ -221,5 +224,5 @@ def test_the_whole_sliding_model_makes_nothing_of_size_t_squared():
     model = build_model(run, vocab_size=50)
     tokens = torch.zeros(1, T, dtype=torch.long)
     with Watch() as seen:
-        model(tokens, tokens).backward()
+        model(tokens, tokens).total.backward()
     assert seen.largest < T * T / 10

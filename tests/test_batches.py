@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from nocap.data.batches import Windows, permutation, sequences_of, splitmix64, target_bytes
-from nocap.data.shards import Shard, write_shard
-from nocap.data.tokenizer import END_OF_TEXT, load, token_bytes
-from nocap.schema import Order, Vocabulary
+from nocap.data.shards import write_shard
+from nocap.data.tokenizer import END_OF_TEXT, token_bytes
+from nocap.data.tokens import Shard
+from nocap.options.data import Order
+from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 
 def write(folder: Path, sizes: list[int]) -> tuple[list[Shard], list[list[int]]]:
@@ -186,7 +188,7 @@ def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(world: int, m
 def test_target_bytes_are_the_bytes_of_the_decoded_text(tmp_path: Path):
     """First windows only, targets only, end-of-text for nothing: counted again on the text itself, é and 日本 with all their bytes."""
     T, n = 10, 7
-    encoding = load(Vocabulary.bytes, cache_dir=tmp_path)
+    encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=tmp_path)
     tokens = encoding.encode(f"{END_OF_TEXT}naïve café{END_OF_TEXT}日本語 text, and{END_OF_TEXT} more of it" * 3, allowed_special="all")
     path = tmp_path / "val.bin"
     write_shard(path, np.array(tokens))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nocap import hardware
-from nocap.schema import Device, Precision
+from nocap.config.trainer import Device, Precision
 from nocap.speed.arms import compose_arms
 from nocap.speed.clock import Clock
 from nocap.speed.contestant import Contestant

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from nocap.config.compose import compose
 from nocap.launch.plan import plan
 from nocap.run import checkpoint
-from nocap.run.config import compose
 from nocap.run.record import read_json, write_json
 from tests.attempts import attempt, state_of, steady
 from tests.conftest import REPO, SMALL, Door, rows_of, the_run

@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.head_loss import peak_mib
+from nocap.config.compose import compose, dump, load, to_plain
+from nocap.config.run import Run
+from nocap.config.trainer import ActivationCheckpointing
 from nocap.model import chunked
 from nocap.model.chunked import chunked_cross_entropy
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.run import memory
-from nocap.run.config import compose, dump, load, to_plain
-from nocap.schema import ActivationCheckpointing, Run
 from tests.attempts import equal_within
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 from tests.test_combinations import losses, small
@@ -52,19 +53,23 @@ def test_in_fp64_loss_and_gradients_are_those_of_all_logits_at_once(N: int, chun
     x, weight, targets = inputs(N)
     options = {"softcap": softcap, "z_loss": z_loss}
     want = plain(x, weight, targets, **options)
-    got = chunked_cross_entropy(x, weight, targets, chunks=chunks, **options)
+    got, next_token = chunked_cross_entropy(x, weight, targets, chunks=chunks, **options)
+    assert not next_token.requires_grad
+    torch.testing.assert_close(next_token, plain(x, weight, targets, softcap=softcap, z_loss=0.0), atol=0, rtol=1e-14)
     torch.testing.assert_close(got, want, atol=0, rtol=1e-14)
     for a, b in zip(torch.autograd.grad(3 * got, (x, weight)), torch.autograd.grad(3 * want, (x, weight)), strict=True):
         torch.testing.assert_close(a, b, atol=1e-14, rtol=1e-13)
     with torch.no_grad():
-        torch.testing.assert_close(chunked_cross_entropy(x, weight, targets, chunks=chunks, **options), want, atol=0, rtol=1e-14)
+        torch.testing.assert_close(chunked_cross_entropy(x, weight, targets, chunks=chunks, **options)[0], want, atol=0, rtol=1e-14)
 
 
 def test_logits_too_large_for_exp_are_no_trouble() -> None:
     x, weight, targets = inputs(8, dtype=torch.float32)
     with torch.no_grad():
         x.mul_(300)
-    got, want = (f(x, weight, targets, softcap=None, z_loss=0.0) for f in (lambda *a, **k: chunked_cross_entropy(*a, chunks=3, **k), plain))
+    got, want = (
+        f(x, weight, targets, softcap=None, z_loss=0.0) for f in (lambda *a, **k: chunked_cross_entropy(*a, chunks=3, **k)[0], plain)
+    )
     assert want > 100
     torch.testing.assert_close(got, want)
     for a, b in zip(torch.autograd.grad(got, (x, weight)), torch.autograd.grad(want, (x, weight)), strict=True):
@@ -82,7 +87,7 @@ def test_under_bf16_autocast_it_errs_no_more_than_the_plain_loss(softcap: float 
     wanted = torch.autograd.grad(want, exact[:2])
     x, weight = (t.detach().float().requires_grad_() for t in exact[:2])
     errors = []
-    for f in (lambda *a, **k: chunked_cross_entropy(*a, chunks=5, **k), plain):
+    for f in (lambda *a, **k: chunked_cross_entropy(*a, chunks=5, **k)[0], plain):
         with torch.autocast("cpu", torch.bfloat16):
             loss = f(x, weight, exact[2], **options)
         assert loss.dtype is torch.float32
@@ -96,7 +101,7 @@ def test_under_bf16_autocast_it_errs_no_more_than_the_plain_loss(softcap: float 
 
 def test_a_second_backward_is_an_error_and_not_another_gradient() -> None:
     x, weight, targets = inputs(8)
-    loss = chunked_cross_entropy(x, weight, targets, chunks=2, softcap=None, z_loss=0.0)
+    loss, _ = chunked_cross_entropy(x, weight, targets, chunks=2, softcap=None, z_loss=0.0)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -115,7 +120,7 @@ def tokens_of(run: Run, B: int = 3) -> Tensor:
 
 def backward(model: GPT, tokens: Tensor) -> Tensor:
     """The loss, its gradients accumulated in the model's parameters."""
-    loss: Tensor = model(tokens[:, :-1], tokens[:, 1:])
+    loss: Tensor = model(tokens[:, :-1], tokens[:, 1:]).total
     loss.backward()
     return loss.detach()
 
@@ -137,7 +142,7 @@ def test_validation_is_the_plain_loss() -> None:
     model, tokens = build_model(run, vocab_size=VOCAB).eval(), tokens_of(run)
     with torch.no_grad():
         want = F.cross_entropy(model.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        torch.testing.assert_close(model(tokens[:, :-1], tokens[:, 1:]), want, atol=0, rtol=1e-6)
+        torch.testing.assert_close(model(tokens[:, :-1], tokens[:, 1:]).total, want, atol=0, rtol=1e-6)
 
 
 def head_peak_mib(chunks: int, *, training: bool) -> float:
@@ -148,7 +153,7 @@ def head_peak_mib(chunks: int, *, training: bool) -> float:
 
     def once() -> None:
         with torch.set_grad_enabled(training):
-            loss = head(x, targets)
+            loss = head(x, targets).total
         if training:
             loss.backward()
             head.zero_grad()
@@ -187,7 +192,7 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
         run.trainer.activation_checkpointing = ActivationCheckpointing(kind)
         model = build_model(run, vocab_size=VOCAB)
         with memory.saved_for_backward(model.parameters()) as saved:
-            loss = model(tokens[:, :-1], tokens[:, 1:])
+            loss = model(tokens[:, :-1], tokens[:, 1:]).total
         kept[kind] = sum(saved.values())
         loss.backward()
         gradients[kind] = [loss.detach(), *(p.grad for p in model.parameters())]
@@ -206,7 +211,7 @@ def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
         model, tokens = build_model(run, vocab_size=VOCAB), tokens_of(run)
         with FlopCounterMode(display=False) as counter:
             backward(model, tokens)
-        return flops_per_token(run, vocab_size=VOCAB, causal=False), counter.get_total_flops() / tokens[:, 1:].numel()
+        return flops_per_token(run, vocab_size=VOCAB, causal=False)[0], counter.get_total_flops() / tokens[:, 1:].numel()
 
     model_flops, run_flops = both()
     assert model_flops == run_flops

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from nocap.config.compose import compose
+from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.data.prepare import prepare
-from nocap.loop import Job, build, configure_numerics, take_step, warm_up
+from nocap.loop import warm_up
 from nocap.paths import cache_root
-from nocap.run.config import compose
 from nocap.run.ledger import Ledger
 from nocap.run.world import join
-from nocap.schema import Device, Run
+from nocap.step import Job, build, configure_numerics, take_step
 from tests.conftest import REPO
 
 STEPS = 8

@@ -12,12 +12,15 @@ import pytest
 
 from nocap.data import corpus, made, synthetic
 from nocap.data.prepare import prepare
-from nocap.data.shards import map_tokens
-from nocap.data.tokenizer import load
-from nocap.schema import Order, Stdlib, Synthetic, Text, Tokenizer, Vocabulary
+from nocap.data.tokens import map_tokens
+from nocap.options.data import Order
+from nocap.options.data.stdlib import Stdlib
+from nocap.options.data.synthetic import Synthetic
+from nocap.options.data.text import Text
+from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-BYTES = Tokenizer(vocabulary=Vocabulary.bytes)
+BYTES = BuiltIn(vocabulary=Vocabulary.bytes)
 EOT = 256
 COMMON = {"order": Order.shuffled, "read_sequences": 16}
 
@@ -61,7 +64,7 @@ def python_folder(tmp_path):
 
 
 def test_stdlib_documents_are_the_files(python_folder, tmp_path):
-    found = corpus.stdlib(library(), Vocabulary.bytes, cache_dir=tmp_path / "cache", folder=python_folder)
+    found = corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
     files = sorted(python_folder.rglob("mod*.py"), key=lambda path: path.relative_to(python_folder).as_posix())
     val = [path.read_bytes() for path in files if int(hashlib.sha256(key(path, python_folder)).hexdigest()[:16], 16) < 0.3 * 2**64]
     train = [path.read_bytes() for path in files if path.read_bytes() not in val]
@@ -85,7 +88,7 @@ def test_the_real_library(tmp_path):
 
 def test_a_made_set_is_made_once_and_follows_its_files(python_folder, tmp_path, monkeypatch):
     def sets() -> list[Path]:
-        corpus.stdlib(library(), Vocabulary.bytes, cache_dir=tmp_path / "cache", folder=python_folder)
+        corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
         return sorted(path for path in (tmp_path / "cache" / "corpora").iterdir() if path.is_dir())
 
     (first,) = sets()
@@ -103,7 +106,7 @@ def test_racing_processes_all_succeed(python_folder, tmp_path):
 
     def race():
         barrier.wait()
-        found.append(corpus.stdlib(library(), Vocabulary.bytes, cache_dir=tmp_path / "cache", folder=python_folder))
+        found.append(corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder))
 
     threads = [threading.Thread(target=race) for _ in range(6)]  # a lock on an open file holds between threads as between processes
     for thread in threads:
@@ -116,11 +119,11 @@ def test_racing_processes_all_succeed(python_folder, tmp_path):
 
 
 def test_a_killed_make_is_made_again(python_folder, tmp_path):
-    first = corpus.stdlib(library(), Vocabulary.bytes, cache_dir=tmp_path / "cache", folder=python_folder)
+    first = corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
     folder = first.train[0].parent
     folder.rename(folder.parent / f".{folder.name}.tmp")  # where a killed process left it
     (folder.parent / f".{folder.name}.tmp" / "train_000000.bin").write_bytes(b"half")
-    assert corpus.stdlib(library(), Vocabulary.bytes, cache_dir=tmp_path / "cache", folder=python_folder) == first
+    assert corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder) == first
     assert hashlib.sha256(first.train[0].read_bytes()).hexdigest() == first.expected[first.train[0]]
 
 
@@ -233,13 +236,13 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken"))
     data = prose(str(SHARED / "data" / "text" / "books_0.txt"))
     as_bytes = prepare(data, BYTES, cache_dir=tmp_path)
-    as_gpt2 = prepare(data, Tokenizer(vocabulary=Vocabulary.gpt2), cache_dir=tmp_path)
-    decoded = load(Vocabulary.gpt2, cache_dir=tmp_path).decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
+    as_gpt2 = prepare(data, BuiltIn(vocabulary=Vocabulary.gpt2), cache_dir=tmp_path)
+    decoded = BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=tmp_path).decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
     assert decoded.split(b"<|endoftext|>")[1:] == documents([as_bytes.val[0].path])
 
 
 def test_long_text_fills_several_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "SHARD_TOKENS", 50_000)
+    monkeypatch.setattr(made, "SHARD_TOKENS", 50_000)
     (tmp_path / "a.txt").write_text(lines(20_000, "a"))
     many = prepare(prose(str(tmp_path / "a.txt")), BYTES, cache_dir=tmp_path / "many")
     monkeypatch.undo()

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nocap import schema
+from nocap.config.compose import compose
+from nocap.config.registry import options
 from nocap.data.__main__ import main
 from nocap.data.prepare import prepare
 from nocap.data.shards import write_shard
-from nocap.run.config import compose
+from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
 PROSE = ROOT.parent / "shared" / "data" / "prose"
@@ -55,16 +56,16 @@ def refused(argv: list[str], capsys) -> str:
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-@pytest.mark.parametrize("kind", sorted(schema.SCHEMAS["data"]))
+@pytest.mark.parametrize("kind", sorted(options("data")))
 def test_every_source_composes_with_every_tokenizer(kind, tokenizer):
     run = compose([f"data={kind}", f"tokenizer={tokenizer}", *NEEDS.get(kind, [])])
-    assert type(run.data) is schema.SCHEMAS["data"][kind]
+    assert type(run.data) is options("data")[kind]
     assert run.tokenizer.vocabulary.name == tokenizer
 
 
 def test_every_yaml_is_a_source_and_every_source_a_yaml():
-    assert {path.stem for path in (ROOT / "conf" / "data").iterdir()} == set(schema.SCHEMAS["data"])
-    assert {path.stem for path in (ROOT / "conf" / "tokenizer").iterdir()} == {item.name for item in schema.Vocabulary}
+    assert {path.stem for path in (ROOT / "conf" / "data").iterdir()} == set(options("data"))
+    assert {path.stem for path in (ROOT / "conf" / "tokenizer").iterdir()} == {item.name for item in Vocabulary}
 
 
 def test_fineweb_has_the_shards_that_the_challenge_reads():
@@ -93,7 +94,7 @@ def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):
         load(shards(folder), cache).fingerprint,
         load(shards(folder, train="train_0.bin"), cache).fingerprint,
         load(shards(folder, train="val_*.bin", val="train_*.bin"), cache).fingerprint,
-        prepare(run.data, schema.Tokenizer(vocabulary=schema.Vocabulary.gpt2), cache_dir=cache).fingerprint,
+        prepare(run.data, BuiltIn(vocabulary=Vocabulary.gpt2), cache_dir=cache).fingerprint,
     }
     (folder / "train_1.bin").rename(folder / "train_.bin")  # sorts before train_0.bin
     prints.add(load(shards(folder), cache).fingerprint)
@@ -157,7 +158,7 @@ def test_prepare_says_what_it_made_and_list_shows_it(cache, capsys):
     for argv in (["list"], ["list", f"cache_dir={cache}"]):
         assert main(argv) == 0
         listed = capsys.readouterr().out
-        assert all(f"  {kind} " in listed for kind in schema.SCHEMAS["data"])
+        assert all(f"  {kind} " in listed for kind in options("data"))
         assert "3,000 train and 500 val tokens" in listed
 
 

@@ -27,9 +27,9 @@ import pytest
 import yaml
 
 from nocap.comparison import report
+from nocap.config.compose import load
 from nocap.data.shards import scan, write_shard
 from nocap.run import checkpoint
-from nocap.run.config import load
 from nocap.run.ledger import LINES
 from nocap.run.record import Metrics
 from nocap.run.spikes import ENOUGH, SIGMAS, WINDOW, Spikes
@@ -871,6 +871,8 @@ def test_23_malformed_inputs_are_each_one_line(tmp_path: Path, undisturbed: Undi
     """40 shards, 30 configs, 30 checkpoints, each with something else wrong → each refused in one line that names the file."""
     import torch
 
+    from nocap.run.kept import kept_state
+
     chance, lines = random.Random(100), []
     write_shard(tmp_path / "sound.bin", np.arange(3000) % 257)
     for n in range(40):
@@ -886,11 +888,12 @@ def test_23_malformed_inputs_are_each_one_line(tmp_path: Path, undisturbed: Undi
             load(path)
         lines.append((path, str(caught.value)))
     model = torch.nn.Linear(7, 5)
+    kept = kept_state(load(undisturbed.run_dir / "config.yaml"), model)
     for n in range(30):
         made, save = writer(tmp_path / f"checkpoints{n}")
         save(step=4, state={})
         path = made.root / "step-00000004"
-        fits = partial(checkpoint.misfit, model=model, optimizers=[torch.optim.AdamW(model.parameters())])
+        fits = partial(checkpoint.misfit, model=model, kept=kept)
         assert fits(path) is None
         spoil_checkpoint(chance, path)
         found = checkpoint.find(made.root, fits=fits)

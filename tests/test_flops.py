@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from nocap.config.compose import compose
+from nocap.config.run import Run
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
 from nocap.paths import conf_dir
-from nocap.run.config import compose
-from nocap.schema import Run
 
 D12 = ["model=d12", "attention=flash", "trainer.micro_batch=1"]
 MLPS = sorted(path.stem for path in (conf_dir() / "mlp").glob("*.yaml"))
@@ -16,9 +16,9 @@ MLPS = sorted(path.stem for path in (conf_dir() / "mlp").glob("*.yaml"))
 
 def test_gpt2_124m():
     run = compose(D12)
-    assert f"{flops_per_token(run, vocab_size=50257) / 1e6:.1f}" == "797.8"
-    assert f"{flops_per_token(run, vocab_size=50257, causal=False) / 1e6:.1f}" == "854.4"
-    assert flops_per_token(run, vocab_size=50257, causal=False) == 6 * 123_532_032 + 12 * 12 * 1024 * 768
+    assert f"{flops_per_token(run, vocab_size=50257)[0] / 1e6:.1f}" == "797.8"
+    assert f"{flops_per_token(run, vocab_size=50257, causal=False)[0] / 1e6:.1f}" == "854.4"
+    assert flops_per_token(run, vocab_size=50257, causal=False) == (6 * 123_532_032 + 12 * 12 * 1024 * 768, "arithmetic")
 
 
 def counted(run: Run, vocab_size: int) -> dict[str, float]:
@@ -27,7 +27,7 @@ def counted(run: Run, vocab_size: int) -> dict[str, float]:
         model = GPT(run, vocab_size=vocab_size)
         tokens = torch.zeros(3, run.model.seq_len, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
-            model(tokens, tokens).backward()
+            model(tokens, tokens).total.backward()
     counts = {name: {str(op): n / tokens.numel() for op, n in ops.items()} for name, ops in counter.get_flop_counts().items()}
 
     def of(last: str, *, products: bool = False) -> float:
@@ -51,13 +51,13 @@ def counted(run: Run, vocab_size: int) -> dict[str, float]:
 def test_arithmetic_equals_torchs_counter(mlp: str, attention: str):
     run = compose(["model=nano", "model.seq_len=32", f"mlp={mlp}", f"attention={attention}", "attention.kernel=materialized"])
     found = counted(run, vocab_size=70)
-    assert found.pop("total") == flops_per_token(run, vocab_size=70, causal=False)
+    assert found.pop("total") == flops_per_token(run, vocab_size=70, causal=False)[0]
     assert found == component_flops(run, vocab_size=70, causal=False)
 
 
 def test_an_untied_head_and_learned_positions_cost_no_more():
     run = compose(["model=nano", "model.seq_len=32", "attention=mha", "model.tie_head=false", "position=learned"])
-    assert counted(run, vocab_size=70)["total"] == flops_per_token(run, vocab_size=70, causal=False)
+    assert counted(run, vocab_size=70)["total"] == flops_per_token(run, vocab_size=70, causal=False)[0]
 
 
 @pytest.mark.parametrize("window", [1, 2, 64, 127, 128, 1000])
@@ -73,7 +73,7 @@ def test_a_windows_keys_are_those_of_a_direct_count(window: int):
 
 def test_a_full_window_costs_what_full_attention_costs_and_a_hybrid_lies_between():
     def total(*overrides: str) -> float:
-        return flops_per_token(compose(["model=nano", "model.n_layer=4", "trainer.device=cpu", *overrides]), vocab_size=70)
+        return flops_per_token(compose(["model=nano", "model.n_layer=4", "trainer.device=cpu", *overrides]), vocab_size=70)[0]
 
     full, local = total("attention=flash"), total("attention=sliding")
     assert total("attention=sliding", "attention.window=128") == full

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from nocap import generate as door
-from nocap.data import tokenizer
+from nocap.config.compose import load as load_config
 from nocap.generation.load import load
 from nocap.generation.text import Sample, for_a_terminal
-from nocap.run.config import load as load_config
-from nocap.schema import Kernel, Vocabulary
+from nocap.options.attention.softmax import Kernel
+from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 from tests.attempts import on_a_terminal, stamp
 from tests.conftest import Undisturbed
 
@@ -179,7 +179,7 @@ def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
 
 @pytest.mark.parametrize("text", ["plain", "naïve… 🙂 ok", "日本語"])
 def test_pieces_are_whole_characters(text: str):
-    encoding = tokenizer.load(Vocabulary.bytes, cache_dir=Path())
+    encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=Path())
     pieces: list[str] = []
     sample = Sample(encoding=encoding, say=pieces.append)
     for token in encoding.encode_ordinary(text):
@@ -190,7 +190,7 @@ def test_pieces_are_whole_characters(text: str):
 
 
 def test_what_is_no_utf8_is_marked_and_the_end_ends():
-    encoding = tokenizer.load(Vocabulary.bytes, cache_dir=Path())
+    encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=Path())
     sample = Sample(encoding=encoding)
     for token in (97, 0xFF, 98, 0xE2, 0x82, encoding.eot_token, 99):
         sample.take(token)
@@ -221,7 +221,8 @@ def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.Mo
     config.write_text(config.read_text().replace("vocabulary: bytes", "vocabulary: gpt2"))
     model = build_model(load_config(config), vocab_size=50257)
     shutil.rmtree(trained / "checkpoints")
-    checkpoint.write(trained / "checkpoints", tensors=checkpoint.snapshot(model, [], copy=False), state={"step": 1})
+    tensors, _ = checkpoint.snapshot(model, [], copy=False)
+    checkpoint.write(trained / "checkpoints", tensors=tensors, state={"step": 1})
     code, out, err = say(f"run={trained}", "prompt=Hello, world", "max_tokens=30", "samples=2", "--json", str(tmp_path / "t.json"))
     assert (code, err) == (0, "")
     for sample in samples_of(tmp_path / "t.json"):

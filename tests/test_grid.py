@@ -14,13 +14,13 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
+from nocap.config.compose import compose, load
+from nocap.config.run import Run
 from nocap.launch.composer import composer
 from nocap.launch.grid import Grid, RefusedError, check
 from nocap.launch.worker import _facts
 from nocap.paths import conf_dir
-from nocap.run.config import compose, load
 from nocap.run.words import flags_first
-from nocap.schema import Run
 from tests.attempts import on_a_terminal, processes, wait_until
 from tests.conftest import Door
 from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nocap.launch.slots import One, Pool, Share
-from nocap.run.config import compose
-from nocap.schema import Device, Run
+from nocap.config.compose import compose
+from nocap.config.run import Run
+from nocap.config.trainer import Device
+from nocap.options.launcher import One, Share
+from nocap.options.launcher.pool import Devices
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door
 from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
@@ -35,7 +37,7 @@ def test_one_cell_at_a_time() -> None:
 
 
 def test_pool_gives_each_cell_cores_of_its_own() -> None:
-    pool = Pool(jobs=None, units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: []})
+    pool = Devices(jobs=None, units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: []})
     one, two = run("trainer.threads=1"), run("trainer.threads=2")
     first, second = pool.take(two), pool.take(two)
     assert first is not None
@@ -54,7 +56,7 @@ def test_pool_gives_each_cell_cores_of_its_own() -> None:
 def test_pool_gives_each_cell_gpus_of_its_own() -> None:
     cell = run()
     cell.trainer.device, cell.trainer.devices = Device.cuda, 2
-    pool = Pool(jobs=None, units={Device.cpu: ["0"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
+    pool = Devices(jobs=None, units={Device.cpu: ["0"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
     first, second = pool.take(cell), pool.take(cell)
     assert first is not None
     assert second is not None
@@ -63,13 +65,13 @@ def test_pool_gives_each_cell_gpus_of_its_own() -> None:
 
 
 def test_pool_of_at_most_so_many_jobs() -> None:
-    pool = Pool(jobs=2, units={Device.cpu: [str(core) for core in range(8)], Device.cuda: []})
+    pool = Devices(jobs=2, units={Device.cpu: [str(core) for core in range(8)], Device.cuda: []})
     assert [pool.take(run()) is not None for _ in range(3)] == [True, True, False]
     assert pool.at_once(run()) == 2
 
 
 def test_pool_says_why_it_is_a_pool_of_one() -> None:
-    pool = Pool(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
+    pool = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
     assert (
         pool.say([run("trainer.threads=2")]) == "pool: 1 at once, 2 of 2 cores each (trainer.threads=2; trainer.threads=1 makes room for 2)"
     )

@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from nocap import schema
+from nocap.config.compose import compose
+from nocap.config.run import Run
 from nocap.model.gpt import GPT, build_model, count_parameters
-from nocap.model.mlp import build_mlp
-from nocap.model.norm import build_norm, rms_norm
+from nocap.model.norm import rms_norm
 from nocap.model.position import rotary_tables, rotate
-from nocap.run.config import compose
-from nocap.schema import Run
+from nocap.options.mlp.feedforward import Activation, Feedforward
+from nocap.options.model import NormPlacement
+from nocap.options.norm.channels import ChannelNorm, NormKind
+from nocap.options.position.learned import Learned
+from nocap.options.position.rope import Rope
 
 VOCAB = 61
 
@@ -37,8 +40,8 @@ def random_weights(model: GPT) -> dict[str, Tensor]:
 # --- the reference: plain functions in fp64 ----------------------------------------------------------------------------------------
 
 
-def reference_norm(x: Tensor, w: dict[str, Tensor], name: str, spec: schema.Norm) -> Tensor:
-    if spec.norm is schema.NormKind.layer:
+def reference_norm(x: Tensor, w: dict[str, Tensor], name: str, spec: ChannelNorm) -> Tensor:
+    if spec.norm is NormKind.layer:
         x = x - x.mean(-1, keepdim=True)
     x = x / ((x**2).mean(-1, keepdim=True) + spec.eps).sqrt()
     for part in ("gain", "weight"):
@@ -54,7 +57,7 @@ def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) ->
     q, k, v = ((x @ w[f"{name}.{part}_proj.weight"].T).reshape(B, T, -1, D) for part in "qkv")
     if m.qk_norm:
         q, k = (y / ((y**2).mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
-    if isinstance(run.position, schema.Rope):
+    if isinstance(run.position, Rope):
         frequency = torch.tensor([run.position.base ** (-2 * i / D) for i in range(D // 2)], dtype=torch.float64)
         turn = torch.polar(torch.ones(T, D // 2, dtype=torch.float64), -torch.arange(T)[:, None] * frequency)[:, None]
         q, k = (torch.complex(y[..., : D // 2].contiguous(), y[..., D // 2 :].contiguous()) * turn for y in (q, k))
@@ -71,9 +74,9 @@ def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) ->
 
 def reference_mlp(x: Tensor, w: dict[str, Tensor], name: str, run: Run) -> Tensor:
     up = x @ w[f"{name}.up.weight"].T
-    if run.mlp.activation is schema.Activation.gelu:
+    if run.mlp.activation is Activation.gelu:
         h = up * (1 + torch.erf(up / math.sqrt(2))) / 2
-    elif run.mlp.activation is schema.Activation.relu2:
+    elif run.mlp.activation is Activation.relu2:
         h = up.clamp(min=0) ** 2
     else:
         gate = x @ w[f"{name}.gate.weight"].T
@@ -84,16 +87,16 @@ def reference_mlp(x: Tensor, w: dict[str, Tensor], name: str, run: Run) -> Tenso
 def reference_logits(w: dict[str, Tensor], tokens: Tensor, run: Run) -> Tensor:
     m = run.model
     x = w["embedding.weight"][tokens]
-    if isinstance(run.position, schema.Learned):
+    if isinstance(run.position, Learned):
         x = x + w["position.weight"][: tokens.shape[1]]
     small = (2 * m.n_layer) ** -0.5
     scale = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}[m.residual_scale.value]
     for layer in range(m.n_layer):
         for branch, f, s in zip(("attention", "mlp"), (reference_attention, reference_mlp), scale, strict=True):
             name = f"blocks.{layer}.{branch}"
-            if m.norm_placement is schema.NormPlacement.pre:
+            if m.norm_placement is NormPlacement.pre:
                 x = x + s * f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
-            elif m.norm_placement is schema.NormPlacement.post:
+            elif m.norm_placement is NormPlacement.post:
                 x = reference_norm(x + s * f(x, w, f"{name}.f", run), w, f"{name}.norm", run.norm)
             else:
                 inner = f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
@@ -141,7 +144,7 @@ def test_the_model_is_the_plain_model(overrides: str):
     want = reference_logits(random_weights(model), tokens[:, :-1], run)
     torch.testing.assert_close(model.logits(tokens[:, :-1]).double(), want, atol=3e-5, rtol=1e-5)
     picked = want.log_softmax(-1).gather(2, tokens[:, 1:, None])
-    assert model(tokens[:, :-1], tokens[:, 1:]).item() == pytest.approx(-picked.mean().item(), abs=1e-5)
+    assert model(tokens[:, :-1], tokens[:, 1:]).total.item() == pytest.approx(-picked.mean().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("position", ["rope", "learned", "none"])
@@ -187,21 +190,21 @@ def test_rms_norm():
 
 
 def test_a_gain_starts_at_one_and_no_gain_is_no_parameter():
-    assert sum(p.numel() for p in build_norm(nano().norm, 64).parameters()) == 0
-    gains = list(build_norm(nano("norm=rmsnorm_gain").norm, 64).parameters())
+    assert sum(p.numel() for p in nano().norm.build(64).parameters()) == 0
+    gains = list(nano("norm=rmsnorm_gain").norm.build(64).parameters())
     assert [p.shape for p in gains] == [(64,)]
     assert (gains[0] == 1).all()
-    assert sum(p.numel() for p in build_norm(nano("norm=layernorm").norm, 64).parameters()) == 128
+    assert sum(p.numel() for p in nano("norm=layernorm").norm.build(64).parameters()) == 128
 
 
 @pytest.mark.parametrize("d_model", [128, 384, 768, 1024, 1280, 1600])
 @pytest.mark.parametrize("expansion", [3, 4])
 def test_swiglu_has_the_parameters_of_gelu(expansion: int, d_model: int):
     counts = []
-    for activation in (schema.Activation.swiglu, schema.Activation.gelu):
-        spec = schema.Mlp(activation=activation, expansion=expansion)
+    for activation in (Activation.swiglu, Activation.gelu):
+        spec = Feedforward(activation=activation, expansion=expansion)
         with torch.device("meta"):
-            counts.append(sum(p.numel() for p in build_mlp(spec, d_model).parameters()))
+            counts.append(sum(p.numel() for p in spec.build(d_model).parameters()))
     assert counts[1] == 2 * expansion * d_model**2
     assert counts[0] == pytest.approx(counts[1], rel=0.01)
 
@@ -257,23 +260,23 @@ def test_a_tied_head_is_the_embedding():
 @pytest.mark.parametrize("training", [True, False])
 def test_forward_returns_one_number(training: bool):
     model, tokens = build_model(nano(), vocab_size=VOCAB).train(training), tokens_of()
-    loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss = model(tokens[:, :-1], tokens[:, 1:]).total
     assert loss.shape == ()
     assert loss.dtype is torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        assert model(tokens[:, :-1], tokens[:, 1:]).dtype is torch.float32
+        assert model(tokens[:, :-1], tokens[:, 1:]).total.dtype is torch.float32
 
 
 def test_z_loss_joins_in_training_only():
     model, tokens = build_model(nano("objective.z_loss=0.01"), vocab_size=VOCAB), tokens_of()
-    plain = build_model(nano(), vocab_size=VOCAB)(tokens[:, :-1], tokens[:, 1:])
-    assert torch.equal(model.eval()(tokens[:, :-1], tokens[:, 1:]), plain)
+    plain = build_model(nano(), vocab_size=VOCAB)(tokens[:, :-1], tokens[:, 1:]).total
+    assert torch.equal(model.eval()(tokens[:, :-1], tokens[:, 1:]).total, plain)
     log_z = model.logits(tokens[:, :-1]).exp().sum(-1).log()
-    torch.testing.assert_close(model.train()(tokens[:, :-1], tokens[:, 1:]), plain + 0.01 * (log_z**2).mean())
+    torch.testing.assert_close(model.train()(tokens[:, :-1], tokens[:, 1:]).total, plain + 0.01 * (log_z**2).mean())
 
 
 def test_every_parameter_learns():
     run = nano("attention=gqa", "norm=layernorm", "position=learned", "model.norm_placement=both", "model.tie_head=false")
     model, tokens = build_model(run, vocab_size=VOCAB), tokens_of()
-    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    model(tokens[:, :-1], tokens[:, 1:]).total.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nocap.config.compose import compose
+from nocap.config.run import Run
 from nocap.model.gpt import GPT, build_model
 from nocap.optimizer import build_optimizers, set_lr
-from nocap.run.config import compose
-from nocap.schema import Run
 
 EVERYTHING = ["model=nano", "norm=layernorm", "position=learned", "model.tie_head=false", "trainer.device=cpu"]
 
@@ -41,7 +41,7 @@ def set_grads(model: nn.Module, seed: int) -> dict[str, Tensor]:
 def test_one_adamw_step_is_the_sign_of_the_gradient():
     """After one step both moments are bias-corrected to g and g², so that the update is lr·g / (|g| + eps), beside the decay."""
     run, model = small("optimizer.lr=0.01", "optimizer.weight_decay=0.3", "optimizer.decay=all", "optimizer.eps=0.5")
-    optimizers = build_optimizers(run.optimizer, model)
+    optimizers = build_optimizers(run, model)
     before = {name: p.detach().double() for name, p in model.named_parameters()}
     grads = set_grads(model, seed=0)
     set_lr(optimizers, 0.5)
@@ -54,7 +54,7 @@ def test_one_adamw_step_is_the_sign_of_the_gradient():
 
 def test_three_adamw_steps_are_the_papers():
     run, model = small("optimizer.beta1=0.8", "optimizer.beta2=0.9", "optimizer.decay=all")
-    (optimizer,) = optimizers = build_optimizers(run.optimizer, model)
+    (optimizer,) = optimizers = build_optimizers(run, model)
     spec, name = run.optimizer, "blocks.0.mlp.f.up.weight"
     x = dict(model.named_parameters())[name].detach().double()
     m, v = torch.zeros_like(x), torch.zeros_like(x)
@@ -69,7 +69,7 @@ def test_three_adamw_steps_are_the_papers():
 
 def test_decay_of_matrices_spares_gains_and_shifts():
     run, model = small("optimizer.decay=matrices")
-    decayed, spared = build_optimizers(run.optimizer, model)[0].param_groups
+    decayed, spared = build_optimizers(run, model)[0].param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (run.optimizer.weight_decay, 0.0)
     assert names_of(model, decayed["params"]) == {name for name, p in model.named_parameters() if p.ndim == 2}
     assert names_of(model, spared["params"]) == {name for name, p in model.named_parameters() if p.ndim == 1} != set()
@@ -77,7 +77,7 @@ def test_decay_of_matrices_spares_gains_and_shifts():
 
 def test_decay_of_all_is_one_group():
     run, model = small("optimizer.decay=all")
-    (group,) = build_optimizers(run.optimizer, model)[0].param_groups
+    (group,) = build_optimizers(run, model)[0].param_groups
     assert names_of(model, group["params"]) == {name for name, _ in model.named_parameters()}
     assert group["weight_decay"] == run.optimizer.weight_decay
 
@@ -88,7 +88,7 @@ def test_decay_of_all_is_one_group():
 @pytest.mark.parametrize("tie", ["true", "false"])
 def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest(tie: str):
     run, model = small("optimizer=muon", "attention=gqa", "mlp=swiglu", f"model.tie_head={tie}")
-    adamw, muon = optimizers = build_optimizers(run.optimizer, model)
+    adamw, muon = optimizers = build_optimizers(run, model)
     assert type(adamw) is torch.optim.AdamW
     assert type(muon) is torch.optim.Muon
     parts = [f"attention.f.{part}_proj" for part in ("q", "k", "v", "out")] + [f"mlp.f.{part}" for part in ("gate", "up", "down")]
@@ -111,7 +111,7 @@ def newton_schulz(g: Tensor, steps: int) -> Tensor:
 def test_muon_steps_are_the_definitions(scale: str, factor: float):
     """Two steps, so that the momentum and Nesterov's look ahead show. `up` is 256 × 64: 0.2·√256, or √(256/64)."""
     run, model = small("optimizer=muon", f"optimizer.scale={scale}")
-    optimizers = build_optimizers(run.optimizer, model)
+    optimizers = build_optimizers(run, model)
     spec, name = run.optimizer, "blocks.0.mlp.f.up.weight"
     p = dict(model.named_parameters())[name]
     assert p.shape == (256, 64)
@@ -133,7 +133,7 @@ def test_muon_steps_are_the_definitions(scale: str, factor: float):
 def test_muons_step_has_the_size_of_adamws():
     """What match_rms_adamw promises: root-mean-square updates of about 0.2·lr, whatever the matrix's shape."""
     run, model = small("optimizer=muon", "optimizer.weight_decay=0")
-    _, muon = optimizers = build_optimizers(run.optimizer, model)
+    _, muon = optimizers = build_optimizers(run, model)
     before = [p.detach().clone() for p in held([muon])]
     set_grads(model, seed=0)
     set_lr(optimizers, 1.0)
@@ -144,7 +144,7 @@ def test_muons_step_has_the_size_of_adamws():
 
 def test_the_schedule_multiplies_each_optimizers_own_peak():
     run, model = small("optimizer=muon", "optimizer.lr=0.1", "optimizer.muon_lr=0.02")
-    optimizers = build_optimizers(run.optimizer, model)
+    optimizers = build_optimizers(run, model)
     for factor in (0.5, 0.25, 1.0):
         set_lr(optimizers, factor)
         rates = [{group["lr"] for group in optimizer.param_groups} for optimizer in optimizers]

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from nocap.run.config import compose
+from nocap.config.compose import compose
 from nocap.run.identity import config_that_counts, digest, identity_parts
 from nocap.run.ledger import LINES
-from nocap.schedule import multiplier
 from tests.attempts import on_a_terminal
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of
 
@@ -96,7 +95,7 @@ def test_rows_are_each_step_once_with_what_was_done_before_it(undisturbed: Undis
 
 def test_learning_rate_is_the_schedule(undisturbed: Undisturbed) -> None:
     run = compose([*MEDIUM, "output_dir=elsewhere"])
-    expected = [run.optimizer.lr * multiplier(run.schedule, step=step, steps=30) for step in range(30)]
+    expected = [run.optimizer.lr * run.schedule.multiplier(step=step, steps=30) for step in range(30)]
     assert [row["train/lr"] for row in rows_of(undisturbed.run_dir)[:-1]] == expected
 
 
@@ -199,10 +198,12 @@ def test_equal_arms_differ_in_nothing_but_the_seed() -> None:
 
 
 def test_code_counts_and_comments_do_not(tmp_path: Path) -> None:
-    shutil.copytree(REPO / "nocap", tmp_path / "nocap", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("nocap", "conf"):
+        shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     loop = tmp_path / "nocap" / "loop.py"
     original = loop.read_text()
-    text = "import json; from nocap.run.identity import source_hashes; print(json.dumps(source_hashes()))"
+    imports = "import json; from nocap.config.compose import compose; from nocap.run.source import source_hashes"
+    text = f"{imports}; print(json.dumps(source_hashes(compose({[*SMALL]}))))"
 
     def hashes(source: str) -> Json:
         loop.write_text(source)

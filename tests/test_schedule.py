@@ -4,13 +4,15 @@ import itertools
 
 import pytest
 
+from nocap.config.compose import compose
+from nocap.options.schedule import Schedule
+from nocap.options.schedule.constant import Constant
+from nocap.options.schedule.decay import Cosine, Linear
+from nocap.options.schedule.wsd import Wsd
 from nocap.paths import conf_dir
-from nocap.run.config import compose
-from nocap.schedule import multiplier
-from nocap.schema import Cosine, Linear, Schedule, Wsd
 
 STEPS, WARMUP, DECAY = 1000, 100, 300
-CONSTANT = Schedule(warmup_steps=WARMUP)
+CONSTANT = Constant(warmup_steps=WARMUP)
 LINEAR = Linear(warmup_steps=WARMUP, final=0.2)
 COSINE = Cosine(warmup_steps=WARMUP, final=0.2)
 WSD = Wsd(warmup_steps=WARMUP, decay_steps=DECAY, final=0.2)
@@ -19,7 +21,7 @@ OPTIONS = sorted(path.stem for path in (conf_dir() / "schedule").glob("*.yaml"))
 
 
 def curve(spec: Schedule, steps: int = STEPS) -> list[float]:
-    return [multiplier(spec, step=step, steps=steps) for step in range(steps)]
+    return [spec.multiplier(step=step, steps=steps) for step in range(steps)]
 
 
 @ALL
@@ -54,18 +56,18 @@ def test_after_warm_up_it_never_rises(spec: Schedule):
     ],
 )
 def test_closed_form_points(spec: Schedule, step: int, value: float):
-    assert multiplier(spec, step=step, steps=STEPS) == pytest.approx(value, abs=1e-12)
+    assert spec.multiplier(step=step, steps=STEPS) == pytest.approx(value, abs=1e-12)
 
 
 @pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("kind", [Linear, Cosine, Wsd])
 def test_it_ends_just_above_final(kind: type, final: float):
     more = {"decay_steps": DECAY} if kind is Wsd else {}
-    last = multiplier(kind(warmup_steps=0, final=final, **more), step=STEPS - 1, steps=STEPS)
+    last = kind(warmup_steps=0, final=final, **more).multiplier(step=STEPS - 1, steps=STEPS)
     assert final <= last < final + 0.005
 
 
-@pytest.mark.parametrize("spec", [Linear(warmup_steps=5, final=0), Cosine(warmup_steps=5, final=0), Schedule(warmup_steps=5)])
+@pytest.mark.parametrize("spec", [Linear(warmup_steps=5, final=0), Cosine(warmup_steps=5, final=0), Constant(warmup_steps=5)])
 def test_nothing_but_warm_up(spec: Schedule):
     assert curve(spec, steps=5) == [0.2, 0.4, 0.6, 0.8, 1.0]
 
@@ -93,4 +95,4 @@ def test_the_challenges_formula_at_every_step():
             lr = 0.0018
         else:
             lr = 0.0018 * (4768 - it) / 1024
-        assert run.optimizer.lr * multiplier(run.schedule, step=it, steps=run.trainer.steps) == lr
+        assert run.optimizer.lr * run.schedule.multiplier(step=it, steps=run.trainer.steps) == lr

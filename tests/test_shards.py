@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from nocap.data import shards
-from nocap.data.shards import map_tokens, scan, shard_sha256, write_shard
-from nocap.data.tokenizer import load, token_bytes
-from nocap.schema import Vocabulary
+from nocap.data.shards import scan, shard_sha256, write_shard
+from nocap.data.tokenizer import token_bytes
+from nocap.data.tokens import map_tokens
+from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -179,5 +180,5 @@ def test_the_prose_shards(tmp_path, monkeypatch):
     assert sum(shard.tokens for shard in found["train"]) == 19_228_304
     (val,) = found["val"]
     assert val.tokens == 1_057_872
-    lengths = token_bytes(load(Vocabulary.gpt2, cache_dir=tmp_path))
+    lengths = token_bytes(BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=tmp_path))
     assert lengths[map_tokens(val.path)].sum() == 4_131_993

@@ -14,8 +14,9 @@ import torch
 
 from nocap import bench as door
 from nocap import hardware
+from nocap.config.trainer import Device
+from nocap.options.objective import Objective
 from nocap.run import memory
-from nocap.schema import Device, Objective
 from nocap.speed import measure, suite
 from nocap.speed.arms import Arm, compose_arm, compose_arms, step_config
 from nocap.speed.clock import Clock, clock_of
@@ -299,7 +300,8 @@ def test_the_result_has_one_schema(arms: list[Arm]):
     result = fake_bench(arms, make)
     assert set(result) == {"kind", "date", "hardware", "clock", "limit", "rounds", "spent_s", "peak_flops", "control", "arms"}
     keys = {"label", "status", "reason", "verdict", "speed", "half_width", "tokens_per_s", "step_ms", "speed_by_flops", "mfu", "config"}
-    keys |= {"tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "params", "kernel", "memory_mib", "seconds_per_token"}
+    keys |= {"tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "flops_basis", "params", "kernel", "memory_mib"}
+    keys |= {"seconds_per_token"}
     assert all(set(arm) == keys for arm in result["arms"])
     assert result["hardware"]["name"] == hardware.device_name(Device.cpu)
     assert json.loads(json.dumps(result, allow_nan=False)) == result

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scipy import stats as scipy_stats
 
 from nocap import stats
-from nocap.run.config import explain
+from nocap.config.compose import explain
 from nocap.study import __main__ as study_door
 from nocap.study import trust, verdict
 from nocap.study.claim import Claim, Guard, Mechanism, Metric, Scale

@@ -69,7 +69,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
             {"arms": {**STUDY["arms"], "mqa": ["model.seq_len=64"]}},
             "arm mqa: model.seq_len must be the baseline's (mha: 32), or losses mean",
         ),
-        ({"arms": {**STUDY["arms"], "mqa": ["tokenizer=gpt2"]}}, "arm mqa: tokenizer must be the baseline's (mha: "),
+        ({"arms": {**STUDY["arms"], "mqa": ["tokenizer=gpt2"]}}, "arm mqa: tokenizer.vocabulary must be the baseline's (mha: "),
         ({"metod": "a slip"}, "metod is no key of study (it has name, question, method, "),
         ({"scales": at(round=3)}, "scales.cpu.round is no key of at (it has words, train, bench, "),
         ({"claims": [claim(LOSS, expcted=[1, 2])]}, "expcted is no key of claim (it has id, statement, "),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nocap.run.config import compose
+from nocap.config.compose import compose
 from nocap.run.record import read_json
 from nocap.speed import measure
 from nocap.study import session

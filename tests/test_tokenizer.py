@@ -9,7 +9,7 @@ import tiktoken.load
 import tiktoken.registry
 
 from nocap.data import tokenizer
-from nocap.schema import Vocabulary
+from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "tiktoken"
 needs_gpt2 = pytest.mark.skipif(not SHARED.is_dir(), reason="needs GPT-2's vocabulary in ../shared/tiktoken")
@@ -30,7 +30,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 def test_bytes_are_their_own_ids(tmp_path):
-    encoding = tokenizer.load(Vocabulary.bytes, cache_dir=tmp_path)
+    encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=tmp_path)
     assert (encoding.n_vocab, encoding.eot_token) == (257, 256)
     for text in TEXTS:
         assert encoding.encode_ordinary(text) == list(text.encode())
@@ -41,7 +41,7 @@ def test_bytes_are_their_own_ids(tmp_path):
 @needs_gpt2
 def test_gpt2_is_gpt2(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED))
-    encoding = tokenizer.load(Vocabulary.gpt2, cache_dir=tmp_path)
+    encoding = BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=tmp_path)
     assert (encoding.n_vocab, encoding.eot_token) == (50257, 50256)
     assert encoding.encode_ordinary("Hello world") == [15496, 995]
 
@@ -49,10 +49,10 @@ def test_gpt2_is_gpt2(tmp_path, monkeypatch):
 @pytest.mark.parametrize("vocabulary", [Vocabulary.bytes, pytest.param(Vocabulary.gpt2, marks=needs_gpt2)])
 def test_token_bytes_add_up_to_the_text(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED))
-    encoding = tokenizer.load(vocabulary, cache_dir=tmp_path)
+    encoding = BuiltIn(vocabulary=vocabulary).load(cache_dir=tmp_path)
     lengths = tokenizer.token_bytes(encoding)
     assert lengths.dtype == "int32"
-    assert lengths.shape == (tokenizer.vocab_size(vocabulary),)
+    assert lengths.shape == (BuiltIn(vocabulary=vocabulary).vocab_size,)
     assert lengths[encoding.eot_token] == 0
     assert (lengths == 0).sum() == 1
     for text in TEXTS:
@@ -62,12 +62,12 @@ def test_token_bytes_add_up_to_the_text(vocabulary, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("vocabulary", "size"), [(Vocabulary.bytes, 257), (Vocabulary.gpt2, 50257)])
 def test_the_size_needs_no_file(empty_cache, vocabulary, size):
-    assert tokenizer.vocab_size(vocabulary) == size
+    assert BuiltIn(vocabulary=vocabulary).vocab_size == size
 
 
 def test_no_network_is_one_line_that_says_how(empty_cache):
     with pytest.raises(ValueError) as caught:
-        tokenizer.load(Vocabulary.gpt2, cache_dir=empty_cache)
+        BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=empty_cache)
     message = str(caught.value)
     assert "\n" not in message
     for words in (
@@ -94,7 +94,7 @@ def test_a_silent_server_is_not_waited_for(empty_cache, monkeypatch):
     start = time.monotonic()
     try:
         with pytest.raises(ValueError, match=r"no answer in 0\.2 s"):
-            tokenizer.load(Vocabulary.gpt2, cache_dir=empty_cache)
+            BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=empty_cache)
         assert time.monotonic() - start < 5
     finally:
         release.set()
@@ -106,5 +106,5 @@ def test_a_silent_server_is_not_waited_for(empty_cache, monkeypatch):
 def test_the_files_go_below_the_cache_unless_said_otherwise(empty_cache, monkeypatch):
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
     with pytest.raises(ValueError, match=str(empty_cache / "tiktoken")):
-        tokenizer.load(Vocabulary.gpt2, cache_dir=empty_cache)
+        BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=empty_cache)
     assert tokenizer.os.environ.pop("TIKTOKEN_CACHE_DIR") == str(empty_cache / "tiktoken")

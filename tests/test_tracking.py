@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from nocap import schema
+from nocap.options.tracker import RunFacts
+from nocap.options.tracker.none import NoTracker
 from nocap.run.secrets import redact
-from nocap.run.tracking import RunFacts, open_tracker
+from nocap.run.tracking import open_tracker
 from tests.attempts import on_a_terminal
 
 IDENTITY = "0123abcd4567"
@@ -30,14 +31,16 @@ ROWS = 40
 PRELUDE = f"""
 import json, os, signal, sys, time
 from pathlib import Path
-from nocap import schema
-from nocap.run.tracking import RunFacts, open_tracker
+from nocap.options.tracker import RunFacts
+from nocap.options.tracker.none import NoTracker
+from nocap.options.tracker.wandb import Wandb, WandbMode
+from nocap.run.tracking import open_tracker
 
 def record(n):
     return [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()[:n]]
 
 def mirror(*, mode="auto", timeout_s=4, rows=(), config=None):
-    tracker = schema.Wandb(project="p", entity=None, group="g", tags=["t"], mode=schema.WandbMode(mode), init_timeout_s=timeout_s)
+    tracker = Wandb(project="p", entity=None, group="g", tags=["t"], mode=WandbMode(mode), init_timeout_s=timeout_s)
     facts = RunFacts(identity="{IDENTITY}", name="d12-{IDENTITY}", arm="gqa", seed=0, run_dir=Path.cwd(),
                      config=config or {{"model": {{"n_layer": 2}}}})
     return open_tracker(tracker, facts, rows=rows)
@@ -229,8 +232,8 @@ print("trained")
 
 def test_frozen_wandb_holds_up_neither_a_step_nor_the_end(run_dir: Path) -> None:
     code = """
-from nocap.run import tracking
-tracking.FINISH_TIMEOUT_S = tracking.GRACE_S = 0.5
+from nocap.options.tracker import wandb
+wandb.FINISH_TIMEOUT_S = wandb.GRACE_S = 0.5
 tracker = mirror()
 children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 cores = [int(pid) for pid in children if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -265,7 +268,7 @@ from nocap.run.tracking import track_comparison
 from tests.made_grid import made
 comparison = made(3)
 Path("report.html").write_text("the report")
-tracker = schema.Wandb(project="p", entity=None, group=None, mode=schema.WandbMode.offline, init_timeout_s=4)
+tracker = Wandb(project="p", entity=None, group=None, mode=WandbMode.offline, init_timeout_s=4)
 facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(), config={}, group="grid")
 track_comparison(tracker, facts, comparison=comparison, report=Path("report.html"))
 said = [(a["difference"] or {}).get("verdict", "baseline") for a in comparison["arms"]]
@@ -289,7 +292,7 @@ def test_disabled_and_none_import_nothing(run_dir: Path) -> None:
     code = """
 mirror(rows=record(None)).finish(summary={}, status="finished")
 facts = RunFacts(identity="i", name="n", arm="a", seed=0, run_dir=Path.cwd(), config={})
-tracker = open_tracker(schema.Tracker(), facts, rows=record(None))
+tracker = open_tracker(NoTracker(), facts, rows=record(None))
 tracker.finish(summary={}, status="finished")
 assert tracker.url_or_hint is None
 assert not {"wandb", "torch"} & set(sys.modules)
@@ -313,7 +316,7 @@ def test_redact_replaces_secrets_wherever_they_are() -> None:
 
 def test_no_tracker_needs_no_run_folder(tmp_path: Path) -> None:
     facts = RunFacts(identity="i", name="n", arm="a", seed=0, run_dir=tmp_path / "absent", config={})
-    open_tracker(schema.Tracker(), facts, rows=[{"step": 0}]).finish(summary={}, status="finished")
+    open_tracker(NoTracker(), facts, rows=[{"step": 0}]).finish(summary={}, status="finished")
     assert not (tmp_path / "absent").exists()
 
 

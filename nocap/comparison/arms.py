@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
@@ -121,7 +122,8 @@ def spell(value: object) -> str:
 def _labelled(arms: list[Arm]) -> list[Arm]:
     """The words of the readable names that differ, and the keys that these words do not tell apart."""
     names = [_words(arm) for arm in arms]
-    differ = [len(set(column)) > 1 for column in zip(*names, strict=True)] if len({len(words) for words in names}) == 1 else []
+    columns = list(zip_longest(*names, fillvalue=""))  # a name ends with its ideas, where it has some
+    differ = [len(set(column)) > 1 for column in columns]
     heads = [[word for word, shown in zip(words, differ, strict=False) if shown] for words in names]
     alike = [[other.config for other, theirs in zip(arms, heads, strict=True) if theirs == head] for head in heads]
     short = short_keys(swept(arms))
@@ -131,7 +133,8 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
         variant = arm.id.partition("+")[2].replace("+", " ")
         label = " ".join([*head, *tail, *([variant] if variant else [])])
         labelled.append(replace(arm, label=label or arm.all[0].name.removesuffix(f"-s{arm.all[0].seed}")))
-    return labelled
+    used = [arm.label for arm in labelled]  # by versions of nocap that write the same config differently
+    return [replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm for arm in labelled]
 
 
 def _words(arm: Arm) -> list[str]:

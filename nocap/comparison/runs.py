@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nocap.config import registry
 from nocap.run.record import SCHEMA_VERSION, read_json
 
 OUTPUTS = Path("outputs")  # names are looked for here
@@ -110,6 +111,12 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
+    """A record from before every option had a kind has its group's first."""
+    bare = [group for group in registry.groups() if f"{group}.kind" not in config and any(key.startswith(f"{group}.") for key in config)]
+    return {**{f"{group}.kind": next(iter(registry.options(group))) for group in bare if group != "ideas"}, **config}
 
 
 # --- finding -----------------------------------------------------------------------------------------------------------------------
@@ -221,7 +228,7 @@ def read(folder: Path, *, problems: list[str]) -> Record:
     parts = manifest.get("parts") or {}
     if not isinstance(dig(parts, "config"), Mapping) or not manifest.get("identity"):
         raise ValueError("manifest.json has no identity or no parts.config")
-    config = dict(flat(parts["config"]))
+    config = _with_kinds(dict(flat(parts["config"])))
     seed = config.pop("seed", summary.get("seed"))
     if not isinstance(seed, int):
         raise ValueError(f"the seed must be an integer, got {seed!r}")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nocap.comparison.arms import ABSENT, Arm, changes, setting, spell
 from nocap.comparison.runs import Record, dig, flat, read, shorten
+from nocap.config.registry import keys_that_count
+
+
+def _setting(key: str, run: Record) -> str:
+    return setting(run.config, key)
+
 
 # Where these differ, two validation losses measure different things: refused, unless declared.
 MEASURED: dict[str, Callable[[Record], str]] = {
-    "trainer.val_tokens": lambda run: setting(run.config, "trainer.val_tokens"),
-    "trainer.val_precision": lambda run: setting(run.config, "trainer.val_precision"),
-    "tokenizer.vocabulary": lambda run: setting(run.config, "tokenizer.vocabulary"),
+    **{key: partial(_setting, key) for key in keys_that_count("losses") if not key.endswith(".kind")},
     "data.val": lambda run: run.tokens_hash("val")[:12],
 }
 # Where these differ, the difference cannot be put down to the change: confounded, unless declared.
@@ -65,7 +70,7 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
         "kernel": _kernel_differs(arm, base, changed),
         # Another amount or source of training data may be the very question, and then the config says so.
         "data": _differ(arm, base, lambda run: run.tokens_hash("train")) and not any(key.startswith("data.") for key in changed),
-        "source": _differ(arm, base, lambda run: str(sorted((run.parts.get("source") or {}).items()))),
+        "source": _source_differs(arm, base),
         "torch": _differ(arm, base, lambda run: str(dig(run.parts, "environment", "torch")).partition("+")[0]),
     }
     return [key for key in CONFOUNDERS if found[key] and not any(covers(a, key) for a in allowed)]
@@ -73,6 +78,12 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
 
 def _differ(arm: Arm, base: Arm, fact: Callable[[Record], str]) -> bool:
     return {fact(run) for run in arm.runs} != {fact(run) for run in base.runs}
+
+
+def _source_differs(arm: Arm, base: Arm) -> bool:
+    """Whether a module that both use is not the same. What only one of them uses is the option that was asked about, or comes with it."""
+    mine, theirs = (side.runs[0].parts.get("source") or {} for side in (arm, base))  # an arm's runs have one
+    return any(mine[module] != theirs[module] for module in mine.keys() & theirs.keys())
 
 
 def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
@@ -85,7 +96,8 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     if not mine or not theirs or mine == theirs:
         return False
     asked = bool(changed & _KERNEL_KEYS) and changed <= _KERNEL_KEYS
-    of_its_kind = "attention.kind" in changed and "attention.kernel" not in changed
+    kernels = {setting(side.config, "attention.kernel") for side in (arm, base)}
+    of_its_kind = "attention.kind" in changed and len(kernels - {ABSENT}) < 2  # an option from outside may have no such key
     return not (asked or of_its_kind)
 
 

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from nocap import schema
+from nocap import outside
+from nocap.config import registry
+from nocap.config.run import Run
 from nocap.paths import cache_root
 
 EXIT_BAD = 1  # a shard that does not verify; 2 is bad input
@@ -22,11 +24,12 @@ def main(argv: list[str] | None = None) -> int:
         ("verify", "read every byte again and name each bad file"),
     ):
         verbs.add_parser(verb, help=text, description=text).add_argument("overrides", nargs="*", help="data=… tokenizer=… key=value …")
-    arguments = parser.parse_args(argv)
+    outside.document(parser)
+    arguments = parser.parse_args(outside.arguments(argv))
     if arguments.verb is None:
         parser.print_help()
         return 0
-    from nocap.run.config import compose, refusals  # Hydra, only where it is needed
+    from nocap.config.compose import compose, refusals  # Hydra, only where it is needed
 
     with refusals():
         run = compose(arguments.overrides)
@@ -43,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list(cache_dir: Path) -> int:
     print("sources (data=…):")
-    for kind, option in schema.SCHEMAS["data"].items():
+    for kind, option in registry.options("data").items():
         print(f"  {kind:<10} {(option.__doc__ or '').splitlines()[0]}")
     print(f"cache ({cache_dir}):")
     for line in list(_cached(cache_dir)) or ["nothing yet"]:
@@ -73,7 +76,7 @@ def _cached(cache_dir: Path) -> Iterator[str]:
             yield f"{record.name}  broken: {error}"
 
 
-def _prepare(run: schema.Run, cache_dir: Path) -> int:
+def _prepare(run: Run, cache_dir: Path) -> int:
     from nocap.data.prepare import prepare
 
     dataset = prepare(run.data, run.tokenizer, cache_dir=cache_dir)
@@ -99,7 +102,7 @@ def _facts(source: dict[str, object]) -> str:
     return words + "".join(f", {key} {source[key]}" for key in ("python", "commit") if key in source)
 
 
-def _verify(run: schema.Run, cache_dir: Path) -> int:
+def _verify(run: Run, cache_dir: Path) -> int:
     from nocap.data.prepare import verify
 
     good, bad = verify(run.data, run.tokenizer, cache_dir=cache_dir)

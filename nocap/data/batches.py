@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.data.shards import Shard, map_tokens
-from nocap.schema import Order, Run
+from nocap.config.run import Run
+from nocap.data.tokens import Shard, map_tokens
+from nocap.options.data import Order
 
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -79,6 +80,12 @@ def train_windows(run: Run, shards: Sequence[Shard]) -> Windows:
 def val_windows(run: Run, shards: Sequence[Shard]) -> Windows:
     """What the run is validated on: the first tokens of the validation shards, the same for every arm and seed."""
     return Windows(shards, seq_len=run.model.seq_len, order=Order.sequential, read_sequences=1, seed=0)
+
+
+def microbatches(run: Run) -> int:
+    """Micro-batches a rank accumulates for one optimizer step."""
+    t = run.trainer
+    return t.batch_tokens // (t.micro_batch * run.model.seq_len * t.devices)
 
 
 def sequences_of(*, step: int, rank: int, world: int, microbatches: int, micro_batch: int) -> list[int]:

@@ -8,7 +8,7 @@ import os
 import platform
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nocap.data import synthetic as chain
-from nocap.data import tokenizer
-from nocap.data.made import Made, made
-from nocap.data.shards import ShardSet, Tokens, os_errors_refused, shard_sha256, write_shard
-from nocap.schema import Stdlib, Synthetic, Text, Vocabulary
+from nocap.data.made import Made, made, write_shards
+from nocap.data.shards import ShardSet
+from nocap.data.tokens import Tokens, os_errors_refused
+from nocap.options.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tiktoken
 
 PIECE_BYTES = 32 * 1024  # of text, the unit that goes to training or to validation
 BATCH_PIECES = 64  # encoded at once
-SHARD_TOKENS = 100_000_000  # a shard is closed once it has as many
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -40,14 +39,14 @@ class Piece:
     stop: int
 
 
-def stdlib(data: Stdlib, vocabulary: Vocabulary, *, cache_dir: Path, folder: Path | None = None) -> ShardSet:
+def stdlib(tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path, folder: Path | None = None) -> ShardSet:
     """The standard library's own source: a file is a document. Tests and files that are not UTF-8 are left out; the latter are named."""
     folder = folder or Path(sysconfig.get_path("stdlib"))
     files = [(name, path) for name, path in _walk(folder, without=NOT_LIBRARY) if name.endswith(".py")]
     if len(files) < 2:
         raise ValueError(f"data=stdlib: Python's library must have .py files in {folder}, got {len(files)}; use data=text")
     python = f"{platform.python_implementation()} {platform.python_version()}"
-    key = _text_key(files, vocabulary, data.val_fraction) | {"python": python, "folder": str(folder)}
+    key = _text_key(files, tokenizer, val_fraction) | {"python": python, "folder": str(folder)}
 
     def make(target: Path) -> Made:
         pieces, skipped = [], []
@@ -60,43 +59,41 @@ def stdlib(data: Stdlib, vocabulary: Vocabulary, *, cache_dir: Path, folder: Pat
                 continue
             if raw:
                 pieces.append(Piece(path=path, key=name, start=0, stop=len(raw)))
-        facts, shards = _write_text(target, pieces, data.val_fraction, vocabulary, cache_dir)
+        facts, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
         return facts | {"python": python, "skipped": skipped}, shards
 
-    return made("stdlib", vocabulary, key, cache_dir=cache_dir, make=make)
+    return made("stdlib", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
-def text(data: Text, vocabulary: Vocabulary, *, cache_dir: Path) -> ShardSet:
+def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path) -> ShardSet:
     """The user's UTF-8 files, in pieces of up to 32 KiB cut at a line's end, so that one big file still gives both splits."""
-    items = data.path if isinstance(data.path, list) else [data.path]
-    files = _text_files(items)
-    key = _text_key(files, vocabulary, data.val_fraction)
+    files = _text_files(paths)
+    key = _text_key(files, tokenizer, val_fraction)
 
     def make(target: Path) -> Made:
         pieces = [piece for name, path in files for piece in _cut(name, path)]
         if len(pieces) < 2:
             rule = f"hold more than {PIECE_BYTES // 1024} KiB of text, so that training and validation each get a piece"
             raise ValueError(f"data.path must {rule}, got {sum(piece.stop - piece.start for piece in pieces)} bytes")
-        facts, shards = _write_text(target, pieces, data.val_fraction, vocabulary, cache_dir)
+        facts, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
         return facts | {"files": len(files)}, shards
 
-    return made("text", vocabulary, key, cache_dir=cache_dir, make=make)
+    return made("text", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
-def synthetic(data: Synthetic, vocabulary: Vocabulary, *, cache_dir: Path) -> ShardSet:
+def synthetic(lengths: dict[str, int], source_seed: int, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
     """A Markov chain over the vocabulary's ids; see `nocap.data.synthetic`. No token stands for text."""
-    lengths = {"train": data.train_tokens, "val": data.val_tokens}
-    size = tokenizer.vocab_size(vocabulary)
+    size = tokenizer.vocab_size
 
     def make(target: Path) -> Made:
         walks = {
-            split: chain.tokens(count, vocab_size=size, seed=data.source_seed, stream=stream)
+            split: chain.tokens(count, vocab_size=size, seed=source_seed, stream=stream)
             for stream, (split, count) in enumerate(lengths.items())
         }
-        return {"text": False}, {split: _write_shards(target, split, walk) for split, walk in walks.items()}
+        return {"text": False}, {split: write_shards(target, split, walk) for split, walk in walks.items()}
 
-    key = {"lengths": lengths, "source_seed": data.source_seed, "vocab_size": size}
-    return made("synthetic", vocabulary, key, cache_dir=cache_dir, make=make)
+    key = {"lengths": lengths, "source_seed": source_seed, "vocab_size": size}
+    return made("synthetic", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
 # --- files and pieces --------------------------------------------------------------------------------------------------------------
@@ -138,13 +135,13 @@ def _text_files(items: list[str]) -> list[tuple[str, Path]]:
     return list(files.values())
 
 
-def _text_key(files: list[tuple[str, Path]], vocabulary: Vocabulary, val_fraction: float) -> dict[str, Any]:
+def _text_key(files: list[tuple[str, Path]], tokenizer: Tokenizer, val_fraction: float) -> dict[str, Any]:
     listing = []
     for name, path in files:
         with os_errors_refused(str(path)):
             stat = path.stat()
         listing.append([name, os.path.realpath(path), stat.st_size, stat.st_mtime_ns])
-    return {"files": listing, "vocabulary": vocabulary.name, "val_fraction": val_fraction}
+    return {"files": listing, "vocabulary": tokenizer.name, "val_fraction": val_fraction}
 
 
 def _cut(name: str, path: Path) -> Iterator[Piece]:
@@ -177,11 +174,11 @@ def _validation(pieces: list[Piece], fraction: float) -> set[str]:
 # --- shards ------------------------------------------------------------------------------------------------------------------------
 
 
-def _write_text(target: Path, pieces: list[Piece], fraction: float, vocabulary: Vocabulary, cache_dir: Path) -> Made:
-    encoding = tokenizer.load(vocabulary, cache_dir=cache_dir)
+def _write_text(target: Path, pieces: list[Piece], fraction: float, tokenizer: Tokenizer, cache_dir: Path) -> Made:
+    encoding = tokenizer.load(cache_dir=cache_dir)
     validation = _validation(pieces, fraction)
     sides = {"train": [p for p in pieces if p.key not in validation], "val": [p for p in pieces if p.key in validation]}
-    shards = {split: _write_shards(target, split, _encoded(side, encoding)) for split, side in sides.items()}
+    shards = {split: write_shards(target, split, _encoded(side, encoding)) for split, side in sides.items()}
     facts: dict[str, object] = {
         "text": True,
         "documents": {split: len(side) for split, side in sides.items()},
@@ -211,29 +208,6 @@ def _read(piece: Piece) -> bytes:
 
 
 def _encode(texts: list[bytes], encoding: tiktoken.Encoding) -> list[Tokens]:
-    if encoding.n_vocab == tokenizer.vocab_size(Vocabulary.bytes):  # a byte is its own id: twenty times faster than asking
+    if encoding.name == "bytes":  # a byte is its own id: twenty times faster than asking
         return [np.frombuffer(text, dtype=np.uint8).astype(np.uint16) for text in texts]
     return [np.array(ids, dtype=np.uint16) for ids in encoding.encode_ordinary_batch([text.decode() for text in texts])]
-
-
-def _write_shards(target: Path, split: str, runs: Iterable[Tokens]) -> list[dict[str, object]]:
-    """Write runs of tokens as shards of about SHARD_TOKENS, none of them empty."""
-    shards: list[dict[str, object]] = []
-    held: list[Tokens] = []
-
-    def close() -> None:
-        tokens, name = np.concatenate(held), f"{split}_{len(shards):06d}.bin"
-        write_shard(target / name, tokens)
-        shards.append({"name": name, "tokens": tokens.size, "sha256": shard_sha256(tokens)})
-        held.clear()
-
-    waiting = 0
-    for run in runs:
-        held.append(run)
-        waiting += run.size
-        if waiting >= SHARD_TOKENS:
-            close()
-            waiting = 0
-    if held:
-        close()
-    return shards

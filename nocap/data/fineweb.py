@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nocap.data.shards import ShardSet, os_errors_refused, write_json
-from nocap.schema import Fineweb
+from nocap.data.shards import ShardSet, write_json
+from nocap.data.tokens import os_errors_refused
+from nocap.options.data.fineweb import Fineweb
 
 FORMAT = 1
 HEAD_TIMEOUT_S = 10.0

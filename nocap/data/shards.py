@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nocap.data.tokens import HEADER_BYTES, MAGIC, VERSION, Shard, Tokens, counted, map_tokens, os_errors_refused
 from nocap.files import write_file
 
-MAGIC, VERSION = 20240520, 1
-HEADER_BYTES, TOKEN_BYTES = 1024, 2
 CHUNK_BYTES = 1 << 22  # read at once in a scan; even, so that no token is split
 SCAN_FORMAT = 1
-
-Tokens = npt.NDArray[np.uint16]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shard:
-    """What one whole read of a shard found."""
-
-    path: str  # absolute, as given: a link stays a link
-    tokens: int
-    sha256: str  # of the whole file, header included
-    max_id: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +31,22 @@ class ShardSet:
     remedy: dict[Path, str]  # what the user can do about a bad shard, where there is something
 
 
-@contextmanager
-def os_errors_refused(what: str) -> Iterator[None]:
-    """Turn an `OSError` (a path that is missing, unreadable, full, ...) into a refusal in one line."""
-    try:
-        yield
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename and str(error.filename) != what else ""
-        raise ValueError(f"{what}: {error.strerror or error}{where}") from error
+def matching(*, train: str, val: str) -> ShardSet:
+    """The shards that two globs match.
+
+    Errors:
+        ValueError: one matches nothing, or both the same file.
+    """
+    paths = {}
+    for key, pattern in (("train", train), ("val", val)):
+        paths[key] = tuple(Path(match) for match in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)))
+        if not paths[key]:
+            raise ValueError(f"data.{key} must match at least one shard, got {pattern!r}")
+    both = {os.path.realpath(path) for path in paths["train"]} & {os.path.realpath(path) for path in paths["val"]}
+    if both:
+        raise ValueError(f"data.val must not match a shard of data.train, got {min(both)} in both")
+    source: dict[str, object] = {"kind": "shards", "text": True, "train": train, "val": val}
+    return ShardSet(train=paths["train"], val=paths["val"], source=source, expected={}, remedy={})
 
 
 def write_json(path: Path, facts: object) -> None:
@@ -85,32 +79,6 @@ def _contents(path: Path, tokens: npt.NDArray[Any]) -> tuple[bytes, memoryview]:
     header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
     header[:3] = MAGIC, VERSION, tokens.size
     return header.tobytes(), np.ascontiguousarray(tokens, dtype="<u2").data.cast("B")
-
-
-def _count(path: str, header: bytes, size: int) -> int:
-    """Tokens that a header promises; `ValueError` unless it is a shard's header and agrees with the file's size in bytes."""
-    if len(header) < HEADER_BYTES:
-        raise ValueError(f"{path}: a shard must have a header of {HEADER_BYTES} bytes, got a file of {size} bytes")
-    magic, version, count = (int(value) for value in np.frombuffer(header, dtype="<i4", count=3))
-    if magic != MAGIC:
-        raise ValueError(f"{path}: a shard must start with the magic number {MAGIC}, got {magic}")
-    if version != VERSION:
-        raise ValueError(f"{path}: a shard's version must be {VERSION}, got {version}")
-    if count < 1:
-        raise ValueError(f"{path}: a shard must hold at least 1 token, got {count} in its header")
-    expected = HEADER_BYTES + TOKEN_BYTES * count
-    if size != expected:
-        what = "truncated" if size < expected else "too long"
-        raise ValueError(f"{path}: {what}: a shard of {count} tokens must have {expected} bytes, got {size}")
-    return count
-
-
-def map_tokens(path: str | Path) -> Tokens:
-    """A read-only memory map of a shard's tokens. Checks the header and the size, not the ids: `scan` does that."""
-    with os_errors_refused(str(path)):
-        with open(path, "rb") as file:
-            count = _count(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
-        return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
 
 
 def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:
@@ -162,7 +130,7 @@ def _read_whole(name: str, real: str, stamp: list[int]) -> dict[str, Any]:
     digest, max_id = hashlib.sha256(), 0
     with open(real, "rb") as file:
         header = file.read(HEADER_BYTES)
-        count = _count(name, header, stamp[0])
+        count = counted(name, header, stamp[0])
         digest.update(header)
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)

@@ -1,4 +1,4 @@
-"""Vocabularies: 256 bytes and an end-of-text, or GPT-2's, both as tiktoken encodings."""
+"""nocap's own vocabularies as tiktoken encodings, and what a token stands for."""
 
 from __future__ import annotations
 
@@ -10,29 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nocap.schema import Vocabulary
-
 if TYPE_CHECKING:
     import tiktoken
 
 END_OF_TEXT = "<|endoftext|>"
 FETCH_TIMEOUT_S = 30.0  # tiktoken itself would wait for a silent server for ever
 GPT2_FILES = {"6d1cbeee0f20b3d9449abfede4726ed8212e3aee": "vocab.bpe", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6": "encoder.json"}
-
-
-def vocab_size(vocabulary: Vocabulary) -> int:
-    """Tokens in a vocabulary, end-of-text included, without loading it."""
-    return {Vocabulary.bytes: 257, Vocabulary.gpt2: 50257}[vocabulary]
-
-
-def load(vocabulary: Vocabulary, *, cache_dir: Path) -> tiktoken.Encoding:
-    """The encoding. `ValueError` when GPT-2's files are not here and cannot be fetched; says how to get them.
-
-    tiktoken keeps GPT-2's files in `$TIKTOKEN_CACHE_DIR`, here `cache_dir/tiktoken` unless that is set.
-    """
-    encoding = _bytes() if vocabulary is Vocabulary.bytes else _gpt2(cache_dir / "tiktoken")
-    assert encoding.n_vocab == vocab_size(vocabulary)
-    return encoding
 
 
 def token_bytes(encoding: tiktoken.Encoding) -> npt.NDArray[np.int32]:
@@ -42,7 +25,8 @@ def token_bytes(encoding: tiktoken.Encoding) -> npt.NDArray[np.int32]:
     return np.array(lengths, dtype=np.int32)
 
 
-def _bytes() -> tiktoken.Encoding:
+def bytes_encoding() -> tiktoken.Encoding:
+    """256 bytes and an end-of-text."""
     import tiktoken
 
     return tiktoken.Encoding(
@@ -54,7 +38,12 @@ def _bytes() -> tiktoken.Encoding:
     )
 
 
-def _gpt2(default_folder: Path) -> tiktoken.Encoding:
+def gpt2(default_folder: Path) -> tiktoken.Encoding:
+    """GPT-2's encoding, whose files tiktoken keeps in `$TIKTOKEN_CACHE_DIR`, else in this folder.
+
+    Errors:
+        ValueError: they are not here and cannot be fetched; says how to get them.
+    """
     import tiktoken
 
     folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(default_folder))

@@ -12,10 +12,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nocap import schema
+from nocap.config.option import said
+from nocap.config.run import Run
 from nocap.generation.cache import LayerCache
-from nocap.model.attention import Mixer, build_mixer, is_local
-from nocap.model.gpt import GPT
+from nocap.model.attention import CausalSelfAttention, Mixer
+from nocap.model.gpt import GPT, Block
+from nocap.model.language_model import LanguageModel
+
+PROBED = 12  # tokens on which a cache is tried before it is trusted
 
 
 class Engine(Protocol):
@@ -26,16 +30,30 @@ class Engine(Protocol):
         """One more token a sequence; the logits (B, V) of the token after it."""
 
 
+class UncachedError(ValueError):
+    """This model does not decode from a cache; the message says why."""
+
+
+def engine_for(model: LanguageModel, run: Run, *, batch: int, capacity: int, compiled: bool = False, say: Callable[[str], None]) -> Engine:
+    """An engine with a cache; where the model has none, one that recomputes the prefix, with one line that says so."""
+    try:
+        check_cached(model, run)
+    except UncachedError as error:
+        say(f"no cache: {error}; the prefix is computed again for each token")
+        return Recompute(model)
+    return Cached(model, run, batch=batch, capacity=capacity, compiled=compiled)
+
+
 class Recompute:
     """The training model's own forward over the whole prefix, for each token: the reference, and what a cache saves."""
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
     @torch.no_grad()
     def prefill(self, tokens_BT: Tensor) -> Tensor:
         self.tokens_BT = tokens_BT
-        return self.model.head.logits(self.model.trunk(tokens_BT)[:, -1:])[:, 0]
+        return self.model.next_logits(tokens_BT)
 
     def decode(self, tokens_B: Tensor) -> Tensor:
         prefix_BT = self.tokens_BT.expand(len(tokens_B), -1)
@@ -46,23 +64,26 @@ class Cached:
     """Prefill in one pass, then a token at a time over `LayerCache`s for `batch` sequences of up to `capacity` tokens.
 
     With `compiled`, decoding is one graph of static shapes (torch.compile), made at the first token for this model as it is then.
+
+    Errors:
+        UncachedError: the model has no cached form.
     """
 
-    def __init__(self, model: GPT, run: schema.Run, *, batch: int, capacity: int, compiled: bool = False) -> None:
+    def __init__(self, model: LanguageModel, run: Run, *, batch: int, capacity: int, compiled: bool = False) -> None:
         assert capacity <= run.model.seq_len, "the model has no positions beyond its context"
-        self.model, self.batch, self.capacity = model, batch, capacity
-        weight = model.embedding.weight
+        self.model, self.mixers = usual(model, run)
+        self.batch, self.capacity = batch, capacity
+        weight = self.model.embedding.weight
         self.layers = [
             LayerCache(
                 batch=batch,
                 n_kv_heads=run.attention.n_kv_heads,
-                slots=layer_slots(run.attention, layer, capacity),
+                slots=slots,
                 like=weight.detach(),
                 d_head=run.model.d_model // run.model.n_head,
             )
-            for layer in range(run.model.n_layer)
+            for slots in cache_slots(run, capacity)
         ]
-        self.mixers = [build_mixer(run.attention, layer) for layer in range(run.model.n_layer)]
         self.tokens_B = torch.zeros(batch, dtype=torch.long, device=weight.device)
         self.position = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.length = 0
@@ -112,17 +133,62 @@ def _compiled(device: torch.device) -> Callable[[Cached, Tensor, Tensor], Tensor
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
-def next_logits(model: GPT, tokens_BT: Tensor, positions: slice | Tensor, mixers: Sequence[Mixer]) -> Tensor:
-    """`GPT.logits` of the last token, (B, V), for tokens at `positions` whose attention is `mixers`, one a layer."""
-    x_BTC: Tensor = model.embedding(tokens_BT)
-    if model.position is not None:
-        x_BTC = x_BTC + model.position.weight[positions]
-    rotary = (model.cos[positions], model.sin[positions]) if model.rope else None
-    for block, mixer in zip(model.blocks, mixers, strict=True):
-        x_BTC = block(x_BTC, rotary, mixer)
-    return model.head.logits(x_BTC[:, -1:])[:, 0]
+def next_logits(model: GPT, tokens_BT: Tensor, where: slice | Tensor, mixers: Sequence[Mixer]) -> Tensor:
+    """`GPT.logits` of the last token, (B, V), for tokens at these positions whose attention is `mixers`, one a layer."""
+    return model.head.logits(model.trunk(tokens_BT, where=where, mixers=mixers)[:, -1:])[:, 0]
 
 
-def layer_slots(spec: schema.Attention, layer: int, capacity: int) -> int:
-    """Tokens that this layer's cache holds."""
-    return min(spec.window, capacity) if isinstance(spec, schema.Sliding) and is_local(spec, layer) else capacity
+# --- whether there is a cache ------------------------------------------------------------------------------------------------------
+
+
+def cache_slots(run: Run, capacity: int) -> list[int]:
+    """Tokens that each layer's cache holds.
+
+    Errors:
+        UncachedError: the attention option does not say.
+    """
+    slots = said(run.attention, "cache_slots", of=("build", "mixer"))
+    if slots is None:
+        raise UncachedError(f"attention.kind={run.attention.kind} says no cache_slots of its mixer")
+    return [slots(layer, capacity) for layer in range(run.model.n_layer)]
+
+
+def usual(model: LanguageModel, run: Run) -> tuple[GPT, list[Mixer]]:
+    """The model and its layers' mixers, where it is made of the blocks that a cache can enter.
+
+    Errors:
+        UncachedError: it is not, or an idea looks across tokens.
+    """
+    across = [name for name, idea in run.ideas.items() if not idea.PER_TOKEN and name in model_places(model)]
+    if across:
+        raise UncachedError(f"ideas.{across[0]} does not say that it takes each token by itself (PER_TOKEN)")
+    if type(model) is not GPT:
+        raise UncachedError(f"model.kind={run.model.kind} is a model of its own")
+    layers = [block.attention.f for block in model.blocks if type(block) is Block]
+    mixers = [attention.mixer for attention in layers if type(attention) is CausalSelfAttention]
+    if len(mixers) < run.model.n_layer:
+        raise UncachedError(f"model.kind={run.model.kind} with attention.kind={run.attention.kind} has layers of its own")
+    return model, mixers
+
+
+def model_places(model: LanguageModel) -> set[str]:
+    """The ideas that have a part in the model's forward."""
+    return {words[-1] for path, _ in model.named_modules() if (words := path.split("."))[-2:-1] == ["ideas"]}
+
+
+@torch.no_grad()
+def check_cached(model: LanguageModel, run: Run) -> None:
+    """Try the cache on a few tokens against the prefix computed again: what an option says of itself is believed when it is so.
+
+    Errors:
+        UncachedError: there is no cache, or it gives other logits.
+    """
+    T = min(PROBED, run.model.seq_len)
+    cached, again = Cached(model, run, batch=1, capacity=T), Recompute(model)
+    weight = next(model.parameters())
+    tokens_T = (torch.arange(T, device=weight.device) * 31 + 7) % run.tokenizer.vocab_size
+    for t in range(1, T):
+        mine = cached.prefill(tokens_T[None, :t]) if t == 1 else cached.decode(tokens_T[t - 1 : t])
+        theirs = again.prefill(tokens_T[None, :t])
+        if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())):
+            raise UncachedError(f"its logits differ from the whole prefix's at token {t}: some option looks across tokens")

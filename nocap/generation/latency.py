@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from nocap import schema
-from nocap.generation.engine import Cached, Engine, Recompute
+from nocap.config.run import Run
+from nocap.generation.engine import Cached, Engine, Recompute, UncachedError, check_cached, engine_for
 from nocap.generation.sample import Sampler
-from nocap.model.gpt import GPT
+from nocap.model.language_model import LanguageModel
 
 ROUNDS = 3  # engines take turns, so that a machine whose speed drifts slows all of them
 RECOMPUTED = 4  # positions a round at which the prefix is recomputed, spread over all that are decoded
@@ -54,18 +54,21 @@ class Timed:
         }
 
 
-def measure(model: GPT, run: schema.Run, prompt_BT: Tensor, *, new: int, sampler: Sampler, compiled: bool) -> list[Timed]:
+def measure(model: LanguageModel, run: Run, prompt_BT: Tensor, *, new: int, sampler: Sampler, compiled: bool) -> list[Timed]:
     """Time `new` tokens after the prompt with a cache, compiled too if asked, and by recomputing the prefix, in turns."""
     batch, T = prompt_BT.shape
-    engines: dict[str, Engine] = {"cache": Cached(model, run, batch=batch, capacity=T + new)}
-    if compiled:
-        engines["cache, compiled"] = Cached(model, run, batch=batch, capacity=T + new, compiled=True)
+    again = Recompute(model)
+    engines: dict[str, Engine] = {}
+    with suppress(UncachedError):
+        check_cached(model, run)
+        engines["cache"] = Cached(model, run, batch=batch, capacity=T + new)
+        if compiled:
+            engines["cache, compiled"] = Cached(model, run, batch=batch, capacity=T + new, compiled=True)
     timed = {name: Timed(engine=name, batch=batch) for name in (*engines, "no cache")}
     for name, engine in engines.items():
         first, *rest = run_through(engine, prompt_BT, 2, sampler).token_s
         timed[name].compile_s = first - rest[0] if name == "cache, compiled" else None
-    again = Recompute(model)
-    text_BT = torch.cat([prompt_BT, run_through(engines["cache"], prompt_BT, new, sampler).tokens], dim=1)
+    text_BT = torch.cat([prompt_BT, run_through(engines.get("cache", again), prompt_BT, new, sampler).tokens], dim=1)
     places = np.unique(np.linspace(0, new - 1, RECOMPUTED).round().astype(int)).tolist()
     for _ in range(ROUNDS):
         for name, engine in engines.items():
@@ -135,9 +138,11 @@ def _without_native_stderr() -> Iterator[None]:
         os.close(nowhere)
 
 
-def kv_bytes_per_token(model: GPT, run: schema.Run) -> float:
-    """Bytes of cache a token of context, for one sequence of the model's whole context: windows make it less."""
-    return Cached(model, run, batch=1, capacity=run.model.seq_len).n_bytes / run.model.seq_len
+def kv_bytes_per_token(model: LanguageModel, run: Run, *, say: Callable[[str], None]) -> float | None:
+    """Bytes of cache a token of context, for one sequence of the model's whole context: windows make it less. None, with a line, where the
+    model has no cache."""
+    whole = engine_for(model, run, batch=1, capacity=run.model.seq_len, say=say)
+    return whole.n_bytes / run.model.seq_len if isinstance(whole, Cached) else None
 
 
 def random_prompt(tokens: int, *, vocab_size: int) -> Tensor:

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nocap.data import tokenizer
-from nocap.model.gpt import GPT, build_model
+from nocap import outside
+from nocap.config import compose
+from nocap.config.keys import InputError
+from nocap.config.run import Run
+from nocap.model.gpt import build_model
+from nocap.model.language_model import LanguageModel
 from nocap.paths import cache_root
-from nocap.run import checkpoint, config
-from nocap.schema import Attention, Hybrid, Kernel, Run, Sliding
+from nocap.run import checkpoint
+from nocap.run.record import read_json
 
 if TYPE_CHECKING:
     import tiktoken
@@ -24,7 +28,7 @@ class Trained:
     """A checkpoint's model in fp32, ready to read, with the run that it belongs to."""
 
     run: Run
-    model: GPT
+    model: LanguageModel
     encoding: tiktoken.Encoding
     step: int
 
@@ -35,25 +39,27 @@ def load(run_dir: Path, *, device: torch.device, say: Callable[[str], None]) -> 
     Errors:
         ValueError: no config, no checkpoint, none that is valid, or one that is another model's or holds no numbers.
     """
-    run = config.load(run_dir / "config.yaml")
-    run = replace(run, attention=portable(run.attention))
+    run = compose.load(run_dir / "config.yaml")
+    run = replace(run, attention=run.attention.portable())
+    for line in other_code(run_dir):
+        say(line)
     found = checkpoint.find(run_dir / "checkpoints")
     for problem in found.invalid:
         say(f"checkpoint not used: {problem}")
     if found.path is None:
-        raise checkpoint.NoneValidError(f"{run_dir} must hold a {'valid ' if found.invalid else ''}checkpoint, got none")
-    encoding = tokenizer.load(run.tokenizer.vocabulary, cache_dir=cache_root(run.cache_dir))
+        raise InputError(f"{run_dir} must hold a {'valid ' if found.invalid else ''}checkpoint, got none")
+    encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
     model = build_model(run, vocab_size=encoding.n_vocab)
     checkpoint.load_model(found.path, model)
     if not all(bool(p.isfinite().all()) for p in model.parameters()):
         raise ValueError(f"{found.path} must hold finite weights, got some that are no numbers: the run diverged")
-    return Trained(run=run, model=model.to(device).eval(), encoding=encoding, step=found.step)
+    model = model.to(device).eval()
+    model.validating().__enter__()  # to stay
+    return Trained(run=run, model=model, encoding=encoding, step=found.step)
 
 
-def portable(spec: Attention) -> Attention:
-    """The same attention by kernels that take any device, fp32 and any length: a named CUDA kernel may not be here, and FlexAttention
-    is compiled for one length."""
-    if isinstance(spec, Sliding) and not isinstance(spec, Hybrid):
-        return replace(spec, kernel=Kernel.blocks)
-    kernel = spec.kernel if spec.kernel is Kernel.materialized else Kernel.fused
-    return replace(spec, kernel=kernel, local_kernel=Kernel.blocks) if isinstance(spec, Hybrid) else replace(spec, kernel=kernel)
+def other_code(run_dir: Path) -> list[str]:
+    """A line for each option from outside that is not, byte for byte, the one that the run was trained with."""
+    trained = {(row["group"], row["name"]): row["sha256"] for row in (read_json(run_dir / "manifest.json") or {}).get("outside", ())}
+    changed = [file for file in outside.files() if trained.get((file.group, file.name), file.sha256) != file.sha256]
+    return [f"{file.path} is not the code that this run was trained with; its record has a copy (--allow-code)" for file in changed]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from nocap.schema import Device, require
+from nocap.config.keys import require
+from nocap.config.trainer import Device
 
 
 @dataclass(kw_only=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
+from nocap.config.compose import EXIT_CODES, LOST
 from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, write_record_head
 from nocap.launch.signals import born_deaf, heard
 from nocap.run import lock
 from nocap.run.beats import Beats
-from nocap.run.config import EXIT_CODES, LOST
 from nocap.run.record import read_json
 from nocap.run.summary import cut_short
 from nocap.run.terminal import ending, table
@@ -61,7 +61,7 @@ def _train(plan: Plan, started: float, asked: list[int]) -> int:
         for attempt in running:
             attempt.stop()
 
-    print(headline(plan), flush=True)
+    print("\n".join([*(f"note: {notice}" for notice in plan.notices), headline(plan)]), flush=True)
     with heard(hear):
         running.append(attempt := Attempt(plan, started=started))
         if asked:

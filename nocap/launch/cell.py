@@ -16,9 +16,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from nocap.config.compose import EXIT_CODES, explain, parse, refusals, refuse, register
 from nocap.launch import attempt
 from nocap.launch import plan as planning
-from nocap.run.config import EXIT_CODES, explain, parse, refusals, refuse, register
 
 STARTED = time.monotonic()  # the door moves this back to its own beginning
 

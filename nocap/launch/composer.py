@@ -17,9 +17,9 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from nocap.config.compose import explain, parse
+from nocap.config.run import Run
 from nocap.launch.grid import Compose
-from nocap.run.config import explain, parse
-from nocap.schema import Run
 
 Choices = dict[str, str | None]
 

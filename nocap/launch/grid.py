@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.plan import Plan, outcome, plan
 from nocap.paths import cache_root
 from nocap.run.identity import digest
 from nocap.run.record import write_json
-from nocap.schema import Run
 
 FILE = "grid.json"  # nocap.comparison reads it
 
@@ -75,6 +75,8 @@ def check(words_of_cells: Sequence[Sequence[str]], *, swept: Sequence[str], comp
             run, choices = compose(words)
             planned = plan(run, choices=choices, dataset=datasets.of(run))
             outcome(planned)  # a damaged record is found now
+            for notice in planned.notices:
+                say(f"note: {notice}")
             label = label if swept else planned.name
             cells.append((Cell(overrides=tuple(words), label=label, plan=planned), choices))
         except ValueError as error:

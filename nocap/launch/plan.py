@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -14,18 +14,22 @@ from typing import Any
 
 import yaml
 
-from nocap import __version__, hardware, schema
+from nocap import __version__, hardware, outside
+from nocap.config.compose import dump, to_plain
+from nocap.config.keys import require
+from nocap.config.run import Run
+from nocap.config.trainer import Compile, Device
 from nocap.data.batches import target_bytes, train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
-from nocap.data.tokenizer import load, token_bytes
+from nocap.data.tokenizer import token_bytes
 from nocap.files import write_file
 from nocap.launch.trunk import Trunk, trunk_of
 from nocap.paths import PACKAGE, cache_root
-from nocap.run.config import dump, to_plain
 from nocap.run.identity import digest, identity_parts
 from nocap.run.record import Metrics, read_json, write_json
 from nocap.run.secrets import redact
-from nocap.schema import Compile, Device, Run
+
+COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +45,7 @@ class Plan:
     run_dir: Path
     trunk: Trunk | None = None  # what it begins from
     grid: str | None = None  # the grid that starts it
+    notices: tuple[str, ...] = ()  # what a person should know before it starts
     claims: Mapping[str, str] = field(default_factory=dict)  # id → hash: what was claimed of it before its first step
 
 
@@ -58,6 +63,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     words = [
         choices.get("experiment") or choices.get("model"),
         *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
+        ".".join(run.ideas),
     ]
     name = "-".join(word.replace("/", "_") for word in words if word)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
@@ -71,9 +77,11 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     _check_writable(root, run.output_dir)
     existing = sorted(root.glob(f"*-{identity}"))  # the same run under another readable name
     run_dir = existing[0] if existing else root / f"{name}-{identity}"
-    if not existing:
-        _check_data_unchanged(run, parts, root.glob(f"{name}-*"))
-    return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir, trunk=trunk)
+    begun = [] if existing else list(_begun(run, parts, root.glob(f"{name}-*")))
+    for folder, theirs in begun:
+        _check_data_unchanged(folder, theirs, parts)
+    notices = tuple(_under_other_code(folder, theirs, parts) for folder, theirs in begun)
+    return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir, trunk=trunk, notices=notices)
 
 
 def _check_writable(folder: Path, configured: str) -> None:
@@ -84,21 +92,42 @@ def _check_writable(folder: Path, configured: str) -> None:
         raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
 
 
-def _check_data_unchanged(run: Run, parts: Mapping[str, Any], others: Iterable[Path]) -> None:
-    """Refuse to start anew what was begun under the same words with other tokens: half a run would be lost unseen."""
-    paths = {key: value for key, value in to_plain(run)["data"].items() if key in ("path", "train", "val")}
-    for folder in others:
+def _begun(run: Run, parts: Mapping[str, Any], others: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Half-done runs of the same config, paths and environment: they differ in tokens or in code."""
+    paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
+    for folder in sorted(others):
         try:
             theirs, config = read_json(folder / "manifest.json"), yaml.safe_load((folder / "config.yaml").read_text())
-            same = theirs is not None and {**theirs["parts"], "data": None} == {**parts, "data": None}
+            apart = {"data": None, "source": None}
+            same = theirs is not None and {**theirs["parts"], **apart} == {**parts, **apart}
             same = same and redact(paths, os.environ) == {key: config["data"][key] for key in paths}
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             continue  # not a record: nothing was begun there
         if same and theirs is not None and not _ended(folder) and any(folder.glob("checkpoints/step-*")):
-            was, now = theirs["parts"]["data"][:12], parts["data"][:12]
-            raise ValueError(
-                f"data must be what {folder} began with ({was}…), got {now}…; put it back to resume, or move that folder to start anew"
-            )
+            yield folder, theirs
+
+
+def _check_data_unchanged(folder: Path, theirs: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    """Refuse to start anew what was begun under the same words with other tokens: half a run would be lost unseen."""
+    was, now = theirs["parts"]["data"][:12], parts["data"][:12]
+    if was != now:
+        raise ValueError(
+            f"data must be what {folder} began with ({was}…), got {now}…; put it back to resume, or move that folder to start anew"
+        )
+
+
+def _under_other_code(folder: Path, theirs: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+    """What changed since that run began, and how to go on with it."""
+    was, now = theirs["parts"]["source"], parts["source"]
+    changed = [module for module in dict.fromkeys([*was, *now]) if was.get(module) != now.get(module)]
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    commit = ((theirs.get("git") or {}).get("commit") or "")[:12]
+    step = max(path.name.removeprefix("step-").lstrip("0") or "0" for path in folder.glob("checkpoints/step-*"))
+    back = f"put that code back (git checkout {commit})" if commit else "put that code back"
+    return (
+        f"{folder} is half done, at step {step}, under other code: changed since are {', '.join(changed[:3])}{more}; "
+        f"this command starts anew, and to go on with that run {back} and give the command again"
+    )
 
 
 def check_compiler(run: Run) -> None:
@@ -112,7 +141,7 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
     T = run.model.seq_len
     train_windows(run, dataset.train)
     available = val_windows(run, dataset.val).n * T
-    schema.require(
+    require(
         run.trainer.val_tokens <= available,
         "trainer.val_tokens",
         f"be at most the {available} that the validation data holds in windows of model.seq_len={T}",
@@ -152,7 +181,16 @@ def write_record_head(plan: Plan) -> None:
     write_file(plan.run_dir / "config.yaml", dump(config).encode())
     attempts = (read_json(plan.run_dir / "manifest.json") or {}).get("attempts", [])
     write_json(plan.run_dir / "manifest.json", manifest(plan, attempts))
+    for file in outside_files(plan.run):  # a copy, to read; it is imported from here only where a person says so
+        for path in (file.path, file.path.with_suffix(".yaml")):
+            if path.is_file():
+                write_file(plan.run_dir / COPIES / outside.place(file.group) / path.name, path.read_bytes())
     (plan.run_dir / "summary.json").unlink(missing_ok=True)
+
+
+def outside_files(run: Run) -> list[outside.File]:
+    """The files from outside that this run's options are made of."""
+    return outside.used({cls.__module__ for _, option in run.options() for cls in type(option).__mro__})
 
 
 def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
@@ -199,6 +237,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "versions": {"nocap": __version__, "python": platform.python_version()}
         | {package: version(package) for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")}
         | {"torch": hardware.torch_build()["version"]},
+        "outside": [{"group": file.group, "name": file.name, "sha256": file.sha256} for file in outside_files(plan.run)],
         "git": git_state(),
         "attempts": [*attempts, attempt],
     }
@@ -206,10 +245,10 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
     """UTF-8 bytes of the text behind the validation targets, or why they are unknown."""
-    if isinstance(plan.run.data, schema.Synthetic):
-        return None, "synthetic tokens stand for no text"
+    if not plan.dataset.source.get("text", True):
+        return None, f"{plan.run.data.kind} tokens stand for no text"
     try:
-        encoding = load(plan.run.tokenizer.vocabulary, cache_dir=cache_root(plan.run.cache_dir))
+        encoding = plan.run.tokenizer.load(cache_dir=cache_root(plan.run.cache_dir))
     except ValueError as error:  # shards were tokenized elsewhere: they can be trained on without the vocabulary
         print(f"no bits per byte: {error}", flush=True)
         return None, str(error)

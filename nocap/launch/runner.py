@@ -13,7 +13,7 @@ from nocap.launch.board import Board, Line
 from nocap.launch.grid import Cell, Grid, told
 from nocap.launch.plan import outcome
 from nocap.launch.signals import heard
-from nocap.launch.slots import Share, Slots
+from nocap.options.launcher import Share, Slots
 from nocap.run.lock import HeldError
 
 POLL_S = 0.03  # between looks at the running cells: nothing beside a cell's seconds

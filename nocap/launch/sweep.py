@@ -16,14 +16,14 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from nocap.config.compose import EXIT_CODES
 from nocap.launch.attempt import hold
 from nocap.launch.board import Board
 from nocap.launch.composer import composer
 from nocap.launch.grid import Cell, Grid, RefusedError, check
 from nocap.launch.plan import outcome
 from nocap.launch.runner import Result, Runner
-from nocap.launch.slots import One, Slots
-from nocap.run.config import EXIT_CODES
+from nocap.options.launcher import One, Slots
 from nocap.run.identity import digest
 from nocap.run.record import read_json
 
@@ -168,7 +168,8 @@ def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
 def _report(grid: Grid, comparison: dict[str, Any]) -> None:
     """`report.html` in the grid's folder, and with W&B a run of the group that holds the verdicts and the report."""
     from nocap.comparison import report
-    from nocap.run.tracking import RunFacts, track_comparison
+    from nocap.options.tracker import RunFacts
+    from nocap.run.tracking import track_comparison
 
     path = grid.folder / "report.html"
     report.write(comparison, path)

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from nocap import outside
+from nocap.config.compose import EXIT_CODES
+from nocap.config.keys import require
+from nocap.config.run import Run
 from nocap.launch import plan as planning
 from nocap.launch.attempt import hold
 from nocap.launch.worker import work
 from nocap.run.beats import Beats
-from nocap.run.config import EXIT_CODES
+from nocap.run.process import leave, watch_parent
 from nocap.run.record import read_json
 from nocap.run.terminal import table
-from nocap.run.world import join, leave, watch_parent
-from nocap.schema import Run, require
+from nocap.run.world import join
 
 
 def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float) -> NoReturn:
@@ -29,6 +32,7 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
     require(run.trainer.devices == world_size, "trainer.devices", f"be torchrun's {world_size} ranks", run.trainer.devices)
     plan = planning.plan(run, choices=choices)
     world = join(run.trainer.device, timeout_s=run.trainer.hang_timeout_s)
+    require(world.from_main(outside.state()) == outside.state(), "--config-dir", "hold the same files on every rank", outside.state())
     holder, problem, ended = None, None, None
     if world.is_main:
         try:
@@ -42,6 +46,8 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
     if problem:
         raise ValueError(problem)
     if world.is_main:
+        for notice in plan.notices:
+            print(f"note: {notice}", flush=True)
         print(planning.headline(plan) if ended is None else planning.nothing_to_train(plan, ended), flush=True)
     status = work(run, Path(run_dir), started=started) if ended is None else ended["status"]
     if world.is_main and (summary := read_json(Path(run_dir) / "summary.json")) is not None:

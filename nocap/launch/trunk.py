@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.run.config import load
+from nocap.config.compose import load
+from nocap.config.keys import require
+from nocap.config.run import Run
 from nocap.run.identity import config_that_counts, digest
 from nocap.run.record import read_json
-from nocap.schedule import multiplier
-from nocap.schema import Run, require
 
 KEY = "trainer.init_from"
 TENSORS = ("model.safetensors", "optimizer.safetensors")
-# Where a trunk may differ. That the learning rates up to the branch are the same is looked at number by number.
-FREE = {"trainer.steps", "trainer.val_every", "schedule.kind", "schedule.decay_steps", "schedule.final"}
+# Where a trunk may differ, besides its schedule: that the learning rates up to the branch are the same is looked at number by number.
+FREE = {"trainer.steps", "trainer.val_every"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,9 +91,13 @@ def _read(path: Path) -> tuple[int, str, float]:
 def _check_parts(mine: Mapping[str, Any], theirs: Mapping[str, Any], folder: Path) -> None:
     """Refuse a trunk that differs in more than `FREE`; the first key says how."""
     left, right = dict(_flat(mine)), dict(_flat(theirs))
-    for key in [key for key in dict.fromkeys([*left, *right]) if key not in FREE]:
+    for key in [key for key in dict.fromkeys([*left, *right]) if key not in FREE and not _of_schedule(key)]:
         value, other = (side.get(key, "nothing") for side in (left, right))
         require(value == other, KEY, f"be of a run with this one's {key} ({value})", f"{other} in {folder}")
+
+
+def _of_schedule(key: str) -> bool:
+    return key.startswith("schedule.") or re.match(r"source nocap\.(options|outside)\.schedule\b", key) is not None
 
 
 def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -106,6 +111,6 @@ def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _check_rates(mine: Run, theirs: Run, step: int, folder: Path) -> None:
     """Refuse a checkpoint from inside the trunk's own decay, or from any other schedule than this run's up to there."""
     for earlier in range(step):
-        rate, other = (multiplier(run.schedule, step=earlier, steps=run.trainer.steps) for run in (mine, theirs))
+        rate, other = (run.schedule.multiplier(step=earlier, steps=run.trainer.steps) for run in (mine, theirs))
         rule = f"be of a run with this one's learning rate before the branch at step {step} ({rate:g} of the peak at step {earlier})"
         require(rate == other, KEY, rule, f"{other:g} in {folder}")

@@ -17,18 +17,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nocap.data.shards import Shard
+from nocap.books import Outcome
+from nocap.config.compose import EXIT_CODES, LOST, load, to_plain
+from nocap.config.keys import InputError
+from nocap.config.run import Run
+from nocap.data.tokens import Shard
 from nocap.launch.signals import STOP_SIGNALS, unblock
-from nocap.loop import Job, Outcome, train
-from nocap.run import checkpoint, lock
+from nocap.loop import train
+from nocap.options.tracker import RunFacts, TrackerSession
+from nocap.run import lock
 from nocap.run.beats import START_UP, Beats
-from nocap.run.config import EXIT_CODES, LOST, load, to_plain
+from nocap.run.process import die_with_parent, leave
 from nocap.run.record import Metrics, Row, read_json, write_json
 from nocap.run.summary import cut_short, summarize
 from nocap.run.terminal import Reporter, ending
-from nocap.run.tracking import RunFacts, TrackerSession, open_tracker
-from nocap.run.world import World, die_with_parent, join, leave
-from nocap.schema import Run
+from nocap.run.tracking import open_tracker
+from nocap.run.world import World, join
+from nocap.step import Job
 
 WRITER_WAIT_S = 10.0  # a killed parent's worker needs a moment to die
 
@@ -37,7 +42,11 @@ def main() -> None:
     run_dir = Path(sys.argv[1])
     unblock()
     die_with_parent(int(os.environ["NOCAP_PARENT"]))
-    run = load(run_dir / "config.yaml")
+    try:
+        run = load(run_dir / "config.yaml")
+    except ValueError as error:  # an option from outside that changed since the command began
+        print(f"nocap: {error}", file=sys.stderr)
+        leave(EXIT_CODES["refused"])
     if run.trainer.devices > 1 and "RANK" not in os.environ:
         leave(start_ranks(run, run_dir))
     status = work(run, run_dir, started=float(os.environ["NOCAP_STARTED"]))
@@ -172,7 +181,7 @@ def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcom
 
 def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, started: float, *, behind: str) -> str:
     """The traceback into the log, a line on stderr, the status into the summary."""
-    refused = isinstance(error, checkpoint.NoneValidError)
+    refused = isinstance(error, InputError)
     line = str(error) if refused or isinstance(error, OSError) else f"{type(error).__name__}: {error}".splitlines()[0]
     if world.size > 1 and isinstance(error, RuntimeError):  # from a collective, as a rule: who is it that did not come?
         line += f" (furthest behind: {behind})"

@@ -9,7 +9,7 @@ N: tokens, C: channels, V: vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 ROWS = 8192  # of the vocabulary: products this large fill a GPU
-ChunkStep = Callable[..., tuple[Tensor, Tensor | None]]
+ChunkStep = Callable[..., tuple[Tensor, Tensor, Tensor | None]]
 
 
 def wide(x: Tensor) -> Tensor:
@@ -27,8 +27,9 @@ def wide(x: Tensor) -> Tensor:
 
 def chunk_step(
     x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, softcap: float | None, z_loss: float, gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    """One chunk's loss, summed over its tokens (a scalar, at least fp32), and the gradient of that sum by the logits, (N, V), or None.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One chunk's loss, summed over its tokens (a scalar, at least fp32), the same without z-loss, and the gradient of the first by the
+    logits, (N, V), or None.
 
     With l = cap·tanh(h/cap) and z = logsumexp(l), the gradient by the product h is
     (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 - (l/cap)²).
@@ -46,13 +47,14 @@ def chunk_step(
     sum_N1 = exp_NV.sum(1, keepdim=True)
     log_z_N1 = top_N1 + sum_N1.log()
     loss = (log_z_N1 - wanted_N1 + z_loss * log_z_N1.square()).sum()
+    plain = (log_z_N1 - wanted_N1).sum() if z_loss else loss
     if not gradient:
-        return loss, None
+        return loss, plain, None
     by_logits_NV = exp_NV.mul_((1 + 2 * z_loss * log_z_N1) / sum_N1)
     by_logits_NV.scatter_add_(1, targets_N[:, None], -torch.ones_like(sum_N1))
     if slope_NV is not None:
         by_logits_NV.mul_(slope_NV)
-    return loss, by_logits_NV.to(x_NC.dtype)
+    return loss, plain, by_logits_NV.to(x_NC.dtype)
 
 
 def chunked_cross_entropy(
@@ -64,8 +66,9 @@ def chunked_cross_entropy(
     softcap: float | None,
     z_loss: float,
     step: ChunkStep = chunk_step,
-) -> Tensor:
-    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ: a scalar in nats, at least fp32.
+) -> tuple[Tensor, Tensor]:
+    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ: a scalar in nats, at least fp32; and the
+    mean of the cross-entropy alone, which has no gradient.
 
     Every target is a token: there is no ignored index. The last chunk is smaller where `chunks` does not divide N. The products run in
     autocast's dtype where it is on, by casts made here: all that follows then has the dtype that autocast would choose. The gradient of
@@ -74,15 +77,20 @@ def chunked_cross_entropy(
     device = x_NC.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_NC.dtype
 
-    def one(x: Tensor, weight: Tensor, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None]:
+    def one(x: Tensor, weight: Tensor, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         return step(x, weight, targets, softcap=softcap, z_loss=z_loss, gradient=gradient)
 
     if torch.is_grad_enabled():
-        loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, chunks, dtype, one)  # type: ignore[no-untyped-call]
-        return loss
+        both: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, chunks, dtype, one)  # type: ignore[no-untyped-call]
+        return both
     parts = zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True)
     weight = weight_VC.to(dtype)
-    return torch.stack([one(x.to(dtype), weight, targets, False)[0] for x, targets in parts]).sum() / x_NC.shape[0]
+    losses, plains, _ = zip(*(one(x.to(dtype), weight, targets, False) for x, targets in parts), strict=True)
+    return _mean(losses, x_NC.shape[0]), _mean(plains, x_NC.shape[0])
+
+
+def _mean(losses: Sequence[Tensor], n: int) -> Tensor:
+    return torch.stack(list(losses)).sum() / n
 
 
 def _add_product(sum_VC: Tensor, a_NV: Tensor, b_NC: Tensor) -> None:
@@ -96,26 +104,31 @@ def _add_product(sum_VC: Tensor, a_NV: Tensor, b_NC: Tensor) -> None:
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunks: int, dtype: torch.dtype, step: ChunkStep) -> Tensor:
+    def forward(
+        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunks: int, dtype: torch.dtype, step: ChunkStep
+    ) -> tuple[Tensor, Tensor]:
         N = x_NC.shape[0]
         weight = weight_VC.to(dtype)
         by_x_NC, by_weight_VC = torch.empty_like(x_NC), torch.zeros_like(weight_VC)
-        losses = []
+        losses, plains = [], []
         for x, targets, by_x in zip(x_NC.chunk(chunks), targets_N.chunk(chunks), by_x_NC.chunk(chunks), strict=True):
             x = x.to(dtype)
-            loss, by_logits = step(x, weight, targets, True)
+            loss, plain, by_logits = step(x, weight, targets, True)
             assert by_logits is not None
             losses.append(loss)
+            plains.append(plain)
             by_x.copy_(by_logits @ weight)
             _add_product(by_weight_VC, by_logits, x)
             del by_logits  # or it would stand beside the next chunk's logits
         ctx.save_for_backward(by_x_NC, by_weight_VC)
         ctx.n_tokens = N
-        return torch.stack(losses).sum() / N
+        found = _mean(losses, N), _mean(plains, N)
+        ctx.mark_non_differentiable(found[1])
+        return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         by_x_NC, by_weight_VC = ctx.saved_tensors
         scale = grad / ctx.n_tokens
         return by_x_NC.mul_(scale), by_weight_VC.mul_(scale), None, None, None, None

@@ -1,38 +1,106 @@
-"""Floating-point operations of a training token, by arithmetic: forward and backward, 2 a multiply-add.
+"""Floating-point operations of a training token: forward and backward, 2 a multiply-add. By arithmetic where an option says it.
 
 Matrix products count 6 a weight. Attention scores and values count 12·d a key that a query meets, and causal attention meets T/2 on
 average: the convention in which GPT-2 124M at T=1024 costs 797.8M a token. `causal=False` counts all T, as FlopCounterMode does (854.4M).
+What an option says nothing about is counted by running it on tensors without memory, and named in the basis.
 """
 
 from __future__ import annotations
 
-from nocap import schema
-from nocap.model.attention import is_local
+from dataclasses import replace
+
+import torch
+
+from nocap.config.option import said
+from nocap.config.run import Run
+from nocap.model.counted import counted
+from nocap.model.gpt import Context, build_model
 
 
-def flops_per_token(run: schema.Run, *, vocab_size: int, causal: bool = True) -> float:
-    """FLOPs of one training token: the matrices, the attention products, the head; norms and activations are not counted."""
-    return sum(component_flops(run, vocab_size=vocab_size, causal=causal).values())
+def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[float, str]:
+    """FLOPs of one training token (the matrices, the attention products, the head; norms and activations are not counted), and how they
+    are known: `arithmetic`, or with what was counted."""
+    known, by_counting = _components(run, vocab_size=vocab_size, causal=causal)
+    return sum(known.values()), "arithmetic" + (f"; counted: {', '.join(by_counting)}" if by_counting else "")
 
 
-def component_flops(run: schema.Run, *, vocab_size: int, causal: bool = True) -> dict[str, float]:
+def component_flops(run: Run, *, vocab_size: int, causal: bool = True) -> dict[str, float]:
     """The same by component, in FLOPs a training token."""
+    return _components(run, vocab_size=vocab_size, causal=causal)[0]
+
+
+def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, float], list[str]]:
+    """By component, and the names of those that were counted."""
     m, T = run.model, run.model.seq_len
+    model_is_usual = all(getattr(type(m), name) is getattr(_usual(), name) for name in ("build", "build_block"))
+    if not model_is_usual:
+        return {"model": _whole(run, vocab_size)}, ["model"]
     d_kv = m.d_model // m.n_head * run.attention.n_kv_heads
-    n_matrix = 3 if run.mlp.activation is schema.Activation.swiglu else 2
-    keys = sum(_keys_met(run.attention, layer, T, causal) for layer in range(m.n_layer))
-    return {
+    found = {
         "qkv": 6.0 * m.n_layer * m.d_model * (m.d_model + 2 * d_kv),
-        "scores": 12.0 * m.d_model * keys,
+        "scores": 0.0,
         "attention_out": 6.0 * m.n_layer * m.d_model**2,
-        "mlp": 6.0 * m.n_layer * n_matrix * m.d_model * run.mlp.hidden(m.d_model),
+        "mlp": 0.0,
         "head": 6.0 * m.d_model * vocab_size,
     }
+    by_counting = []
+    if keys_met := said(run.attention, "keys_met", of=("build", "mixer")):
+        found["scores"] = 12.0 * m.d_model * sum(keys_met(layer, T) if causal else T for layer in range(m.n_layer))
+    else:
+        found |= _attention(run)
+        by_counting.append(f"attention={run.attention.kind}")
+    if mlp := said(run.mlp, "flops_per_token", of="build"):
+        found["mlp"] = m.n_layer * mlp(m.d_model)
+    else:
+        found["mlp"] = m.n_layer * counted(lambda: run.mlp.build(m.d_model), (1, T, m.d_model)) / T
+        by_counting.append(f"mlp={run.mlp.kind}")
+    if run.ideas:
+        bare = replace(run, ideas={})
+        found["ideas"] = _whole(run, vocab_size) - _whole(bare, vocab_size)
+        by_counting.append(f"ideas={'+'.join(run.ideas)}")
+    return found, by_counting
 
 
-def _keys_met(spec: schema.Attention, layer: int, T: int, causal: bool) -> float:
-    """Keys a query meets on average in this layer: T/2 under the causal mask; with a window w < T, w - w²/2T."""
-    if not causal:
-        return T
-    w = min(spec.window, T) if isinstance(spec, schema.Sliding) and is_local(spec, layer) else T
-    return w - w * w / (2 * T)
+def _usual() -> type:
+    from nocap.options.model import Model
+
+    return Model
+
+
+def _attention(run: Run) -> dict[str, float]:
+    """Of a mixer, or of an attention module, that does not say what it costs."""
+    from nocap.options.attention import Attention
+
+    m, T = run.model, run.model.seq_len
+    d_head, K = m.d_model // m.n_head, run.attention.n_kv_heads
+    attention = replace(run, attention=run.attention.countable())
+    if type(run.attention).build is Attention.build:
+        shapes = [(1, heads, T, d_head) for heads in (m.n_head, K, K)]
+        each = [counted(lambda layer=layer: attention.attention.mixer(attention, layer), *shapes) for layer in range(m.n_layer)]  # type: ignore[misc]
+        return {"scores": sum(each) / T}
+
+    def module(layer: int) -> float:
+        def make() -> object:
+            f, positions = attention.attention.build(attention, layer), attention.position.build(m)
+
+            def forward(x_BTC: torch.Tensor) -> object:
+                tokens_BT = torch.zeros(x_BTC.shape[:2], dtype=torch.long)
+                return f(x_BTC, Context(tokens_BT, x_BTC, attention.position.tables(positions, slice(0, T)), None))
+
+            return forward
+
+        return counted(make, (1, T, m.d_model))  # type: ignore[arg-type]
+
+    return {"qkv": 0.0, "scores": sum(module(layer) for layer in range(m.n_layer)) / T, "attention_out": 0.0}
+
+
+def _whole(run: Run, vocab_size: int) -> float:
+    """FLOPs a token of the whole model, counted."""
+    T = run.model.seq_len
+
+    def make() -> object:
+        model, tokens_BT = build_model(replace(run, attention=run.attention.countable()), vocab_size=vocab_size), None
+        tokens_BT = torch.zeros(1, T, dtype=torch.long)
+        return lambda: model(tokens_BT, tokens_BT).total
+
+    return counted(make) / T  # type: ignore[arg-type]

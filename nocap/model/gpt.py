@@ -6,21 +6,39 @@ B: batch, T: tokens, C: channels, V: vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nocap import schema
-from nocap.model.attention import CausalSelfAttention, Mixer, build_mixer
+from nocap.config.keys import InputError
+from nocap.config.trainer import ActivationCheckpointing
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
-from nocap.model.mlp import build_mlp
-from nocap.model.norm import build_norm
-from nocap.model.position import rotary_tables
-from nocap.schema import ActivationCheckpointing, NormPlacement, ResidualScale
+from nocap.model.joints import Joined, joined
+from nocap.model.language_model import LanguageModel
+from nocap.model.loss import Loss
+from nocap.options.ideas import JOINTS, overrides
+from nocap.options.model import NormPlacement, ResidualScale
+
+if TYPE_CHECKING:
+    from nocap.config.run import Run
+    from nocap.model.attention import Mixer
+    from nocap.options.model import Model
+    from nocap.options.norm import Norm
+
+
+class Context:
+    """What the layers of one forward share."""
+
+    def __init__(self, tokens_BT: Tensor, x0_BTC: Tensor, tables: Any, mixers: Iterator[Mixer] | None) -> None:
+        self.tokens_BT = tokens_BT
+        self.x0_BTC = x0_BTC  # the residual stream where the first block finds it
+        self.tables = tables  # of the positions, for `Position.turn`
+        self.mixers = mixers  # one a layer, in place of the layers' own
+        self.memory: dict[str, Tensor] = {}  # what an idea leaves for a later layer
 
 
 def recomputed(f: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -32,11 +50,11 @@ def recomputed(f: Callable[..., Tensor], *args: Any) -> Tensor:
 class Branch(nn.Module):
     """One residual branch f with its norms and scale: x + s·f(norm(x)), norm(x + s·f(x)), or x + s·norm(f(norm(x)))."""
 
-    def __init__(self, f: nn.Module, *, norm: schema.Norm, model: schema.Model, scale: float) -> None:
+    def __init__(self, f: nn.Module, *, norm: Norm, model: Model, scale: float) -> None:
         super().__init__()
         self.f, self.scale, self.placement = f, scale, model.norm_placement
-        self.norm = build_norm(norm, model.d_model)
-        self.norm_after = build_norm(norm, model.d_model) if self.placement is NormPlacement.both else None
+        self.norm = norm.build(model.d_model)
+        self.norm_after = norm.build(model.d_model) if self.placement is NormPlacement.both else None
 
     def forward(self, x_BTC: Tensor, *context: object) -> Tensor:
         if self.placement is NormPlacement.post:
@@ -51,43 +69,48 @@ class Branch(nn.Module):
 class Block(nn.Module):
     """Attention, then MLP."""
 
-    def __init__(self, run: schema.Run, layer: int) -> None:
+    def __init__(self, run: Run, layer: int) -> None:
         super().__init__()
         m = run.model
-        attention = CausalSelfAttention(
-            d_model=m.d_model,
-            n_head=m.n_head,
-            n_kv_heads=run.attention.n_kv_heads,
-            qk_norm=m.qk_norm,
-            mixer=build_mixer(run.attention, layer),
-        )
+        attention = run.attention.build(run, layer)
         small, kind = 1 / math.sqrt(2 * m.n_layer), m.residual_scale
         self.attention = Branch(attention, norm=run.norm, model=m, scale=1.0 if kind is ResidualScale.none else small)
-        self.mlp = Branch(build_mlp(run.mlp, m.d_model), norm=run.norm, model=m, scale=small if kind is ResidualScale.both else 1.0)
+        self.mlp = Branch(run.mlp.build(m.d_model), norm=run.norm, model=m, scale=small if kind is ResidualScale.both else 1.0)
         self.checkpointing = run.trainer.activation_checkpointing
+        self.ideas, self.joined = joined(run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer))
+        # Handed over only where there are some: an attention module from outside need not know of ideas.
+        self.of_qkv: tuple[Joined, ...] = (self.joined,) if any(overrides(idea, "qkv") for _, idea, _ in self.joined) else ()
 
-    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None, mixer: Mixer | None = None) -> Tensor:
+    def forward(self, x_BTC: Tensor, context: Context) -> Tensor:
+        for _, idea, part in self.joined:
+            x_BTC = idea.enter(part, x_BTC, context)
         if self.checkpointing is ActivationCheckpointing.block:
-            return recomputed(self.branches, x_BTC, rotary, mixer)
-        return self.branches(x_BTC, rotary, mixer)
+            x_BTC = recomputed(self.branches, x_BTC, context)
+        else:
+            x_BTC = self.branches(x_BTC, context)
+        for _, idea, part in self.joined:
+            x_BTC = idea.leave(part, x_BTC, context)
+        return x_BTC
 
-    def branches(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None, mixer: Mixer | None) -> Tensor:
+    def branches(self, x_BTC: Tensor, context: Context) -> Tensor:
         attention, mlp = ActivationCheckpointing.attention, ActivationCheckpointing.mlp
-        x_BTC = (
-            recomputed(self.attention, x_BTC, rotary, mixer) if self.checkpointing is attention else self.attention(x_BTC, rotary, mixer)
-        )
+        if self.checkpointing is attention:
+            x_BTC = recomputed(self.attention, x_BTC, context, *self.of_qkv)
+        else:
+            x_BTC = self.attention(x_BTC, context, *self.of_qkv)
         return recomputed(self.mlp, x_BTC) if self.checkpointing is mlp else self.mlp(x_BTC)
 
 
 class Head(nn.Module):
     """Final norm, unembedding and loss in one module: compiled as one region, the logits' extra passes over memory are fused away."""
 
-    def __init__(self, run: schema.Run, vocab_size: int) -> None:
+    def __init__(self, run: Run, vocab_size: int) -> None:
         super().__init__()
-        self.norm = build_norm(run.norm, run.model.d_model)
+        self.norm = run.norm.build(run.model.d_model)
         self.unembed = nn.Linear(run.model.d_model, vocab_size, bias=False)
-        self.softcap, self.z_loss, self.chunks = run.model.logit_softcap, run.objective.z_loss, run.objective.loss_chunks
+        self.softcap, self.objective, self.chunks = run.model.logit_softcap, run.objective, run.objective.loss_chunks
         self.chunk_step = chunk_step
+        self.joined: Joined = ()  # the model's, whose losses join this one
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """The head as one region; where its loss is in chunks, what is done to one of them: else each would be compiled by itself."""
@@ -102,8 +125,19 @@ class Head(nn.Module):
             logits_BTV = self.softcap * torch.tanh(logits_BTV / self.softcap)
         return logits_BTV
 
-    def forward(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean loss in nats per token, fp32. The z-loss joins in training only."""
+    def forward(self, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
+        """The training loss with its parts; in validation the plain next-token loss."""
+        if not self.training:
+            return Loss(self.next_token(x_BTC, targets_BT))
+        found = {name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined}
+        return self.objective.loss(self, x_BTC, targets_BT).plus({name: loss for name, loss in found.items() if loss is not None})
+
+    def next_token(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token, fp32."""
+        return self.cross_entropy(x_BTC, targets_BT, z_loss=0.0)[0]
+
+    def cross_entropy(self, x_BTC: Tensor, targets_BT: Tensor, *, z_loss: float) -> tuple[Tensor, Tensor]:
+        """Mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
         if self.chunks > 1:
             return chunked_cross_entropy(
                 self.norm(x_BTC).flatten(0, 1),
@@ -111,73 +145,99 @@ class Head(nn.Module):
                 targets_BT.flatten(),
                 chunks=self.chunks,
                 softcap=self.softcap,
-                z_loss=self.z_loss if self.training else 0.0,
+                z_loss=z_loss,
                 step=self.chunk_step,
             )
         logits_NV = wide(self.logits(x_BTC).flatten(0, 1))
-        loss = F.cross_entropy(logits_NV, targets_BT.flatten())
-        if self.training and self.z_loss > 0:
-            loss = loss + self.z_loss * logits_NV.logsumexp(-1).square().mean()
-        return loss
+        plain = F.cross_entropy(logits_NV, targets_BT.flatten())
+        return plain + z_loss * logits_NV.logsumexp(-1).square().mean() if z_loss > 0 else plain, plain
 
 
-class GPT(nn.Module):
+class GPT(LanguageModel):
     """A decoder-only transformer.
 
     Every matrix, the embedding included, starts as PyTorch's `nn.Linear` does: uniform in ±1/√fan_in. For the embedding, tied or not,
-    fan_in is d_model. Rotary tables are buffers outside the checkpoint.
+    fan_in is d_model.
     """
 
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, run: schema.Run, *, vocab_size: int) -> None:
+    def __init__(self, run: Run, *, vocab_size: int) -> None:
         super().__init__()
         m = run.model
         self.embedding = nn.Embedding(vocab_size, m.d_model)
-        self.blocks = nn.ModuleList(Block(run, layer) for layer in range(m.n_layer))
+        self.blocks = nn.ModuleList(m.build_block(run, layer) for layer in range(m.n_layer))
         self.head = Head(run, vocab_size)
-        self.position = nn.Embedding(m.seq_len, m.d_model) if isinstance(run.position, schema.Learned) else None
+        self.positions, self.position = run.position, run.position.build(m)
         for table in (self.embedding, self.position):
-            if table is not None:
+            if isinstance(table, nn.Embedding):
                 nn.init.uniform_(table.weight, -1 / math.sqrt(m.d_model), 1 / math.sqrt(m.d_model))
         if m.tie_head:
             self.embedding.weight = self.head.unembed.weight
-        if isinstance(run.position, schema.Rope):
-            cos, sin = rotary_tables(seq_len=m.seq_len, d_head=m.d_model // m.n_head, base=run.position.base)
-            self.register_buffer("cos", cos, persistent=False)
-            self.register_buffer("sin", sin, persistent=False)
-        self.rope = isinstance(run.position, schema.Rope)
+        self.ideas, self.joined = joined(run, "ideas", lambda idea: idea.build(run, vocab_size=vocab_size))
+        self.head.joined = self.joined
+        self.plug_in_around(run)
 
-    def trunk(self, tokens_BT: Tensor) -> Tensor:
-        """Token ids to the residual stream before the final norm, (B, T, C)."""
-        x_BTC: Tensor = self.embedding(tokens_BT)
-        if self.position is not None:
-            x_BTC = x_BTC + self.position.weight[: tokens_BT.shape[1]]
-        rotary = (self.cos, self.sin) if self.rope else None
+    def trunk(self, tokens_BT: Tensor, *, where: slice | Tensor | None = None, mixers: Sequence[Mixer] | None = None) -> Tensor:
+        """Token ids to the residual stream before the final norm, (B, T, C). `where` are their positions, from 0 on unless given."""
+        where = slice(0, tokens_BT.shape[1]) if where is None else where
+        x_BTC = self.positions.embed(self.position, self.embedding(tokens_BT), where)
+        context = Context(tokens_BT, x_BTC, self.positions.tables(self.position, where), None if mixers is None else iter(mixers))
+        for _, idea, part in self.joined:
+            context.x0_BTC = x_BTC = idea.embed(part, x_BTC, context)
         for block in self.blocks:
-            x_BTC = block(x_BTC, rotary)
+            x_BTC = block(x_BTC, context)
+        for _, idea, part in self.joined:
+            x_BTC = idea.readout(part, x_BTC, context)
         return x_BTC
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean next-token loss, a scalar in nats per token."""
-        loss: Tensor = self.head(self.trunk(tokens_BT), targets_BT)
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Loss:
+        """Mean loss in nats per token."""
+        loss: Loss = self.head(self.trunk(tokens_BT), targets_BT)
         return loss
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """Next-token logits (B, T, V), for generation and tests."""
         return self.head.logits(self.trunk(tokens_BT))
 
+    def next_logits(self, tokens_BT: Tensor) -> Tensor:
+        return self.head.logits(self.trunk(tokens_BT)[:, -1:])[:, 0]
 
-def build_model(run: schema.Run, *, vocab_size: int) -> GPT:
-    """The run's model on the CPU, its weights a function of the seed alone: the same for every device and world size."""
+    def regions(self) -> list[nn.Module]:
+        return [*self.blocks, self.head]
+
+
+def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
+    """The run's model on the CPU, its weights a function of the seed alone: the same for every device and world size.
+
+    Errors:
+        InputError: an idea has a joint that this model has no place for, or for which it built no part.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        return GPT(run, vocab_size=vocab_size)
+        model = run.model.build(run, vocab_size=vocab_size)
+    check_plugged_in(run, model)
+    return model
 
 
-def count_parameters(model: GPT) -> dict[str, int]:
-    """`total` counts a tied matrix once; `non_embedding` leaves out the embedding, the positions and the head."""
+def check_plugged_in(run: Run, model: LanguageModel) -> None:
+    """A joint that is never called would be an option that is ignored."""
+    places = {path for path, _ in model.named_modules()}
+    for name, idea in run.ideas.items():
+        plugged = {
+            "build": f"ideas.{name}" in places,
+            "build_layer": any(path.endswith(f".ideas.{name}") for path in places),
+            "build_around": f"around.{name}" in places,
+        }
+        for builder, joints in JOINTS.items():
+            own = [joint for joint in joints if overrides(idea, joint)]
+            if own and not plugged[builder]:
+                rule = f"have a part for its {own[0]}: from its {builder}, in model.kind={run.model.kind}"
+                raise InputError(f"ideas.{name} must {rule}, and has none")
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """`total` counts a tied matrix once; `non_embedding` leaves out every table of embeddings, and the head's matrix."""
     total = sum(p.numel() for p in model.parameters())
-    embeddings = {id(t.weight): t.weight.numel() for t in (model.embedding, model.position, model.head.unembed) if t is not None}
-    return {"total": total, "non_embedding": total - sum(embeddings.values())}
+    head = getattr(model, "head", None)
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables += [head.unembed.weight] if isinstance(head, Head) else []
+    return {"total": total, "non_embedding": total - sum({id(t): t.numel() for t in tables}.values())}

@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocap.schema import Activation, Mlp
-
 
 class PlainMlp(nn.Module):
     """down(f(up(x))): exact GELU, or squared ReLU."""
 
-    def __init__(self, *, d_model: int, hidden: int, activation: Activation) -> None:
+    def __init__(self, *, d_model: int, hidden: int, squared_relu: bool) -> None:
         super().__init__()
-        self.squared_relu = activation is Activation.relu2
+        self.squared_relu = squared_relu
         self.up = nn.Linear(d_model, hidden, bias=False)
         self.down = nn.Linear(hidden, d_model, bias=False)
 
@@ -33,10 +31,3 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-def build_mlp(spec: Mlp, d_model: int) -> nn.Module:
-    hidden = spec.hidden(d_model)
-    if spec.activation is Activation.swiglu:
-        return SwiGLU(d_model=d_model, hidden=hidden)
-    return PlainMlp(d_model=d_model, hidden=hidden, activation=spec.activation)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nocap import schema
-
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + eps) over the last dimension, computed in fp32, returned in x's dtype (arXiv:1910.07467)."""
@@ -25,9 +23,3 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = rms_norm(x, self.eps)
         return x if self.gain is None else x * self.gain
-
-
-def build_norm(spec: schema.Norm, d_model: int) -> nn.Module:
-    if spec.norm is schema.NormKind.rms:
-        return RMSNorm(d_model=d_model, eps=spec.eps, gain=spec.gain)
-    return nn.LayerNorm(d_model, eps=spec.eps, elementwise_affine=spec.gain, bias=spec.bias)

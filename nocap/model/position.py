@@ -6,7 +6,7 @@ T: tokens, D: channels of a head.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def rotary_tables(*, seq_len: int, d_head: int, base: float) -> tuple[Tensor, Tensor]:
@@ -22,3 +22,16 @@ def rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     cos, sin = cos_TD[:T, None], sin_TD[:T, None]
     x1, x2 = x_BTHD[..., :half], x_BTHD[..., half:]
     return torch.cat([x1 * cos + x2 * sin, x2 * cos - x1 * sin], dim=3)
+
+
+class RotaryTables(nn.Module):
+    """The tables of every position, as buffers outside the checkpoint."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, *, seq_len: int, d_head: int, base: float) -> None:
+        super().__init__()
+        cos, sin = rotary_tables(seq_len=seq_len, d_head=d_head, base=base)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)

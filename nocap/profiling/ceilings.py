@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from nocap import outside
+from nocap.config.compose import to_plain
+from nocap.config.option import said
+from nocap.config.run import Run
+from nocap.config.trainer import Compile, Precision
+from nocap.data.batches import microbatches
 from nocap.model.flops import component_flops
+from nocap.options.attention import first_window, kernel_name
+from nocap.options.attention.softmax import Kernel
 from nocap.paths import conf_dir
 from nocap.profiling.count import Count, Work
 from nocap.profiling.names import MODEL_PARTS
 from nocap.roof import Roof
 from nocap.run.memory import MIB
-from nocap.schema import Compile, Kernel, Objective, Precision, Run, Sliding, Trainer
 
 Composer = Callable[[Sequence[str]], Run]  # words after the user's own → the run they make
 HELD = 4  # parameters, gradients and AdamW's two moments, all as large
@@ -63,16 +70,13 @@ def options(run: Run, compose: Composer) -> list[Option]:
 
 def offered(run: Run) -> Iterator[tuple[str, list[str]]]:
     for group in ("attention", "mlp"):
-        for path in sorted((conf_dir() / group).glob("*.yaml")):
+        for path in sorted(path for folder in (conf_dir(), *outside.folders()) for path in (folder / group).glob("*.yaml")):
             yield group, [f"{group}={path.stem}"]
     yield "precision", [f"trainer.precision={Precision.bf16.value}"]
     yield "compile", [f"trainer.compile={Compile.regional.value}"]
     yield "head", [f"model.tie_head={'false' if run.model.tie_head else 'true'}"]
-    # Not in every version of the tree.
-    if "activation_checkpointing" in {f.name for f in fields(Trainer)}:
-        yield "checkpointing", ["trainer.activation_checkpointing=block"]
-    if "loss_chunks" in {f.name for f in fields(Objective)}:
-        yield "loss", ["objective.loss_chunks=8"]
+    yield "checkpointing", ["trainer.activation_checkpointing=block"]
+    yield "loss", ["objective.loss_chunks=8"]
 
 
 def _label(factor: str, words: Sequence[str], old: Run, new: Run) -> str:
@@ -80,16 +84,22 @@ def _label(factor: str, words: Sequence[str], old: Run, new: Run) -> str:
     if factor == "attention":
         name = words[0].partition("=")[2]
         heads = f" {a.n_kv_heads}→{b.n_kv_heads}" if a.n_kv_heads != b.n_kv_heads else ""
-        window = f", window {b.window}" if isinstance(b, Sliding) else ""
-        kernel = ", fused" if a.kernel is Kernel.materialized and name in ("gqa", "mqa") else ""
+        window = f", window {first_window(new)}" if first_window(new) else ""
+        kernel = ", fused" if _materializes(old) and name in ("gqa", "mqa") else ""
         return f"{name.upper() if name in ('mha', 'gqa', 'mqa') else name}{heads}{window}{kernel}"
     if factor == "mlp":
-        size = f"MLP {old.mlp.expansion:g}→{new.mlp.expansion:g}×" if old.mlp.expansion != new.mlp.expansion else ""
-        same = old.mlp.activation is new.mlp.activation
-        return " ".join(filter(None, (size, "" if same else {"swiglu": "SwiGLU"}.get(new.mlp.activation.value, new.mlp.activation.value))))
+        before, after = (to_plain(run)["mlp"] for run in (old, new))
+        sizes = [mlp.get("expansion") for mlp in (before, after)]
+        size = f"MLP {sizes[0]:g}→{sizes[1]:g}×" if None not in sizes and sizes[0] != sizes[1] else ""
+        names = [mlp.get("activation", mlp["kind"]) for mlp in (before, after)]
+        return " ".join(filter(None, (size, "" if names[0] == names[1] else {"swiglu": "SwiGLU"}.get(names[1], names[1]))))
     return {"precision": "bf16", "compile": "compile", "checkpointing": "activation checkpointing", "loss": "chunked loss"}.get(
         factor, "tied head" if new.model.tie_head else "untied head"
     )
+
+
+def _materializes(run: Run) -> bool:
+    return kernel_name(run.attention, run.trainer.device, run.trainer.precision) == Kernel.materialized.value
 
 
 # --- one option --------------------------------------------------------------------------------------------------------------------
@@ -108,7 +118,7 @@ def base_cost(run: Run, counted: Count, roof: Roof, ms: dict[str, float]) -> Cos
 def changed_cost(option: Option, run: Run, old: Count, new: Count, base: Cost, roof: Roof) -> Cost:
     """The step with the option, as fast as arithmetic allows."""
     before, after = old.by_part(), new.by_part()
-    ms, n = dict(base.ms), option.run.microbatches
+    ms, n = dict(base.ms), microbatches(option.run)
     for part in MODEL_PARTS:
         ms[part] = _part_ms(before.get(part, Work()), after.get(part, Work()), base.ms.get(part, 0.0), roof, n)
         if option.factor == "compile" and not after.get(part, Work()).flops and part != "embedding":
@@ -126,13 +136,13 @@ def changed_cost(option: Option, run: Run, old: Count, new: Count, base: Cost, r
 
 
 def _products(run: Run, counted: Count, roof: Roof) -> dict[str, float]:
-    products = {part: work.product_ms(roof) * run.microbatches for part, work in counted.by_part().items()}
+    products = {part: work.product_ms(roof) * microbatches(run) for part, work in counted.by_part().items()}
     return {**products, "scores": products["scores"] * _needed(run, counted)}
 
 
 def _needed(run: Run, counted: Count) -> float:
     """The share of the computed scores that lies in the window: chunks compute a border that another kernel can skip."""
-    if not isinstance(run.attention, Sliding):
+    if first_window(run) is None or said(run.attention, "keys_met", of=("build", "mixer")) is None:
         return 1.0
     tokens = run.trainer.micro_batch * run.model.seq_len
     return component_flops(run, vocab_size=1)["scores"] * tokens / counted.by_part()["scores"].flops
@@ -225,7 +235,7 @@ def order_by_length(run: Run, choices: Sequence[Option], compose: Composer, roof
 
 def _composed_at(option: Option, run: Run, compose: Composer, T: int) -> Run:
     """The option with sequences of T tokens. A default window grows with the sequence, which composing sees to."""
-    if not isinstance(option.run.attention, Sliding) or option.factor != "attention":
+    if first_window(option.run) is None or option.factor != "attention":
         return at_length(option.run, T)
     tokens = run.trainer.micro_batch * T
     batch = [f"trainer.batch_tokens={tokens}", f"trainer.val_tokens={tokens}"]
@@ -242,6 +252,6 @@ def at_length(run: Run, T: int) -> Run:
 def _peak_s(run: Run, roof: Roof, vocab_size: int) -> float:
     """Seconds of a token's matrix FLOPs at the measured peak; materialised scores are computed for the masked half as well."""
     flops = component_flops(run, vocab_size=vocab_size)
-    if run.attention.kernel is Kernel.materialized:
+    if _materializes(run):
         flops["scores"] = component_flops(run, vocab_size=vocab_size, causal=False)["scores"]
     return sum(flops.values()) / roof.flops[run.trainer.precision.value]

@@ -15,14 +15,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
-from nocap.model.gpt import GPT
+from nocap.config.run import Run
+from nocap.model.counted import op_flops
+from nocap.model.gpt import build_model
 from nocap.profiling.parts import Ranges
 from nocap.roof import Roof
 from nocap.run import memory
-from nocap.run.evaluate import autocast
-from nocap.schema import Hybrid, Kernel, Run, Sliding
+from nocap.run.kept import kept_state, state_numbers
+from nocap.step import autocast
 
 # Operations that read some rows of an argument: (argument, what it reads instead is as large as the output).
 _GATHERS = {"embedding": "weight", "nll_loss_forward": "self", "nll_loss_backward": "self"}
@@ -75,6 +76,7 @@ class Count:
     kept: dict[str, int]
     part: dict[str, str]
     parameters: int  # bytes
+    optimizer: int  # bytes of its state, as far as it is as large as the parameters
     largest: int  # bytes of the largest tensor that an operation makes
 
     def by_part(self) -> dict[str, Work]:
@@ -92,8 +94,8 @@ class Count:
 
 def count(run: Run, *, vocab_size: int) -> Count:
     """Count one micro-batch of the run on this machine's device, without allocating it."""
-    run = _countable(run)
-    ranges = Ranges()
+    run = replace(run, attention=run.attention.countable())  # FlexAttention compiles itself and cannot be faked
+    ranges = Ranges(run)
     kept: dict[str, int] = {}
 
     def keep(n: int) -> None:
@@ -102,25 +104,17 @@ def count(run: Run, *, vocab_size: int) -> Count:
     device = run.trainer.device.value
     with FakeTensorMode():
         with torch.device(device):
-            model = GPT(run, vocab_size=vocab_size)
+            model = build_model(run, vocab_size=vocab_size)
         tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
         parameters = list(model.parameters())
         counter = _Counter(ranges)
         with ranges.around(model), counter:
             with memory.saved_for_backward(parameters, on_save=keep), autocast(run, run.trainer.precision):
                 loss = model(tokens, tokens)
-            loss.backward()
+            loss.total.backward()
         size = sum(p.numel() * p.element_size() for p in parameters)
-    return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, largest=counter.largest)
-
-
-def _countable(run: Run) -> Run:
-    """FlexAttention compiles itself and cannot be faked: its window is counted as `blocks`, the same mathematics."""
-    spec = run.attention
-    if not isinstance(spec, Sliding) or spec.kernel_of_local is not Kernel.flex:
-        return run
-    blocks = replace(spec, local_kernel=Kernel.blocks) if isinstance(spec, Hybrid) else replace(spec, kernel=Kernel.blocks)
-    return replace(run, attention=blocks)
+    state = 4 * state_numbers(kept_state(run, model), model)
+    return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, optimizer=state, largest=counter.largest)
 
 
 class _Counter(TorchDispatchMode):
@@ -155,11 +149,7 @@ def _is_view(func: Any) -> bool:
 def _measure(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     name = func._overloadpacket.__name__
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    if "scaled_dot_product" in name:
-        flops = _fused_flops(name, named)
-    else:
-        formula = flop_registry.get(func._overloadpacket)
-        flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+    flops = op_flops(func, args, kwargs, out)
     read = [t for key, value in named.items() if key != _GATHERS.get(name) for t in tree_leaves(value) if isinstance(t, Tensor)]
     written = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
     if name in _GATHERS:
@@ -173,10 +163,3 @@ def _measure(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
 def _size(t: Tensor) -> int:
     """Bytes behind a tensor; an expanded one has fewer than elements."""
     return min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
-
-
-def _fused_flops(name: str, named: dict[str, Any]) -> float:
-    B, H, T_query, D = named["query"].shape
-    T_key = named["key"].shape[2]
-    whole = 4.0 * B * H * T_query * T_key * D * (2 if name.endswith("_backward") else 1)
-    return whole / 2 if named.get("is_causal") else whole

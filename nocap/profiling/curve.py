@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from nocap.loop import build, take_step
-from nocap.model.attention import build_mixer, is_local, prepare_flex
+from nocap.config.run import Run
+from nocap.config.trainer import Precision
+from nocap.options.attention import first_window
 from nocap.profiling.ceilings import at_length
 from nocap.profiling.measure import measurable, random_tokens
 from nocap.roof import least_ms
-from nocap.run.evaluate import autocast
 from nocap.run.ledger import Ledger
-from nocap.schema import Precision, Run, Sliding
+from nocap.step import autocast, build, take_step
 
 
 def exponent(lengths: Sequence[float], costs: Sequence[float]) -> dict[str, float]:
@@ -41,8 +41,8 @@ def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int], *, v
         runs = [at(T) for T in lengths]
         alone = [attention_ms(run) for run in runs]
         row: dict[str, Any] = {"name": name, "T": list(lengths), "attention_ms": alone, "attention": exponent(lengths, alone)}
-        if isinstance(spec := runs[0].attention, Sliding):
-            row["window"] = spec.window
+        if (window := first_window(runs[0])) is not None:
+            row["window"] = window
         row["step_ms"] = [step_ms(run, vocab_size=vocab_size) for run in runs]
         row["step"] = exponent(lengths, row["step_ms"])
         found.append(row)
@@ -51,15 +51,15 @@ def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int], *, v
 
 def attention_ms(run: Run) -> float:
     """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a hybrid's, on average."""
-    local = [is_local(run.attention, layer) for layer in range(run.model.n_layer)]
-    return sum(_mixer_ms(run, local.index(kind)) * local.count(kind) for kind in set(local)) / len(local)
+    windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
+    return sum(_mixer_ms(run, windows.index(kind)) * windows.count(kind) for kind in set(windows)) / len(windows)
 
 
 def _mixer_ms(run: Run, layer: int) -> float:
     device, m = run.trainer.device, run.model
     torch.set_num_threads(run.trainer.threads)
-    prepare_flex(run.attention, seq_len=m.seq_len, device=torch.device(device.value))
-    mixer = build_mixer(run.attention, layer)
+    run.attention.prepare(run, torch.device(device.value))
+    mixer = run.attention.mixer(run, layer)
     shape = (run.trainer.micro_batch, m.seq_len, m.d_model // m.n_head)
 
     def heads(n: int) -> torch.Tensor:
@@ -94,5 +94,4 @@ def step_ms(run: Run, *, vocab_size: int) -> float:
 
 def with_window(run: Run, T: int, *, window: int) -> Run:
     """The run with sequences of T tokens, and a window that does not grow with them."""
-    spec = run.attention
-    return at_length(replace(run, attention=replace(spec, window=window) if isinstance(spec, Sliding) else spec), T)
+    return at_length(replace(run, attention=run.attention.at_window(window)), T)

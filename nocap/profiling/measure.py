@@ -15,15 +15,18 @@ import numpy as np
 import torch
 from torch.profiler import record_function
 
-from nocap.data.shards import Shard, write_shard
-from nocap.loop import Job, Trainee, build, configure_numerics, take_step
+from nocap.config.run import Run
+from nocap.config.trainer import Compile, Device
+from nocap.data.batches import microbatches
+from nocap.data.shards import write_shard
+from nocap.data.tokens import Shard
 from nocap.profiling import timeline
 from nocap.profiling.parts import MARK, STEP, Ranges
 from nocap.profiling.timeline import Timeline
 from nocap.run import memory
 from nocap.run.ledger import Ledger
 from nocap.run.world import join
-from nocap.schema import Compile, Device, Run
+from nocap.step import Job, Trainee, build, configure_numerics, take_step
 
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
 
@@ -62,7 +65,7 @@ def measurable(run: Run) -> Run:
     """The same step with at most two micro-batches, uncompiled: a compiled graph cannot be taken apart by module."""
     t = run.trainer
     micro = t.micro_batch * run.model.seq_len * t.devices
-    return replace(run, trainer=replace(t, compile=Compile.off, batch_tokens=min(run.microbatches, MOST_MICROBATCHES) * micro))
+    return replace(run, trainer=replace(t, compile=Compile.off, batch_tokens=min(microbatches(run), MOST_MICROBATCHES) * micro))
 
 
 def measure(run: Run, *, vocab_size: int, repeats: int, trace: Path | None) -> Measured:
@@ -76,7 +79,7 @@ def measure(run: Run, *, vocab_size: int, repeats: int, trace: Path | None) -> M
     eager = measurable(run)
     with random_tokens(eager, vocab_size) as job:
         trainee, marks = build(job), _Marks(started=job.started)
-        ranges, kept = Ranges(), _warm_up(job, trainee)
+        ranges, kept = Ranges(eager), _warm_up(job, trainee)
         _reset_peaks(run.trainer.device)
         plain = [step_clock(job, trainee, marks, step=1 + i) for i in range(repeats)]
         highest_mib = _resident_mib("VmHWM")
@@ -103,7 +106,7 @@ def measure(run: Run, *, vocab_size: int, repeats: int, trace: Path | None) -> M
         calls=best[2],
         kept=kept,
         part=ranges.part,
-        microbatches=eager.microbatches,
+        microbatches=microbatches(eager),
         memory=parts,
     )
 
@@ -138,7 +141,7 @@ def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step
 def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
     """A first step, not timed: it makes the optimizer's state, and shows by module what the forward keeps for the backward."""
     kept: dict[str, int] = {}
-    ranges = Ranges()
+    ranges = Ranges(job.run)
 
     def keep(n: int) -> None:
         if ranges.calls.get("model", 0) <= 1:  # of one micro-batch

@@ -15,6 +15,9 @@ PARTS = {
     "mlp_up": "MLP up",
     "activation": "activation",
     "mlp_down": "MLP down",
+    "attention": "attention, whole",
+    "mlp": "MLP, whole",
+    "ideas": "ideas",
     "residual": "residual stream",
     "head": "head",
     "loss": "loss",
@@ -25,4 +28,4 @@ PARTS = {
     "data": "data",
     "other": "rest of the step",
 }
-MODEL_PARTS = tuple(PARTS)[:12]
+MODEL_PARTS = tuple(PARTS)[:15]

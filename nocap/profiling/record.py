@@ -7,16 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from nocap import hardware, schema
+from nocap import hardware
+from nocap.config.compose import to_plain
+from nocap.config.option import said
+from nocap.config.run import Run
+from nocap.config.trainer import Device
+from nocap.data.batches import microbatches
 from nocap.model.flops import flops_per_token
+from nocap.options.attention import kernel_name
 from nocap.profiling.count import Count, Work
 from nocap.profiling.measure import Measured, facts
 from nocap.profiling.names import KIND, MODEL_PARTS, PARTS
 from nocap.profiling.timeline import Row
 from nocap.roof import Roof
-from nocap.run.config import to_plain
 from nocap.run.memory import MIB
-from nocap.schema import Device, Run
 
 SUMMED = ("ms", "calls", "operations", "flops", "bytes", "bound_ms", "allocations", "allocated_mib", "kept_mib")
 
@@ -26,8 +30,9 @@ Facts = dict[str, Any]
 def record(run: Run, words: Sequence[str], *, vocab_size: int, counted: Count, roof: Roof, measured: Measured) -> Facts:
     """What `--json` writes. Rows are of a whole optimizer step as the config has it, in ms, bytes, FLOPs and MiB."""
     scale, clock = _clock(run, measured)
+    flops, basis = flops_per_token(run, vocab_size=vocab_size)
     rows = list(_rows(run, counted, roof, measured, scale))
-    whole_ms = sum(row["ms"] for row in rows) + measured.timeline.unattributed_ms * scale * run.microbatches / measured.microbatches
+    whole_ms = sum(row["ms"] for row in rows) + measured.timeline.unattributed_ms * scale * microbatches(run) / measured.microbatches
     for row in rows:
         row["share"] = row["ms"] / whole_ms
     parts = _summed(rows, ("part",), whole_ms)
@@ -39,8 +44,9 @@ def record(run: Run, words: Sequence[str], *, vocab_size: int, counted: Count, r
         "config": to_plain(run),
         "vocab_size": vocab_size,
         "tokens": run.trainer.batch_tokens // run.trainer.devices,
-        "flops_per_token": flops_per_token(run, vocab_size=vocab_size),
-        "kernel": hardware.kernel_name(run.attention, run.trainer.device, run.trainer.precision),
+        "flops_per_token": flops,
+        "flops_basis": basis,
+        "kernel": kernel_name(run.attention, run.trainer.device, run.trainer.precision),
         "hardware": hardware.describe(run.trainer.device, run.trainer.threads),
         "roof": roof.plain(),
         "clock": clock,
@@ -48,7 +54,7 @@ def record(run: Run, words: Sequence[str], *, vocab_size: int, counted: Count, r
             "ms": whole_ms,
             "attributed_ms": whole_ms - unattributed_ms,
             "unattributed_ms": unattributed_ms,
-            "microbatches": run.microbatches,
+            "microbatches": microbatches(run),
             "measured_microbatches": measured.microbatches,
             "plain": facts(measured.plain),
             "profiled": facts(measured.profiled),
@@ -74,7 +80,7 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
 
 
 def _rows(run: Run, counted: Count, roof: Roof, measured: Measured, scale: float) -> Iterable[Facts]:
-    n, m = run.microbatches, measured.microbatches
+    n, m = microbatches(run), measured.microbatches
     extra = _work_outside(run, counted, n)
     counted_keys = (key for key in counted.work if measured.part.get(key[0]) in MODEL_PARTS)
     keys = dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")])  # of one rank there is none: 0
@@ -109,11 +115,13 @@ def _rows(run: Run, counted: Count, roof: Roof, measured: Measured, scale: float
 
 
 def _work_outside(run: Run, counted: Count, n: int) -> dict[str, float]:
-    """Bytes that a step moves outside the model, by arithmetic: AdamW reads and writes weights and both moments and reads gradients."""
+    """Bytes that a step moves outside the model, by arithmetic. An elementwise optimizer reads gradients, and reads and writes weights and
+    its state."""
     p = counted.parameters
     clip = 1 if run.trainer.grad_clip is None else 3
     found = {"accumulate": 3.0 * p * (n - 1), "clip": 1.0 * clip * p}
-    return found if isinstance(run.optimizer, schema.Muon) else {**found, "optimizer": 7.0 * p}
+    elementwise = said(run.optimizer, "elementwise", of="build")
+    return {**found, "optimizer": 3.0 * p + 2.0 * counted.optimizer} if elementwise and elementwise() else found
 
 
 def _summed(rows: Iterable[Facts], keys: tuple[str, ...], whole_ms: float) -> list[Facts]:
@@ -138,7 +146,6 @@ def _summed(rows: Iterable[Facts], keys: tuple[str, ...], whole_ms: float) -> li
 
 def _memory(run: Run, counted: Count, measured: Measured) -> Facts:
     """Measured beside counted; `kept` by part is one micro-batch's."""
-    state = 1 if isinstance(run.optimizer, schema.Muon) else 2  # moments a parameter
     p = counted.parameters / MIB
     by_part: dict[str, float] = {}
     for path, n in measured.kept.items():
@@ -148,7 +155,7 @@ def _memory(run: Run, counted: Count, measured: Measured) -> Facts:
         "counted": {
             "parameters": p,
             "gradients": p,
-            "optimizer": state * p if state == 2 else None,  # Muon's share follows the shapes
+            "optimizer": counted.optimizer / MIB,
             "activations": sum(counted.kept.values()) / MIB,
             "kept": {part: n / MIB for part, n in counted.kept_by_part().items()},
         },

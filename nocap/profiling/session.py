@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from nocap import schema
-from nocap.data.tokenizer import vocab_size
+from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
-from nocap.loop import configure_numerics
+from nocap.options.attention import first_window
 from nocap.profiling import ceilings as bounds
 from nocap.profiling.ceilings import Composer
 from nocap.profiling.count import Count, count
@@ -23,7 +23,7 @@ from nocap.profiling.measure import measure
 from nocap.profiling.record import part_ms, record
 from nocap.roof import Roof, measure_roof
 from nocap.run.memory import MIB
-from nocap.schema import Device, Run
+from nocap.step import configure_numerics
 
 
 def profile(
@@ -35,7 +35,7 @@ def profile(
         ValueError: the step does not fit into this machine's memory.
     """
     check_compiler(run)
-    vocabulary = vocab_size(run.tokenizer.vocabulary)
+    vocabulary = run.tokenizer.vocab_size
     try:
         counted = count(run, vocab_size=vocabulary)
         check_fits(run, counted)
@@ -68,8 +68,7 @@ def check_fits(run: Run, counted: Count) -> None:
     Errors:
         ValueError: parameters, gradients, moments, and what one forward keeps are more than the memory that is free.
     """
-    moments = 1 if isinstance(run.optimizer, schema.Muon) else 2
-    need = (2 + moments) * counted.parameters + sum(counted.kept.values()) + counted.largest
+    need = 2 * counted.parameters + counted.optimizer + sum(counted.kept.values()) + counted.largest
     free = free_bytes(run.trainer.device)
     if free is not None and need > free:
         raise ValueError(
@@ -112,7 +111,7 @@ def _ceilings(run: Run, compose: Composer, counted: Count, roof: Roof, found: di
 def _curve(run: Run, compose: Composer, lengths: list[int], size: int) -> list[dict[str, Any]]:
     say(f"measuring attention and a step at {', '.join(map(str, lengths))} tokens")
     quarter = max(1, lengths[0] // 4)
-    window = min(run.attention.window, quarter) if isinstance(run.attention, schema.Sliding) else quarter
+    window = min(first_window(run) or quarter, quarter)
     kinds = [words for factor, words in bounds.offered(run) if factor == "attention"]
     arms = {words[0].partition("=")[2]: partial(with_window, compose(words), window=window) for words in kinds}
     return curve(arms, lengths, vocab_size=size)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-Optimizers = list[torch.optim.Optimizer]
+from nocap.optimizer import Kind, Optimizers, kinds_of
+
 Tensors = dict[str, dict[str, Tensor]]
-STATE = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.Muon: ("momentum_buffer",)}  # what torch keeps of a parameter
+Kept = dict[Kind, dict[str, bool]]  # "INDEX/FIELD" that is kept of such a parameter, and whether it is as large as the parameter
+Plain = dict[str, Any]  # what is no tensor, as JSON types
+PLAIN = (bool, int, float, str, type(None))
 
 
-class NoneValidError(ValueError):
-    """There are checkpoints, or there should be one, and none can be used."""
+class UnsavableError(TypeError):
+    """A part of a state is neither a tensor nor plain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +64,8 @@ class Writer:
             OSError: that, where the checkpoint `must` be saved.
         """
         said = self.settle()
-        tensors = snapshot(model, optimizers, copy=self._pool is not None)
-        state = {"step": step, **state}
+        tensors, plain = snapshot(model, optimizers, copy=self._pool is not None)
+        state = {"step": step, **state, "optimizer": plain}
         if self._pool is not None and not must:
             self._pending = self._pool.submit(self._save, tensors, state, keep, must)
             return said
@@ -87,19 +90,90 @@ class Writer:
         return [line]
 
 
-def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> Tensors:
-    """File → name → tensor on the CPU; with `copy`, as it is now whatever the next step does."""
+def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[Tensors, Plain]:
+    """File → name → tensor on the CPU, and what the optimizers keep besides tensors; with `copy`, as it is now whatever the next step does.
+
+    Errors:
+        UnsavableError: an optimizer keeps what is neither a tensor nor plain.
+    """
     # A tied matrix has two names and one place in named_parameters: safetensors must see it once.
-    weights = {name: p.detach() for name, p in model.named_parameters()}
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    moments = {
-        f"{index}/{names[p]}/{field}": tensor
+    leaves = {
+        key: leaf
         for index, optimizer in enumerate(optimizers)
         for p, fields in optimizer.state.items()
-        for field, tensor in fields.items()
+        for key, leaf in _leaves(f"{index}/{names[p]}", fields)
     }
-    files = {"model.safetensors": weights, "optimizer.safetensors": moments}
-    return {file: {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()} for file, tensors in files.items()}
+    moments = {key: leaf for key, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    plain = {"state": {key: leaf for key, leaf in leaves.items() if key not in moments}, "groups": _groups(optimizers)}
+    files = {"model.safetensors": _held(model), "optimizer.safetensors": moments}
+    return {file: {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()} for file, tensors in files.items()}, plain
+
+
+def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain: Plain) -> None:
+    """The opposite of `snapshot`."""
+    put_weights(model, tensors["model.safetensors"])
+    names, by_parameter = dict(model.named_parameters()), dict[tuple[int, str], dict[str, Any]]()
+    for key, leaf in {**tensors["optimizer.safetensors"], **plain.get("state", {})}.items():
+        index, name, path = key.split("/", 2)
+        value = leaf.to(names[name].device) if isinstance(leaf, Tensor) else leaf
+        by_parameter.setdefault((int(index), name), {})[path] = value
+    for (number, name), fields in by_parameter.items():
+        optimizers[number].state[names[name]] = _tree(fields)
+    for optimizer, groups in zip(optimizers, plain.get("groups", ()), strict=False):
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in values.items()})
+
+
+def put_weights(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in _held(model).items():
+            tensor.copy_(saved[name])
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds of a model: its parameters, and the buffers that a module declares persistent."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    buffers = {name: t for name, t in model.state_dict().items() if name in {name for name, _ in model.named_buffers()}}
+    return weights | buffers
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
+    """The tensors and plain values of a nest of dicts and lists, by their paths; a list's places are [0], [1], …"""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(f"{path}/{key}", one)
+    elif isinstance(value, list | tuple) and value:
+        for i, one in enumerate(value):
+            yield from _leaves(f"{path}/[{i}]", one)
+    elif isinstance(value, (Tensor, *PLAIN)) or value in ([], ()):
+        yield path, value
+    else:
+        raise UnsavableError(f"got {type(value).__name__} in {path}")
+
+
+def _tree(leaves: Mapping[str, Any]) -> Any:
+    """The nest that has these leaves."""
+    if "" in leaves:
+        return leaves[""]
+    branches: dict[str, dict[str, Any]] = {}
+    for path, leaf in leaves.items():
+        head, _, rest = path.partition("/")
+        branches.setdefault(head, {})[rest] = leaf
+    grown = {head: _tree(inner) for head, inner in branches.items()}
+    return list(grown.values()) if all(head.startswith("[") for head in grown) else grown
+
+
+def _groups(optimizers: Optimizers) -> list[list[Plain]]:
+    """What the optimizers keep in their groups: rates, and whatever else they count there."""
+    return [
+        [{key: value for key, value in group.items() if key != "params" and _is_plain(value)} for group in optimizer.param_groups]
+        for optimizer in optimizers
+    ]
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, PLAIN) or (isinstance(value, list | tuple) and all(map(_is_plain, value)))
 
 
 def write(root: Path, *, tensors: Tensors, state: dict[str, Any]) -> Path:
@@ -111,7 +185,7 @@ def write(root: Path, *, tensors: Tensors, state: dict[str, Any]) -> Path:
     temporary.mkdir()
     for name, content in tensors.items():
         save_file(content, temporary / name)
-    (temporary / "state.json").write_text(json.dumps(state, allow_nan=False))
+    (temporary / "state.json").write_text(as_json(state))
     sums = {file.name: _sha256(file) for file in sorted(temporary.iterdir())}
     for name in sums:
         _sync(temporary / name)
@@ -123,6 +197,18 @@ def write(root: Path, *, tensors: Tensors, state: dict[str, Any]) -> Path:
     temporary.rename(path)
     _sync(root)
     return path
+
+
+def as_json(state: Plain) -> str:
+    """The state as text.
+
+    Errors:
+        UnsavableError: it holds a number that JSON has not.
+    """
+    try:
+        return json.dumps(state, allow_nan=False)
+    except ValueError as error:
+        raise UnsavableError(f"got a number that is none ({error})") from error
 
 
 def name_of(step: int) -> str:
@@ -152,39 +238,40 @@ def given(path: Path, *, fits: Callable[[Path], str | None]) -> Found:
     return Found(step=int(path.name.removeprefix("step-")), path=path, invalid=[])
 
 
-def misfit(path: Path, *, model: nn.Module, optimizers: Optimizers) -> str | None:
-    """Why a checkpoint that is whole is not one of this model and these optimizers, or `None`. Reads names and shapes, no tensor."""
-    names = {p: name for name, p in model.named_parameters()}
-    moments = {
-        f"{index}/{names[p]}/{field}": [] if field == "step" else list(p.shape)
-        for index, optimizer in enumerate(optimizers)
-        for group in optimizer.param_groups
-        for p in group["params"]
-        for field in STATE[type(optimizer)]
-    }
-    return _differ(path / "model.safetensors", _weights(model)) or _differ(path / "optimizer.safetensors", moments)
+def misfit(path: Path, *, model: nn.Module, kept: Kept) -> str | None:
+    """Why a checkpoint that is whole is not one of this model and of optimizers that keep so much, or `None`. Reads names and shapes, no
+    tensor."""
+    kinds, shapes = kinds_of(model), _weights(model)
+    expected: dict[str, list[int] | None] = {}
+    for name, kind in kinds.items():
+        for field, whole in kept[kind].items():
+            index, _, word = field.partition("/")
+            expected[f"{index}/{name}/{word}"] = shapes[name] if whole else None
+    found: dict[str, list[int] | None] = {}
+    for key, shape in _shapes(path / "optimizer.safetensors").items():
+        index, name, word = (*key.split("/"), "", "")[:3]
+        field = f"{index}/{name}/{word}"
+        found[field] = shape if expected.get(field) is not None else None
+    return _differ("model.safetensors", _shapes(path / "model.safetensors"), shapes) or _differ("optimizer.safetensors", found, expected)
 
 
 def _weights(model: nn.Module) -> dict[str, list[int]]:
-    return {name: list(p.shape) for name, p in model.named_parameters()}
+    return {name: list(t.shape) for name, t in _held(model).items()}
 
 
-def _differ(path: Path, expected: dict[str, list[int]]) -> str | None:
+def _differ(file: str, found: Mapping[str, object], expected: Mapping[str, object]) -> str | None:
     """Where a file's names and shapes are not the expected ones."""
-    found = _shapes(path)
-    differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-    return f"{path.name} must hold what this run's model has, and differs in {differing[0]}" if differing else None
+    differing = sorted(
+        name for name in found.keys() | expected.keys() if (name in found, found.get(name)) != (name in expected, expected.get(name))
+    )
+    return f"{file} must hold what this run's model has, and differs in {differing[0]}" if differing else None
 
 
 def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
     """Put a checkpoint's tensors into model and optimizers, which it must fit; return its state."""
-    load_model(path, model)
-    names = dict(model.named_parameters())
-    for key, tensor in load_file(path / "optimizer.safetensors").items():
-        index, name, field = key.split("/")
-        p = names[name]
-        optimizers[int(index)].state[p][field] = tensor.to(p.device)
     state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    files = ("model.safetensors", "optimizer.safetensors")
+    restore(model, optimizers, tensors={name: load_file(path / name) for name in files}, plain=state.get("optimizer", {}))
     return state
 
 
@@ -194,12 +281,9 @@ def load_model(path: Path, model: nn.Module) -> None:
     Errors:
         ValueError: they are another model's.
     """
-    if problem := _differ(path / "model.safetensors", _weights(model)):
+    if problem := _differ("model.safetensors", _shapes(path / "model.safetensors"), _weights(model)):
         raise ValueError(f"{path}: {problem}")
-    saved = load_file(path / "model.safetensors")
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(saved[name])
+    put_weights(model, load_file(path / "model.safetensors"))
 
 
 def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:

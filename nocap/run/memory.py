@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 MIB = 2**20
 
@@ -18,7 +19,7 @@ MIB = 2**20
 def parts_mib(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
     """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state."""
     held = _bytes(parameters)
-    state = _bytes(t for o in optimizers for fields in o.state.values() for t in fields.values() if isinstance(t, Tensor))
+    state = _bytes(t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor))
     return {"parameters": held / MIB, "gradients": held / MIB, "optimizer": state / MIB}
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nocap.config.keys import require
 from nocap.files import write_file
-from nocap.schema import require
 
 SCHEMA_VERSION = 1
 

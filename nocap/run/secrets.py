@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, get_type_hints
 
-from nocap import schema
+from nocap.config import registry
+from nocap.config.trainer import Trainer
 
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
-WORDS = {kind for rows in schema.SCHEMAS.values() for kind in rows} | {
-    member.name for option in vars(schema).values() if isinstance(option, type) and issubclass(option, Enum) for member in option
-}
 SHORTEST = 8  # characters; a shorter value ("true", "3") would match ordinary text
+
+
+def schema_words() -> set[str]:
+    """The words that options have for what they are and what they offer."""
+    options = [option for group in registry.groups() for option in registry.options(group).values()]
+    enums = {kind for option in (*options, Trainer) for kind in get_type_hints(option).values() if isinstance(kind, type)}
+    offered = {member.name for kind in enums if issubclass(kind, Enum) for member in kind}
+    return offered | {kind for group in registry.groups() for kind in registry.options(group)}
 
 
 def redact(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -25,10 +31,11 @@ def redact(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, A
     A variable is a secret when its name has one of `SECRET_WORDS` in it. Keys of the config are not looked at, nor values that are a word
     of the schema (`shuffled`): everybody knows those, and a worker must be able to read them back.
     """
+    known = schema_words()
     secrets = {
         value: name
         for name, value in environ.items()
-        if len(value) >= SHORTEST and value not in WORDS and any(word in name.upper() for word in SECRET_WORDS)
+        if len(value) >= SHORTEST and value not in known and any(word in name.upper() for word in SECRET_WORDS)
     }
     # The longest first: a secret that contains another one goes as a whole.
     ordered = sorted(secrets.items(), key=lambda item: -len(item[0]))

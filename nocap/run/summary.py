@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from nocap import hardware
+from nocap.config.run import Run
+from nocap.options.attention import kernel_name
 from nocap.run.ledger import LINES
 from nocap.run.record import Metrics, Row, read_json, write_json
-from nocap.schema import Run
 
 
 def summarize(
@@ -54,7 +55,7 @@ def summarize(
         "memory_mib": {},
         "clock_s": dict(clock_s),
         "kernel": {
-            phase: hardware.kernel_name(run.attention, t.device, precision)
+            phase: kernel_name(run.attention, t.device, precision)
             for phase, precision in (("train", t.precision), ("val", t.val_precision))
         },
         "hardware": manifest["hardware"],

@@ -1,21 +1,16 @@
-"""The ranks of a run: who this process is, what they agree on, and that none outlives its parent."""
+"""The ranks of a run: who this process is, and what they agree on."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
-import threading
-import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from nocap.schema import Device
+from nocap.config.trainer import Device
 
 T = TypeVar("T")
 
@@ -63,32 +58,3 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
         backend = "nccl" if device is Device.cuda else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     return World(rank=rank, size=size, device=torch_device)
-
-
-def leave(code: int) -> NoReturn:
-    """End this process now, after its output is out: interpreter teardown has nothing to add but gloo's aborts."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def die_with_parent(parent: int) -> None:
-    """SIGKILL this process when its parent dies, also when the parent had no time to say so."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-    else:
-        watch_parent(parent)
-
-
-def watch_parent(parent: int) -> None:
-    """End this process soon after its parent; for a parent that may have started it from a thread, whose end would count as death above."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

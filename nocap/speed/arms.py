@@ -8,23 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nocap.config.compose import compose, to_plain
+from nocap.config.keys import require
+from nocap.config.run import Run
 from nocap.launch.plan import check_compiler
-from nocap.run.config import compose, to_plain
-from nocap.schema import Run, require
-
-# What a training step never meets: two arms that differ in nothing else are one.
-OUTSIDE_THE_STEP = ("data", "schedule", "tracker", "seed", "output_dir", "cache_dir")
-OUTSIDE_THE_STEP_OF_TRAINER = (
-    "steps",
-    "val_every",
-    "val_tokens",
-    "val_precision",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "keep_steps",
-    "init_from",
-    "log_every",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +63,7 @@ def compose_arm(base: Sequence[str], words: str) -> Arm:
 
 def step_config(run: Run) -> dict[str, Any]:
     """The part of the config that a training step executes, as plain JSON types."""
-    plain = {group: value for group, value in to_plain(run).items() if group not in OUTSIDE_THE_STEP}
-    plain["trainer"] = {key: value for key, value in plain["trainer"].items() if key not in OUTSIDE_THE_STEP_OF_TRAINER}
-    return plain
+    return run.that_count("step", to_plain(run))
 
 
 def refuse_ranks() -> None:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from nocap.schema import Device, Run
+from nocap.config.run import Run
+from nocap.config.trainer import Device
 
 
 class Clock(Enum):

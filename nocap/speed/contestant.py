@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from nocap import hardware
-from nocap.data.shards import Shard, write_shard
-from nocap.data.tokenizer import vocab_size
-from nocap.loop import Job, Update, build, configure_numerics, take_step, warm_up
+from nocap.config.run import Run
+from nocap.config.trainer import Compile, Device
+from nocap.data.shards import write_shard
+from nocap.data.tokens import Shard
+from nocap.loop import warm_up
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
+from nocap.options.attention import kernel_name
 from nocap.run import memory
 from nocap.run.ledger import Ledger
 from nocap.run.world import World, join
-from nocap.schema import Compile, Device, Run
 from nocap.speed.arms import Arm
 from nocap.speed.clock import Clock
+from nocap.step import Job, Update, build, configure_numerics, take_step
 
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks say twice as much as few long ones
@@ -99,13 +101,15 @@ class Contestant:
         run = self.run
         parts = {**memory.parts_mib(self._trainee.model.parameters(), self._trainee.optimizers), "activations": self._saved_mib}
         on_gpu = self._job.world.device.type == "cuda"
+        flops, basis = flops_per_token(run, vocab_size=self._job.vocab_size)
         return {
             "tokens_per_step": self.tokens,
             "steps_per_block": self.steps,
             "warm_up_s": self.warm_up_s,
-            "flops_per_token": flops_per_token(run, vocab_size=self._job.vocab_size),
+            "flops_per_token": flops,
+            "flops_basis": basis,
             "params": count_parameters(self._trainee.model)["total"],
-            "kernel": hardware.kernel_name(run.attention, run.trainer.device, run.trainer.precision),
+            "kernel": kernel_name(run.attention, run.trainer.device, run.trainer.precision),
             "memory_mib": {"peak": self._peak_mib if on_gpu else sum(parts.values()), **parts},
         }
 
@@ -123,7 +127,7 @@ def _allocated_mib(world: World) -> float:
 
 def _job(run: Run, world: World, folder: Path) -> Job:
     """The run on a shard of uniformly random tokens, which is read as any other."""
-    size, T = vocab_size(run.tokenizer.vocabulary), run.model.seq_len
+    size, T = run.tokenizer.vocab_size, run.model.seq_len
     sequences = max(run.trainer.batch_tokens // T, run.data.read_sequences)
     tokens = np.random.default_rng(run.seed).integers(0, size, sequences * T + 1)
     path = folder / "tokens.bin"

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from nocap import hardware
+from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.roof import matmul_flops
 from nocap.run import memory
-from nocap.schema import Device, Run
 from nocap.speed.arms import Arm, step_config
 from nocap.speed.clock import Clock, clock_of
 from nocap.speed.contestant import Contestant
@@ -197,7 +198,7 @@ def _describe(lane: Lane, times: Times, verdict: Verdict | None, base: Lane, pea
     }
 
 
-FACTS = ("tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "params", "kernel", "memory_mib")
+FACTS = ("tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "flops_basis", "params", "kernel", "memory_mib")
 
 
 def _control(judged: Judged, again: dict[str, Any]) -> dict[str, Any]:

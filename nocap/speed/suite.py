@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from nocap.config.compose import compose
+from nocap.config.trainer import Trainer
+from nocap.options.objective import Objective
 from nocap.paths import conf_dir
-from nocap.run.config import compose
-from nocap.schema import Objective, Trainer
 from nocap.speed.arms import compose_arm
 from nocap.speed.clock import Clock
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nocap.schema import Device
+from nocap.config.trainer import Device
 from nocap.speed.rounds import Times
 from nocap.stats import Interval, signed_rank, signed_rank_needs
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nocap.schema import require
+from nocap import outside
+from nocap.config.keys import require
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed; again, nothing is.
@@ -27,10 +28,10 @@ MODES = ("plan", "judge", "calibrate")
 
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
-    options = parser.parse_intermixed_args(argv)
+    options = parser.parse_intermixed_args(outside.arguments(argv))
     if options.power is None and not options.calibrate_verdicts and not options.words and not options.board:
         parser.error("a study's folder, or one of --board --power --calibrate-verdicts is required")
-    from nocap.run.config import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    from nocap.config.compose import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     with refusals():
         _check_together(options)
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timings", type=int, metavar="N", help="time N real comparisons of an arm with itself, 3 sessions each")
     parser.add_argument("--output-dir", metavar="FOLDER", help=f"of these runs and sessions (default: {OUTPUTS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the calibration as JSON")
+    outside.document(parser)
     return parser
 
 

@@ -13,16 +13,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from nocap import outside
+from nocap.config.compose import explain, parse, register, to_plain
+from nocap.config.keys import require
+from nocap.config.registry import keys_that_count
+from nocap.config.run import Run
 from nocap.paths import conf_dir
-from nocap.run.config import explain, parse, register, to_plain
-from nocap.schema import Run, require
 from nocap.study.spec import ENGINES, At, Study
 
 Choices = dict[str, str | None]
 ENGINE = "engine="  # a word of a study, not of a config
 
-# What two arms must share for their losses to mean the same.
-SAME = ("data", "tokenizer", "trainer.val_tokens", "trainer.val_precision", "model.seq_len")
+# What two arms must share for their losses to mean the same: their data, and every key that says so.
+SAME = ("data", *keys_that_count("losses"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +41,14 @@ def composed(words: Sequence[str]) -> Composed:
     """From words to a checked run, and which options they chose.
 
     Errors:
-        ValueError: as for `nocap.run.config.compose`.
+        ValueError: as for `nocap.config.compose.compose`.
     """
-    run, choices = _composed(tuple(words))
+    run, choices = _composed(tuple(words), outside.state())
     return Composed(words=list(words), run=run, choices=choices)
 
 
 @cache
-def _composed(words: tuple[str, ...]) -> tuple[Run, Choices]:
+def _composed(words: tuple[str, ...], state: str) -> tuple[Run, Choices]:
     register()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -119,7 +122,7 @@ def check_fair(arms: dict[str, Composed], *, baseline: str) -> None:
 
 def _dig(tree: Any, key: str) -> Any:
     for part in key.split("."):
-        tree = tree[part]
+        tree = tree.get(part)
     return tree
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from nocap.config.keys import require
 from nocap.files import write_file
-from nocap.schema import require
 from nocap.study import text
 from nocap.study.report import all_results, markdown
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from nocap.config.keys import require
 from nocap.profiling.names import PARTS
 from nocap.run.identity import digest
-from nocap.schema import require
 
 LEAST = 3  # pairs: fewer have no verdict
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nocap import hardware
-from nocap.run.config import EXIT_CODES, from_words
-from nocap.schema import Device, require
+from nocap.config.compose import EXIT_CODES, from_words
+from nocap.config.keys import require
+from nocap.config.trainer import Device
 from nocap.study import exchange, preview, report, text
 from nocap.study.budget import check_budget
 from nocap.study.conduct import carry_out

@@ -11,8 +11,8 @@ from typing import Any
 from nocap.comparison.arms import Arm, group, setting
 from nocap.comparison.estimates import ALPHA
 from nocap.comparison.runs import Found, Record, shorten
+from nocap.config.keys import require
 from nocap.run.record import SCHEMA_VERSION
-from nocap.schema import require
 from nocap.stats import pooled_sd
 from nocap.study.claim import Metric, Scale
 from nocap.study.plan import parse_amount, plan

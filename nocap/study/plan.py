@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from nocap.schema import require
+from nocap.config.keys import require
 from nocap.stats import n_required, power_of
 from nocap.study.claim import LEAST, Scale
 

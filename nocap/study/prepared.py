@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nocap.comparison.runs import Record
-from nocap.data.tokenizer import vocab_size
-from nocap.schema import Wsd, require
+from nocap.config.keys import require
 from nocap.study import arms as arming
 from nocap.study.arms import Composed, all_composed, check_fair, composed
 from nocap.study.claim import BASELINE, TO_TARGET, Metric
@@ -70,7 +69,7 @@ def _check_targets(study: Study, trained: Mapping[str, Composed]) -> None:
     for claim in study.claims:
         if claim.target in (None, BASELINE) or not trained:
             continue
-        first = math.log(vocab_size(trained[claim.arm].run.tokenizer.vocabulary))
+        first = math.log(trained[claim.arm].run.tokenizer.vocab_size)
         rule = f"be below the first validation loss, about ln(vocabulary) = {first:.2f}"
         require(claim.target < first, f"claim {claim.id}: target", rule, claim.target)
 
@@ -118,8 +117,7 @@ def lengths_of(plan: Prepared, arm: Composed) -> list[Short]:
             short = composed([*arm.words, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
         except ValueError as error:
             raise ValueError(f"scales.{plan.scale}.lengths: {n} of {steps} steps: {error}") from error
-        spec = short.run.schedule
-        stable = n - spec.decay_steps if isinstance(spec, Wsd) and isinstance(arm.run.schedule, Wsd) else 0
-        along = warmup <= stable <= steps - arm.run.schedule.decay_steps if isinstance(arm.run.schedule, Wsd) else False
+        stable = short.run.schedule.free_until(n)
+        along = warmup <= stable <= arm.run.schedule.free_until(steps)
         found.append(Short(composed=short, branches_at=stable if along else 0))
     return found

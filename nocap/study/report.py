@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nocap.config.keys import require
 from nocap.files import write_file
 from nocap.run.record import read_json, write_json
-from nocap.schema import require
 from nocap.study import text
 from nocap.study.spec import Study
 

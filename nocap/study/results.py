@@ -59,7 +59,7 @@ def shape(arm: Composed, *, steps: bool = True) -> str:
     """Where a verdict was reached, in the words of a sentence; a batch only where it is about steps."""
     run, t = arm.run, arm.run.trainer
     m = run.model
-    batch = f"{run.tokenizer.vocabulary.value} tokens, {t.batch_tokens:,} a step, " if steps else ""
+    batch = f"{run.tokenizer.name} tokens, {t.batch_tokens:,} a step, " if steps else ""
     return f"{m.n_layer} layers, {m.d_model} wide, T={m.seq_len}, {batch}{t.precision.value}, {t.device.value}"
 
 

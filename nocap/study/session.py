@@ -15,11 +15,12 @@ from statistics import median
 from typing import Any
 
 from nocap import hardware
-from nocap.data.tokenizer import vocab_size
+from nocap.config.compose import compose
+from nocap.config.option import said
+from nocap.config.run import Run
 from nocap.model.flops import component_flops
-from nocap.run.config import compose
+from nocap.options.attention import first_window, kernel_name
 from nocap.run.record import read_json, write_json
-from nocap.schema import Run
 from nocap.speed.arms import Arm, step_config
 
 Facts = dict[str, Any]
@@ -71,12 +72,11 @@ def steps(arms: Arms, *, rounds: int) -> Facts:
 
 def counts(run: Run) -> Facts:
     """What needs no clock: FLOPs of a token by part, bytes of a token in the cache."""
-    from nocap.generation.engine import layer_slots
-
     m, T = run.model, run.model.seq_len
-    slots = sum(layer_slots(run.attention, layer, T) for layer in range(m.n_layer))
-    kv = 2 * slots / T * run.attention.n_kv_heads * (m.d_model // m.n_head) * 4
-    return {"component_flops": component_flops(run, vocab_size=vocab_size(run.tokenizer.vocabulary)), "kv_bytes": kv}
+    held = said(run.attention, "cache_slots", of=("build", "mixer"))
+    slots = sum(held(layer, T) for layer in range(m.n_layer)) if held else None
+    kv = None if slots is None else 2 * slots / T * run.attention.n_kv_heads * (m.d_model // m.n_head) * 4
+    return {"component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size), "kv_bytes": kv}
 
 
 # --- a step taken apart ------------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def parts(arms: Arms, *, repeats: int) -> Facts:
             "step_ms": seen["step"]["ms"],
             "unattributed_ms": seen["step"]["unattributed_ms"],
             "kernel": seen["kernel"],
-            "component_flops": component_flops(run, vocab_size=vocab_size(run.tokenizer.vocabulary)),
+            "component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size),
         }
     return {"arms": found}
 
@@ -113,11 +113,11 @@ def part_params(run: Run) -> dict[str, int]:
     from nocap.profiling.parts import part_of
 
     with torch.device("meta"):
-        model = build_model(run, vocab_size=vocab_size(run.tokenizer.vocabulary))
+        model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     modules, found = dict(model.named_modules()), dict[str, int]()
     for name, p in model.named_parameters():
         path = name.rpartition(".")[0]
-        while (part := part_of(path, modules[path])) is None:
+        while (part := part_of(run, path, modules[path])) is None:
             path = path.rpartition(".")[0]
         found[part] = found.get(part, 0) + p.numel()
     return found
@@ -126,17 +126,16 @@ def part_params(run: Run) -> dict[str, int]:
 def lengths(arms: Arms, *, T: Sequence[int]) -> Facts:
     """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward. A window does not grow."""
     from nocap.profiling.curve import attention_ms, exponent, with_window
-    from nocap.schema import Sliding
 
     found = {}
     for name, run in composed(arms).items():
-        window = run.attention.window if isinstance(run.attention, Sliding) else 1
-        ms = [attention_ms(with_window(run, t, window=window)) for t in T]
+        window = first_window(run)
+        ms = [attention_ms(with_window(run, t, window=window or 1)) for t in T]
         found[name] = {
             "T": list(T),
             "attention_ms": ms,
             **exponent(T, ms),
-            "window": window if isinstance(run.attention, Sliding) else None,
+            "window": window,
             "params": sum(part_params(run).values()),
             "kernel": kernel(run),
         }
@@ -144,7 +143,7 @@ def lengths(arms: Arms, *, T: Sequence[int]) -> Facts:
 
 
 def kernel(run: Run) -> str:
-    return hardware.kernel_name(run.attention, run.trainer.device, run.trainer.precision)
+    return kernel_name(run.attention, run.trainer.device, run.trainer.precision)
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def rough(arms: Arms) -> Facts:
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)
     kinds = {(run.trainer.device, run.trainer.precision) for run in runs.values()}
     peaks = {kind: matmul_flops(*kind) for kind in kinds}
-    flops = {name: sum(component_flops(run, vocab_size=vocab_size(run.tokenizer.vocabulary)).values()) for name, run in runs.items()}
+    flops = {name: sum(component_flops(run, vocab_size=run.tokenizer.vocab_size).values()) for name, run in runs.items()}
     return {
         "arms": {
             name: {"seconds_a_token": flops[name] / (EFFICIENCY * peaks[run.trainer.device, run.trainer.precision])}

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from nocap import hardware
-from nocap.run.identity import config_that_counts, digest, source_hashes
+from nocap.config.compose import to_plain
+from nocap.config.run import Run
+from nocap.config.trainer import Device
+from nocap.run.identity import digest
 from nocap.run.record import read_json, write_json
-from nocap.schema import Device, Run
+from nocap.run.source import source_hashes
 
 WORKER = "nocap.study.session"
 
@@ -37,11 +40,10 @@ class Session:
     def key(self) -> str:
         """Twelve hex digits: the same where asking again would say the same, the clock's noise apart."""
         run = next(iter(self.runs.values()))
-        configs = {}
-        for name, arm in self.runs.items():
-            configs[name] = {key: value for key, value in config_that_counts(arm).items() if key not in ("data", "seed", "schedule")}
+        configs = {name: arm.that_count("step", to_plain(arm)) for name, arm in self.runs.items()}
+        source = {name: source_hashes(arm, of="step") for name, arm in self.runs.items()}
         machine = hardware.describe(run.trainer.device, run.trainer.threads)["fingerprint"]
-        return digest({"kind": self.kind, "how": dict(self.how), "arms": configs, "source": source_hashes(), "machine": machine})
+        return digest({"kind": self.kind, "how": dict(self.how), "arms": configs, "source": source, "machine": machine})
 
     def path(self, folder: Path) -> Path:
         return folder / "sessions" / f"{self.what}-s{self.seed}-{self.key()}.json"

@@ -12,8 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nocap.run.config import explain, refuse_interpolations
-from nocap.schema import require
+from nocap.config.compose import explain, refuse_interpolations
+from nocap.config.keys import require
 from nocap.study.claim import BASELINE, LEAST, Claim, Metric, Scale
 
 FILE = "study.yaml"

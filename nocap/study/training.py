@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nocap.comparison.runs import Record, read
+from nocap.config.run import Run
 from nocap.launch.board import Board
 from nocap.launch.grid import Cell, Grid, RefusedError, check
 from nocap.launch.plan import outcome, plan
 from nocap.launch.runner import Result, Runner
-from nocap.launch.slots import Pool
-from nocap.schema import Run
+from nocap.options.launcher.pool import Devices
 from nocap.study.arms import Choices, Composed, with_seed
 
 
@@ -82,7 +82,7 @@ def train(grid: Grid) -> dict[str, Result]:
     if all(outcome(cell.plan) is not None for cell in grid.cells):
         return {}
     grid.write()
-    runner = Runner(grid, slots=Pool(jobs=None), board=Board())
+    runner = Runner(grid, slots=Devices(jobs=None), board=Board())
     results = runner.run()
     if runner.stopping:
         raise StoppedError("stopped; what was trained is saved, and the same command goes on")

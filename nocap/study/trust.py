@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nocap.schema import require
+from nocap.config.keys import require
 from nocap.stats import Array
 from nocap.study.claim import Claim, Guard, Mechanism, Metric, Scale
 from nocap.study.plan import plan

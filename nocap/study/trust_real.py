@@ -16,7 +16,7 @@ from typing import Any
 
 from nocap import hardware
 from nocap.comparison.runs import Record
-from nocap.schema import require
+from nocap.config.keys import require
 from nocap.stats import interval, pooled_sd
 from nocap.study.arms import Composed, all_composed, check_fair, with_seed
 from nocap.study.claim import LEAST, MORE_IS_BETTER, Claim, Mechanism, Metric, Scale

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean, stdev
 
-from nocap.schema import require
+from nocap.config.keys import require
 from nocap.stats import Interval, interval, lower_bound, n_required
 from nocap.study.claim import LEAST, MORE_IS_BETTER, TO_TARGET, Claim, Metric, Scale
 

@@ -46,7 +46,8 @@ def inject(loop, kind, steps, always):
         done.touch()
         return always or not again
 
-    fetch, take_step, log = loop.fetch, loop.take_step, loop.log
+    story, books = sys.modules["nocap.step"], sys.modules["nocap.books"].Books  # where the loop finds them
+    fetch, take_step, log = story.fetch, loop.take_step, books.log
 
     def fetch_or_not(job, trainee, *, step):
         if due(step):
@@ -60,7 +61,7 @@ def inject(loop, kind, steps, always):
             return take_step(job, trainee, ledger, step=step)
         before = [p.detach().clone() for p in trainee.model.parameters()]
         factor = {"nan": float("nan"), "spike": 1e3}[kind]
-        hook = trainee.model.register_forward_hook(lambda module, arguments, loss: loss * factor)
+        hook = trainee.model.register_forward_hook(lambda module, arguments, loss: scaled(loss, factor))
         try:
             return take_step(job, trainee, ledger, step=step)
         finally:
@@ -68,17 +69,21 @@ def inject(loop, kind, steps, always):
             same = all(p.equal(b) for p, b in zip(trainee.model.parameters(), before, strict=True))
             (Path(os.environ["NOCAP_FAULT_DIR"]) / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}").touch()
 
-    def log_on_a_full_disk(job, books, row):
+    def log_on_a_full_disk(books, row):
         if due(row["step"]):
             books.metrics.path = Path("/dev/full")  # where the kernel answers ENOSPC to every write
-        log(job, books, row)
+        log(books, row)
 
     if kind in ("kill", "hang", "stop"):
-        loop.fetch = fetch_or_not
+        story.fetch = fetch_or_not
     elif kind in ("nan", "spike"):
         loop.take_step = scaled_step
     else:
-        loop.log = {"full": log_on_a_full_disk}[kind]
+        books.log = {"full": log_on_a_full_disk}[kind]
+
+
+def scaled(loss, factor):
+    return type(loss)(loss.total * factor, {name: part * factor for name, part in loss.parts.items()})
 
 
 if "NOCAP_FAULT" in os.environ:

@@ -1,66 +1,29 @@
-"""Where the cells of a grid run on this machine: one at a time, or each on devices of its own."""
+"""Cells side by side, each on devices of its own."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from nocap import hardware
-from nocap.schema import Device, Run
+from nocap.config.keys import require
+from nocap.config.run import Run
+from nocap.config.trainer import Device
+from nocap.options.launcher import Launcher, Share, Slots
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """What a cell has to itself while it runs."""
+@dataclass(kw_only=True)
+class Pool(Launcher):
+    kind: str = "pool"
+    jobs: int | None  # cells at once, at most; null: as many as the devices hold
 
-    device: Device
-    units: tuple[str, ...] = ()  # GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores
+    def __post_init__(self) -> None:
+        ok = self.jobs is None or self.jobs >= 1
+        require(ok, "hydra.launcher.jobs", "be at least 1, or null for as many as the devices hold", self.jobs)
 
-    @property
-    def env(self) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.units)} if self.device is Device.cuda and self.units else {}
-
-    def pin(self, pid: int) -> None:
-        """Keep a process that has just been started, and what it will start, on the share's cores."""
-        if self.device is Device.cpu and self.units and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(pid, {int(core) for core in self.units})
-
-
-class Slots(Protocol):
-    def take(self, run: Run) -> Share | None:
-        """A share for this run; `None` while there is none."""
-
-    def give_back(self, share: Share) -> None: ...
-
-    def at_once(self, run: Run) -> int:
-        """How many runs like this one there is room for."""
-
-    def say(self, runs: Sequence[Run]) -> str | None:
-        """What a user should know about them."""
-
-
-@dataclass(kw_only=True, slots=True)
-class One:
-    """The whole machine for one cell."""
-
-    busy: bool = False
-
-    def take(self, run: Run) -> Share | None:
-        if self.busy:
-            return None
-        self.busy = True
-        return Share(device=run.trainer.device)
-
-    def give_back(self, share: Share) -> None:
-        self.busy = False
-
-    def at_once(self, run: Run) -> int:
-        return 1
-
-    def say(self, runs: Sequence[Run]) -> str | None:
-        return None
+    def slots(self) -> Slots:
+        return Devices(jobs=self.jobs)
 
 
 def _units() -> dict[Device, list[str]]:
@@ -71,7 +34,7 @@ def _units() -> dict[Device, list[str]]:
 
 
 @dataclass(kw_only=True, slots=True)
-class Pool:
+class Devices:
     """`trainer.devices` GPUs a cell, or `trainer.threads` × `trainer.devices` CPU cores; at most `jobs` cells."""
 
     jobs: int | None

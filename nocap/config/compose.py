@@ -21,9 +21,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nocap import hardware
+from nocap import hardware, outside
+from nocap.config import registry
+from nocap.config.run import Run
+from nocap.config.trainer import Compile, Device, Trainer
+from nocap.options.attention.softmax import Kernel
+from nocap.options.ideas import Idea
 from nocap.paths import conf_dir
-from nocap.schema import SCHEMAS, Compile, Device, Kernel, Run
 
 T = TypeVar("T")
 
@@ -32,11 +36,16 @@ LOST = 70  # how torchrun's agent says to its parent that a rank was taken, not 
 
 
 def register() -> None:
-    """Put the schemas under `schema/` in Hydra's store and the resolvers in OmegaConf. Safe to call twice."""
+    """Put the schemas under `schema/` in Hydra's store and the resolvers in OmegaConf. Safe to call twice.
+
+    Errors:
+        ValueError: an option from outside cannot be imported.
+    """
     store = ConfigStore.instance()
     store.store(group="schema", name="run", node=Run, package="_global_")
-    for group, rows in SCHEMAS.items():
-        for kind, schema in rows.items():
+    store.store(group="schema/trainer", name="trainer", node=Trainer)
+    for group in registry.groups():
+        for kind, schema in registry.options(group).items():
             store.store(group=f"schema/{group}", name=kind, node=schema)
     for name, resolver in _RESOLVERS.items():
         OmegaConf.register_new_resolver(f"nocap.{name}", resolver, replace=True)
@@ -95,6 +104,19 @@ def _refuse_unknown_keys(cfg: DictConfig, schema: type, prefix: str) -> None:
         node = cfg._get_node(key)
         if isinstance(node, DictConfig) and dataclasses.is_dataclass(node._metadata.object_type):
             _refuse_unknown_keys(node, node._metadata.object_type, f"{name}.")
+        elif isinstance(node, DictConfig) and name == "ideas":
+            _refuse_untyped_ideas(node)
+
+
+def _refuse_untyped_ideas(ideas: DictConfig) -> None:
+    """Each idea has a place of its own below `ideas`, which its yaml names."""
+    for name in map(str, ideas):
+        node = ideas._get_node(name)
+        kind = node._metadata.object_type if isinstance(node, DictConfig) else None
+        if not isinstance(node, DictConfig) or not isinstance(kind, type) or not issubclass(kind, Idea):
+            rule = "be an idea, whose yaml begins with '# @package ideas.NAME' and has defaults: [/schema/ideas/KIND@_here_]"
+            raise ValueError(f"ideas.{name} must {rule}, got {node}")
+        _refuse_unknown_keys(node, kind, f"ideas.{name}.")
 
 
 def _suggest(word: str, known: list[str]) -> str:
@@ -163,14 +185,26 @@ def load(path: Path) -> Run:
         plain = yaml.safe_load(path.read_text())
         refuse_interpolations(plain)
         cfg = OmegaConf.structured(Run)
-        for group, rows in SCHEMAS.items():
-            schema = rows[plain[group].get("kind", next(iter(rows)))]
-            cfg[group] = OmegaConf.merge(OmegaConf.structured(schema), plain.pop(group))
+        ideas = plain.setdefault("ideas", {})  # a record from before there were any
+        cfg.ideas = {name: _typed("ideas", ideas[name]) for name in list(ideas)}
+        for group in [f.name for f in dataclasses.fields(Run) if f.name in registry.groups() and f.name != "ideas"]:
+            cfg[group] = _typed(group, plain.pop(group))
+        del plain["ideas"]
         run = OmegaConf.to_object(OmegaConf.merge(cfg, plain))
     except (OSError, KeyError, AttributeError, TypeError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path} must be a run's config.yaml: {explain(error)}") from error
     assert isinstance(run, Run)
     return run
+
+
+def _typed(group: str, plain: dict[str, Any]) -> Any:
+    """An option's plain form with its schema, which its kind names; a record from before every option had one has its group's first."""
+    rows = registry.options(group)
+    kind = plain.get("kind", next(iter(rows), None))
+    if kind not in rows:
+        rule = f"be one of {', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
+        raise ValueError(f"{group}.kind must {rule}, got {kind!r}")
+    return OmegaConf.merge(OmegaConf.structured(rows[kind]), plain)
 
 
 def refuse_interpolations(plain: Any) -> None:
@@ -193,6 +227,9 @@ def explain(error: BaseException) -> str:
         return f"{lines[0].partition(': ')[2]} cannot be read: put the value in quotes, as in \"key='~/x'\""
     if lines and lines[0].startswith("Config group override must be"):
         return "a group must be given an option's name, as in attention=gqa"
+    if idea := re.search(r"Could not load 'ideas/(.*)'", text):
+        known = sorted(path.stem for folder in (conf_dir(), *outside.folders()) for path in (folder / "ideas").glob("*.yaml"))
+        return f"ideas must be among {', '.join(known)}, got {idea.group(1)}"
     if unknown := re.search(r"Key '(.*)' not in '(.*)'", lines[0] if lines else ""):
         return f"{key or unknown.group(1)} is no key of {unknown.group(2).lower()}{_suggest(unknown.group(1), _fields(unknown.group(2)))}"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
@@ -204,7 +241,7 @@ def explain(error: BaseException) -> str:
 
 
 def _fields(schema_name: str) -> list[str]:
-    schemas = [Run, *(schema for rows in SCHEMAS.values() for schema in rows.values())]
+    schemas: list[Any] = [Run, Trainer, *(schema for group in registry.groups() for schema in registry.options(group).values())]
     return [f.name for schema in schemas if schema.__name__ == schema_name for f in dataclasses.fields(schema)]
 
 

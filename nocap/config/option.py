@@ -1,0 +1,41 @@
+"""What an option is: a part of the config that knows its rules and builds what it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nocap.config.run import Run
+
+
+@dataclass(kw_only=True, slots=True)
+class Option:
+    """The base of every option of every group. `kind` is the option's own name in its group, as `config.yaml` records it.
+
+    Its keys are its fields; numbers live in the option's yaml. `__post_init__` refuses a wrong value, `check` what only shows beside the
+    other groups. Options import torch when they build, so that the command line answers without it.
+    """
+
+    kind: str
+
+    def check(self, run: Run) -> None:
+        """Refuse, with `require`, what only shows when groups meet."""
+
+
+def said(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callable[..., Any] | None:
+    """The option's method `fact`, or None where it has none, or has one that is about another's work.
+
+    A fact (its FLOPs, its cached form, its kernel's name) is about what a method `of` the option builds. A subclass that builds something
+    else and says nothing must not be taken at its parent's word: the fact counts only from the class that builds, or from a later one.
+    """
+    order = type(option).__mro__
+
+    def level(name: str) -> int:
+        return next((i for i, cls in enumerate(order) if name in vars(cls)), len(order))
+
+    builds = (of,) if isinstance(of, str) else of
+    found = level(fact) < len(order) and all(level(fact) <= level(name) for name in builds)
+    method: Callable[..., Any] | None = getattr(option, fact) if found else None
+    return method

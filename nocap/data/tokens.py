@@ -1,0 +1,64 @@
+"""A shard's tokens as training reads them. The challenge's `.bin` format: 256 little-endian int32 (magic, version, count, zeros), then
+uint16 tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC, VERSION = 20240520, 1
+HEADER_BYTES, TOKEN_BYTES = 1024, 2
+
+Tokens = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """What one whole read of a shard found."""
+
+    path: str  # absolute, as given: a link stays a link
+    tokens: int
+    sha256: str  # of the whole file, header included
+    max_id: int
+
+
+@contextmanager
+def os_errors_refused(what: str) -> Iterator[None]:
+    """Turn an `OSError` (a path that is missing, unreadable, full, ...) into a refusal in one line."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename and str(error.filename) != what else ""
+        raise ValueError(f"{what}: {error.strerror or error}{where}") from error
+
+
+def map_tokens(path: str | Path) -> Tokens:
+    """A read-only memory map of a shard's tokens. Checks the header and the size, not the ids: `scan` does that."""
+    with os_errors_refused(str(path)):
+        with open(path, "rb") as file:
+            count = counted(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
+        return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+
+
+def counted(path: str, header: bytes, size: int) -> int:
+    """Tokens that a header promises; `ValueError` unless it is a shard's header and agrees with the file's size in bytes."""
+    if len(header) < HEADER_BYTES:
+        raise ValueError(f"{path}: a shard must have a header of {HEADER_BYTES} bytes, got a file of {size} bytes")
+    magic, version, count = (int(value) for value in np.frombuffer(header, dtype="<i4", count=3))
+    if magic != MAGIC:
+        raise ValueError(f"{path}: a shard must start with the magic number {MAGIC}, got {magic}")
+    if version != VERSION:
+        raise ValueError(f"{path}: a shard's version must be {VERSION}, got {version}")
+    if count < 1:
+        raise ValueError(f"{path}: a shard must hold at least 1 token, got {count} in its header")
+    expected = HEADER_BYTES + TOKEN_BYTES * count
+    if size != expected:
+        what = "truncated" if size < expected else "too long"
+        raise ValueError(f"{path}: {what}: a shard of {count} tokens must have {expected} bytes, got {size}")
+    return count

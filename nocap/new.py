@@ -1,0 +1,108 @@
+"""`python -m nocap.new GROUP NAME`: write an option that works, its yaml and its test, to begin from."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from keyword import iskeyword
+from pathlib import Path
+
+from nocap import outside
+from nocap.config import registry
+from nocap.config.keys import require
+from nocap.files import write_file
+from nocap.paths import PACKAGE, conf_dir
+
+TEMPLATES = PACKAGE / "templates"
+VALUES = ("true", "false", "null", "nan", "inf")  # as the command line reads them: no names
+PLACEHOLDERS = re.compile(r"\b(NAME|CLASS|WORD)\b")
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _parser().parse_args(outside.arguments(argv))
+    from nocap.config.compose import refusals  # Hydra comes with it: --help does without
+
+    with refusals():
+        group, name = options.group, options.name
+        folder = Path(options.dir or name)
+        require(group in registry.groups(), "GROUP", f"be one of {', '.join(registry.groups())}", group)
+        outside.use([folder] if folder.is_dir() else [])
+        _check_name(group, name)
+        files = _files(group, name, folder)
+        _write(folder, files)
+        print("\n".join([*map(str, files), *_next(group, name, folder)]), flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.new",
+        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to begin from.",
+    )
+    parser.add_argument("group", metavar="GROUP", help=", ".join(registry.groups()))
+    parser.add_argument("name", metavar="NAME", help="the option's name: letters, digits and _")
+    parser.add_argument("--dir", metavar="DIR", help="the folder for --config-dir (default: ./NAME)")
+    outside.document(parser)
+    return parser
+
+
+def _check_name(group: str, name: str) -> None:
+    ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name)
+    require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
+    require(name.lower() not in VALUES, "NAME", "be no value of the command line", name)
+    for folder in (conf_dir(), *outside.folders()):
+        taken = folder / outside.place(group) / f"{name}.yaml"
+        require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
+    require(name not in registry.options(group), "NAME", f"be new: an option of {group} has this kind already", name)
+
+
+def _files(group: str, name: str, folder: Path) -> dict[Path, str]:
+    """Path → text of what is to be written; none of it is there."""
+    place = folder / outside.place(group)
+    paths = {"py": place / f"{name}.py", "yaml": place / f"{name}.yaml", "test": folder / f"test_{name}.py"}
+    files = {}
+    for kind, path in paths.items():
+        require(not path.exists(), "NAME", "be new: the file must not be there", path)
+        text = (TEMPLATES / f"{group}.{kind}.txt").read_text()
+        files[path] = _filled(_test(text) if kind == "test" else text, group, name)
+    return files
+
+
+def _test(formula: str) -> str:
+    """The test's file: what every option's has, and the group's own."""
+    head = (TEMPLATES / "test.txt").read_text()
+    return (head if "torch." in formula else head.replace("import torch\n\n", "")) + formula
+
+
+def _filled(text: str, group: str, name: str) -> str:
+    """The template with the option's own names."""
+    words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+    suffix = group.removesuffix("s").capitalize()
+    word = {"ideas": f"ideas=[{name}]", "launcher": f"hydra/launcher={name}"}.get(group, f"{group}={name}")
+    names = {"NAME": name, "CLASS": words if words.endswith(suffix) and words != suffix else words + suffix, "WORD": word}
+    return PLACEHOLDERS.sub(lambda found: names[found[0]], text)
+
+
+def _write(folder: Path, files: dict[Path, str]) -> None:
+    there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    require(there.is_dir(), "--dir", "be a folder", folder)
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, text.encode())
+
+
+def _next(group: str, name: str, folder: Path) -> list[str]:
+    place, word = shlex.quote(str(folder)), _filled("WORD", group, name)
+    grid = "--multirun seed=0,1 " if group == "launcher" else ""
+    return [
+        "next:",
+        f"  nocap train --config-dir {place} {grid}{shlex.quote(word) if '[' in word else word}",
+        f"  nocap check {place}",
+        f"  pytest {shlex.quote(str(folder / f'test_{name}.py'))}",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Softmax attention over all earlier tokens: `mha`, `flash`, `gqa` and `mqa` are its yamls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from nocap.config.keys import require
+from nocap.config.trainer import Device, Precision
+from nocap.options.attention import Attention
+
+if TYPE_CHECKING:
+    from nocap.config.run import Run
+    from nocap.model.attention import Mixer
+
+
+class Kernel(Enum):
+    """How attention is computed: global layers by one of the first five, sliding windows by one of the last two."""
+
+    materialized = "materialized"  # softmax over a T×T matrix that exists in memory
+    fused = "fused"  # the fused kernel for the device and dtype: see `sdpa_kernel`
+    flash = "flash"  # one named kernel, or an error
+    efficient = "efficient"
+    cudnn = "cudnn"
+    flex = "flex"  # FlexAttention, CUDA only (its CPU version has no backward)
+    blocks = "blocks"  # chunks of at least one window, each looking at itself and the chunk before
+
+
+LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
+
+
+def sdpa_kernel(kernel: Kernel, device: Device, precision: Precision) -> Kernel:
+    """The kernel that `fused` means here. CUDA's flash kernel takes no fp32, so fp32 there is `efficient`; the CPU's flash takes both."""
+    if kernel is not Kernel.fused:
+        return kernel
+    return Kernel.efficient if device is Device.cuda and precision is Precision.fp32 else Kernel.flash
+
+
+@dataclass(kw_only=True, slots=True)
+class Softmax(Attention):
+    """Causal attention over all earlier tokens; fewer key/value heads make it grouped-query or multi-query."""
+
+    LOCAL: ClassVar[dict[str, bool]] = {"kernel": False}  # which keys name a kernel, and whether it is one for windows
+
+    kind: str = "global"
+    kernel: Kernel
+
+    def __post_init__(self) -> None:
+        Attention.__post_init__(self)
+        for name, local in self.LOCAL.items():
+            self.check_kernel(name, local=local)
+
+    def check_kernel(self, name: str, *, local: bool) -> None:
+        names = [k.value for k in Kernel if (k in LOCAL_KERNELS) == local]
+        kernel: Kernel = getattr(self, name)
+        require(kernel.value in names, f"attention.{name}", f"be one of {', '.join(names)} for this option", kernel.value)
+
+    def check(self, run: Run) -> None:
+        Attention.check(self, run)
+        t, on_cpu = run.trainer, run.trainer.device is Device.cpu
+        for name in self.LOCAL:
+            kernel: Kernel = getattr(self, name)
+            cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
+            rule = "be one that trains on the CPU (materialized, flash; blocks for a window)"
+            require(not (on_cpu and cuda_only), f"attention.{name}", rule, kernel.value)
+            fp32 = Precision.fp32 in (t.precision, t.val_precision)
+            rule = "be fused or efficient on CUDA where trainer.precision or trainer.val_precision is fp32, which this kernel does not take"
+            half_only = kernel in (Kernel.flash, Kernel.cudnn)
+            require(on_cpu or not (fp32 and half_only), f"attention.{name}", rule, kernel.value)
+
+    def mixer(self, run: Run, layer: int) -> Mixer:
+        from nocap.model.attention import fused, materialized
+
+        return materialized if self.kernel is Kernel.materialized else fused(self.kernel)
+
+    def keys_met(self, layer: int, T: int) -> float:
+        """T/2 under the causal mask; with a window w < T, w - w²/2T."""
+        w = min(self.window_of(layer) or T, T)
+        return w - w * w / (2 * T)
+
+    def cache_slots(self, layer: int, capacity: int) -> int:
+        return min(self.window_of(layer) or capacity, capacity)
+
+    def kernel_name(self, device: Device, precision: Precision) -> str:
+        return sdpa_kernel(self.kernel, device, precision).value
+
+    def portable(self) -> Self:
+        from dataclasses import replace
+
+        return self if self.kernel is Kernel.materialized else replace(self, kernel=Kernel.fused)

@@ -1,0 +1,40 @@
+"""The data options: where the tokens come from, and the order in which they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nocap.config.keys import require
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    from nocap.data.shards import ShardSet
+    from nocap.options.tokenizer import Tokenizer
+
+
+class Order(Enum):
+    shuffled = "shuffled"  # a permutation of all windows, another one each epoch, from the seed
+    sequential = "sequential"  # the challenge's order; the seed does not touch it
+
+
+@dataclass(kw_only=True, slots=True)
+class Data(Option):
+    """A source of token shards. Which tokens it gives is part of a run's identity, by their hash; where they lie is not: a key that only
+    says that is declared as `key(identity=False)`."""
+
+    order: Order
+    read_sequences: int  # sequences the sequential order reads at once; a shard's tail that cannot give as many is left out
+
+    def __post_init__(self) -> None:
+        require(self.read_sequences >= 1, "data.read_sequences", "be at least 1", self.read_sequences)
+
+    def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
+        """The shards, made or fetched if they are missing, not yet read. `nocap.data.made.made` keeps what is made in the cache.
+
+        Errors:
+            ValueError: in one line, for whatever a user can put right.
+        """
+        raise NotImplementedError(f"data.kind={self.kind} must define locate")

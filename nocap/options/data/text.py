@@ -1,0 +1,36 @@
+"""The user's own text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nocap.config.keys import key, require
+from nocap.options.data.stdlib import Stdlib
+
+if TYPE_CHECKING:
+    from nocap.data.shards import ShardSet
+    from nocap.options.tokenizer import Tokenizer
+
+
+@dataclass(kw_only=True, slots=True)
+class Text(Stdlib):
+    """The user's own UTF-8 text: a file, a folder, a glob, or a list of them."""
+
+    kind: str = "text"
+    path: Any = key(identity=False)
+
+    def __post_init__(self) -> None:
+        Stdlib.__post_init__(self)
+        ok = bool(self.paths) and all(isinstance(item, str) and item for item in self.paths)
+        require(ok, "data.path", "be a file, a folder, a glob or a list of them", repr(self.path))
+
+    @property
+    def paths(self) -> list[str]:
+        return self.path if isinstance(self.path, list) else [self.path]
+
+    def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
+        from nocap.data.corpus import text
+
+        return text(self.paths, tokenizer, val_fraction=self.val_fraction, cache_dir=cache_dir)

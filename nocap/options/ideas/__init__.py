@@ -1,0 +1,114 @@
+"""Ideas that fit no group and mix freely: `ideas=[x0,smear]`. Each plugs into a few named joints of the model and the step.
+
+    a joint                         where
+    embed(part, x_BTC, context)     after the token and position embeddings
+    enter(part, x_BTC, context)     a block's input
+    qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix
+    leave(part, x_BTC, context)     a block's output
+    readout(part, x_BTC, context)   before the head's norm
+    loss(part, x_BTC, …)            a part of the training loss
+    rates(name)                     a parameter's share of learning rate and weight decay
+    before_step, after_step         around the optimizer's step
+    validating(part, model)         the weights that are validated
+
+`part` is what the idea built for that place: `build` for the model (embed, readout, loss), `build_layer` for a block (enter, qkv, leave),
+`build_around` for the step. Where it built none, its joints there are not called. With several ideas, each joint goes in the order of their
+names. Parameters draw from a generator keyed by their place, so that those of the rest stay the same.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nocap.config.run import Run
+    from nocap.model.gpt import Context, Head
+    from nocap.model.language_model import LanguageModel
+
+
+# The joints, by what builds the part that they are called with.
+JOINTS = {
+    "build": ("embed", "readout", "loss"),
+    "build_layer": ("enter", "qkv", "leave"),
+    "build_around": ("before_step", "after_step", "validating"),
+}
+MODEL_JOINTS = (*JOINTS["build"], *JOINTS["build_layer"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """Factors on a parameter's learning rate and weight decay."""
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Idea(Option):
+    """An idea. Its yaml begins with `# @package ideas.NAME`."""
+
+    PER_TOKEN: ClassVar[bool] = False  # each token by itself, given the context: so it decodes from a cache. Else the prefix is recomputed
+
+    # --- what it keeps ---
+
+    def build(self, run: Run, *, vocab_size: int) -> nn.Module | None:
+        """For the model: parameters and buffers of embed, readout and loss; `nn.Module()` where there are none to keep."""
+        return None
+
+    def build_layer(self, run: Run, layer: int) -> nn.Module | None:
+        """For a block: of enter, qkv and leave; None leaves this layer as it is. Read the layer's number here, not in a joint: a compiled
+        block serves all layers."""
+        return None
+
+    def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
+        """For the step: of before_step, after_step and validating. Its persistent buffers are saved in checkpoints."""
+        return None
+
+    # --- joints of the model ---
+
+    def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
+        return x_BTC
+
+    def enter(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
+        return x_BTC
+
+    def qkv(self, part: Any, q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        return q_BTHD, k_BTKD, v_BTKD
+
+    def leave(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
+        return x_BTC
+
+    def readout(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
+        return x_BTC
+
+    def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Tensor | None:
+        """A scalar that joins the training loss, logged as `train/loss_NAME`. `x_BTC` is before the head's norm; `head.next_token(x, t)`
+        is the mean cross-entropy of the head's logits."""
+        return None
+
+    # --- joints of the step ---
+
+    def rates(self, name: str) -> Rate:
+        """Of the parameter of this name in the model, which need not be the idea's own."""
+        return Rate()
+
+    def before_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
+        """Gradients are there, summed over ranks and clipped; weights are those of before."""
+
+    def after_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
+        """Weights are updated, gradients are gone."""
+
+    def validating(self, part: Any, model: LanguageModel) -> AbstractContextManager[object]:
+        """Inside, the model has the weights that are validated, and generated from."""
+        return nullcontext()
+
+
+def overrides(idea: Idea, *joints: str) -> bool:
+    """Whether the idea has one of these joints of its own."""
+    return any(getattr(type(idea), joint) is not getattr(Idea, joint) for joint in joints)

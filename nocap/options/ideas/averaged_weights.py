@@ -1,0 +1,51 @@
+"""An average of the weights is what is validated and generated from; training goes on with the weights themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nocap.config.keys import require
+from nocap.options.ideas import Idea
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nocap.config.run import Run
+    from nocap.model.language_model import LanguageModel
+
+
+@dataclass(kw_only=True, slots=True)
+class AveragedWeights(Idea):
+    """An exponential moving average over the steps (Polyak and Juditsky, 1992): average ← decay·average + (1 - decay)·weights."""
+
+    kind: str = "averaged_weights"
+    decay: float
+
+    def __post_init__(self) -> None:
+        require(0 <= self.decay < 1, "ideas.averaged_weights.decay", "be in [0, 1)", self.decay)
+
+    def build_around(self, run: Run, model: LanguageModel) -> nn.Module:
+        from torch import nn
+
+        part = nn.Module()
+        for name, p in model.named_parameters():
+            part.register_buffer(name.replace(".", "/"), p.detach().clone())
+        return part
+
+    def after_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
+        for average, p in zip(part.buffers(), model.parameters(), strict=True):
+            average.lerp_(p.detach(), 1 - self.decay)
+
+    @contextmanager
+    def validating(self, part: Any, model: LanguageModel) -> Iterator[None]:
+        pairs = [(average, p.data, p.detach().clone()) for average, p in zip(part.buffers(), model.parameters(), strict=True)]
+        for average, weights, _ in pairs:
+            weights.copy_(average)
+        try:
+            yield
+        finally:
+            for _, weights, kept in pairs:
+                weights.copy_(kept)

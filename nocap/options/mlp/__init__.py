@@ -1,0 +1,26 @@
+"""The MLP options: what is done to each token by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(kw_only=True, slots=True)
+class Mlp(Option):
+    """The second branch of a block.
+
+    May be said of what `build` makes (see `nocap.config.option.said`):
+
+        flops_per_token(d_model) -> float    of forward and backward; else they are counted
+        rows() -> dict                       the row of the profile for each module inside by its name; else it is one row
+    """
+
+    def build(self, d_model: int) -> nn.Module:
+        """A module from x_BTC to BTC, C being `d_model`."""
+        raise NotImplementedError(f"mlp.kind={self.kind} must define build")

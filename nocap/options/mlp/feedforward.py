@@ -1,0 +1,54 @@
+"""Feed-forward with one activation, plain or gated: `gelu4x`, `gelu3x`, `relu2` and `swiglu` are its yamls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from nocap.config.keys import require
+from nocap.options.mlp import Mlp
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Activation(Enum):
+    gelu = "gelu"  # exact, not the tanh approximation
+    relu2 = "relu2"
+    swiglu = "swiglu"
+
+
+@dataclass(kw_only=True, slots=True)
+class Feedforward(Mlp):
+    """`expansion` sets the parameters: hidden = expansion·d, and for the three matrices of SwiGLU ⅔·expansion·d."""
+
+    kind: str = "mlp"
+    activation: Activation
+    expansion: float
+
+    def __post_init__(self) -> None:
+        require(self.expansion > 0, "mlp.expansion", "be above 0", self.expansion)
+
+    @property
+    def gated(self) -> bool:
+        return self.activation is Activation.swiglu
+
+    def hidden(self, d_model: int) -> int:
+        """Hidden channels; from a thousand up in steps of 8, which tensor cores need and nobody notices."""
+        exact = self.expansion * d_model * (2 / 3 if self.gated else 1)
+        return 8 * round(exact / 8) if exact >= 1000 else max(1, round(exact))
+
+    def build(self, d_model: int) -> nn.Module:
+        from nocap.model.mlp import PlainMlp, SwiGLU
+
+        hidden = self.hidden(d_model)
+        if self.gated:
+            return SwiGLU(d_model=d_model, hidden=hidden)
+        return PlainMlp(d_model=d_model, hidden=hidden, squared_relu=self.activation is Activation.relu2)
+
+    def rows(self) -> dict[str, str]:
+        return {"": "activation", "gate": "mlp_up", "up": "mlp_up", "down": "mlp_down"}
+
+    def flops_per_token(self, d_model: int) -> float:
+        return 6.0 * (3 if self.gated else 2) * d_model * self.hidden(d_model)

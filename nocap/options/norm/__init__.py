@@ -1,0 +1,20 @@
+"""The normalisation options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(kw_only=True, slots=True)
+class Norm(Option):
+    """Normalisation over channels, in the blocks and before the head."""
+
+    def build(self, d_model: int) -> nn.Module:
+        """A module over the last dimension, of `d_model` channels."""
+        raise NotImplementedError(f"norm.kind={self.kind} must define build")

@@ -1,0 +1,41 @@
+"""RMSNorm and LayerNorm: `rmsnorm`, `rmsnorm_gain` and `layernorm` are the yamls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from nocap.config.keys import require
+from nocap.options.norm import Norm
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class NormKind(Enum):
+    rms = "rms"
+    layer = "layer"
+
+
+@dataclass(kw_only=True, slots=True)
+class ChannelNorm(Norm):
+    kind: str = "norm"
+    norm: NormKind
+    eps: float
+    gain: bool  # a learned scale per channel
+    bias: bool  # a learned shift per channel; LayerNorm only
+
+    def __post_init__(self) -> None:
+        require(self.eps > 0, "norm.eps", "be above 0", self.eps)
+        require(not self.bias or self.norm is NormKind.layer, "norm.bias", "be false for RMSNorm, which has none", self.bias)
+        require(not self.bias or self.gain, "norm.bias", "be false where norm.gain is false", self.bias)
+
+    def build(self, d_model: int) -> nn.Module:
+        from torch import nn
+
+        from nocap.model.norm import RMSNorm
+
+        if self.norm is NormKind.rms:
+            return RMSNorm(d_model=d_model, eps=self.eps, gain=self.gain)
+        return nn.LayerNorm(d_model, eps=self.eps, elementwise_affine=self.gain, bias=self.bias)

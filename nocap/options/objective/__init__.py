@@ -1,0 +1,36 @@
+"""The objectives: what training minimises. Validation always reports the plain next-token loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nocap.config.keys import require
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nocap.config.run import Run
+    from nocap.model.gpt import Head
+    from nocap.model.loss import Loss
+
+
+@dataclass(kw_only=True, slots=True)
+class Objective(Option):
+    """The training loss. Ideas may add parts to it: see `nocap.options.ideas`."""
+
+    loss_chunks: int = 1  # parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at once
+
+    def __post_init__(self) -> None:
+        require(self.loss_chunks >= 0, "objective.loss_chunks", "be at least 0", self.loss_chunks)
+
+    def check(self, run: Run) -> None:
+        size, T = run.trainer.micro_batch, run.model.seq_len
+        rule = f"be at most trainer.micro_batch × model.seq_len = {size} × {T} = {size * T}"
+        require(self.loss_chunks <= size * T, "objective.loss_chunks", rule, self.loss_chunks)
+
+    def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
+        """The loss of the residual stream before the head's norm, and its parts: `next_token`, plain, is one of them, so that
+        `train/loss` means the same for every objective."""
+        raise NotImplementedError(f"objective.kind={self.kind} must define loss")

@@ -1,0 +1,33 @@
+"""Next-token cross-entropy, with an optional z-loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nocap.config.keys import require
+from nocap.options.objective import Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nocap.model.gpt import Head
+    from nocap.model.loss import Loss
+
+
+@dataclass(kw_only=True, slots=True)
+class CrossEntropy(Objective):
+    kind: str = "cross_entropy"
+    z_loss: float  # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
+
+    def __post_init__(self) -> None:
+        require(self.z_loss >= 0, "objective.z_loss", "be at least 0", self.z_loss)
+        Objective.__post_init__(self)
+
+    def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
+        from nocap.model.loss import Loss
+
+        if self.z_loss == 0:
+            return Loss(head.next_token(x_BTC, targets_BT))
+        total, plain = head.cross_entropy(x_BTC, targets_BT, z_loss=self.z_loss)
+        return Loss(total, {"next_token": plain.detach(), "z": (total - plain).detach()})

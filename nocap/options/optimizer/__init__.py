@@ -1,0 +1,33 @@
+"""The optimizer options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nocap.config.keys import require
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(kw_only=True, slots=True)
+class Optimizer(Option):
+    """One or several of torch's optimizers. The schedule multiplies each group's `lr`, and ideas may scale a parameter's rate or decay.
+
+    May be said of what `build` makes: `elementwise()`, whether each number's update depends on that number alone, which bounds the bytes.
+    Their state is found by trying them on small tensors before step 1: what a checkpoint cannot hold is refused there.
+    """
+
+    lr: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, "optimizer.lr", "be above 0", self.lr)
+        require(self.weight_decay >= 0, "optimizer.weight_decay", "be at least 0", self.weight_decay)
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Optimizers that share out all of the model's parameters. `nocap.optimizer` has the usual groups."""
+        raise NotImplementedError(f"optimizer.kind={self.kind} must define build")

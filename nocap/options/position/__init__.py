@@ -1,0 +1,36 @@
+"""The position options: how a token knows where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nocap.options.model import Model
+
+    Where = slice | Tensor  # positions in the sequence
+
+
+@dataclass(kw_only=True, slots=True)
+class Position(Option):
+    """Position information. `part` is what `build` made."""
+
+    def build(self, model: Model) -> nn.Module | None:
+        """What it keeps: parameters, tables."""
+        return None
+
+    def embed(self, part: Any, x_BTC: Tensor, where: Where) -> Tensor:
+        """The token embeddings with their positions."""
+        return x_BTC
+
+    def tables(self, part: Any, where: Where) -> Any:
+        """What `turn` needs for these positions, made once a forward."""
+        return None
+
+    def turn(self, q_BTHD: Tensor, k_BTKD: Tensor, tables: Any) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their positions, in each layer."""
+        return q_BTHD, k_BTKD

@@ -1,0 +1,30 @@
+"""A learned vector per position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nocap.options.position import Position
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nocap.options.model import Model
+    from nocap.options.position import Where
+
+
+@dataclass(kw_only=True, slots=True)
+class Learned(Position):
+    """A learned vector per position, added to the token embedding."""
+
+    kind: str = "learned"
+
+    def build(self, model: Model) -> nn.Module:
+        from torch import nn
+
+        return nn.Embedding(model.seq_len, model.d_model)
+
+    def embed(self, part: Any, x_BTC: Tensor, where: Where) -> Tensor:
+        table: Tensor = part.weight
+        return x_BTC + table[where]

@@ -1,0 +1,44 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nocap.config.keys import require
+from nocap.options.position import Position
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nocap.config.run import Run
+    from nocap.options.model import Model
+    from nocap.options.position import Where
+
+
+@dataclass(kw_only=True, slots=True)
+class Rope(Position):
+    """Rotary embedding of queries and keys, halves rotated (RoFormer, arXiv:2104.09864)."""
+
+    kind: str = "rope"
+    base: float
+
+    def __post_init__(self) -> None:
+        require(self.base > 1, "position.base", "be above 1", self.base)
+
+    def check(self, run: Run) -> None:
+        d_head = run.model.d_model // run.model.n_head
+        require(d_head % 2 == 0, "model.d_model / model.n_head", "be even for position=rope", d_head)
+
+    def build(self, model: Model) -> nn.Module:
+        from nocap.model.position import RotaryTables
+
+        return RotaryTables(seq_len=model.seq_len, d_head=model.d_model // model.n_head, base=self.base)
+
+    def tables(self, part: Any, where: Where) -> tuple[Tensor, Tensor]:
+        return part.cos[where], part.sin[where]
+
+    def turn(self, q_BTHD: Tensor, k_BTKD: Tensor, tables: Any) -> tuple[Tensor, Tensor]:
+        from nocap.model.position import rotate
+
+        return rotate(q_BTHD, *tables), rotate(k_BTKD, *tables)

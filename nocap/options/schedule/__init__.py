@@ -1,0 +1,38 @@
+"""The schedules of the learning rate: pure functions of the step, so that a step's rate needs no history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nocap.config.keys import require
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    from nocap.config.run import Run
+
+
+@dataclass(kw_only=True, slots=True)
+class Schedule(Option):
+    """A warm-up in a straight line to the peak, then the option's `shape`."""
+
+    warmup_steps: int
+
+    def __post_init__(self) -> None:
+        require(self.warmup_steps >= 0, "schedule.warmup_steps", "be at least 0", self.warmup_steps)
+
+    def check(self, run: Run) -> None:
+        rule = f"be at most trainer.steps={run.trainer.steps}"
+        require(self.warmup_steps <= run.trainer.steps, "schedule.warmup_steps", rule, self.warmup_steps)
+
+    def multiplier(self, *, step: int, steps: int) -> float:
+        """The factor on the peak learning rate for update `step` of `steps`, 0 ≤ step < steps."""
+        return (step + 1) / self.warmup_steps if step < self.warmup_steps else self.shape(step=step, steps=steps)
+
+    def shape(self, *, step: int, steps: int) -> float:
+        """The same after the warm-up."""
+        raise NotImplementedError(f"schedule.kind={self.kind} must define shape")
+
+    def free_until(self, steps: int) -> int:
+        """The step up to which, in a run of `steps`, no rate depends on how many there are: a longer run shares it. 0: none is known."""
+        return 0

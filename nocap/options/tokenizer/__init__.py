@@ -1,0 +1,35 @@
+"""The tokenizer options: text to token ids and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nocap.config.option import Option
+
+if TYPE_CHECKING:
+    import tiktoken
+
+
+@dataclass(kw_only=True, slots=True)
+class Tokenizer(Option):
+    """A vocabulary of up to 65,536 tokens, as a tiktoken encoding with an end-of-text."""
+
+    @property
+    def name(self) -> str:
+        """For people, and for the names of what is kept in the cache: equal names mean equal tokens."""
+        return self.kind
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, end-of-text included, without loading anything."""
+        raise NotImplementedError(f"tokenizer.kind={self.kind} must define vocab_size")
+
+    def load(self, *, cache_dir: Path) -> tiktoken.Encoding:
+        """The encoding.
+
+        Errors:
+            ValueError: its files are not here and cannot be fetched; says how to get them.
+        """
+        raise NotImplementedError(f"tokenizer.kind={self.kind} must define load")

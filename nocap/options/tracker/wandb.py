@@ -1,0 +1,307 @@
+"""The mirror of the local record: every row of `metrics.jsonl`, under the same names, in Weights & Biases.
+
+The local record is the truth. So a mirror may lag, go offline or go quiet, and training waits for a server no longer than
+`tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the end. wandb is imported only when a mirror is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shlex
+import shutil
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nocap.config.keys import require
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession
+
+PROBE_TIMEOUT_S = 3.0  # a TCP connection to a server that is there takes well under a second
+FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
+GRACE_S = 5.0  # for wandb to keep to that time, before its thread is left behind
+BACKLOG = 10_000  # rows that may wait for wandb
+
+
+class WandbMode(Enum):
+    auto = "auto"  # online with a login, else offline
+    online = "online"
+    offline = "offline"
+
+
+@dataclass(kw_only=True, slots=True)
+class Wandb(Tracker):
+    """Weights & Biases."""
+
+    kind: str = "wandb"
+    project: str
+    entity: str | None
+    group: str | None
+    tags: list[str] = field(default_factory=list)
+    mode: WandbMode
+    init_timeout_s: int
+
+    def __post_init__(self) -> None:
+        require(bool(self.project), "tracker.project", "be a name", repr(self.project))
+        require(self.init_timeout_s >= 1, "tracker.init_timeout_s", "be at least 1", self.init_timeout_s)
+
+    def open(self, facts: RunFacts) -> TrackerSession:
+        """Online or offline: `tracker.mode`, else `WANDB_MODE` (`disabled` means no mirror), else online with a login and offline without
+        one. Nothing ever prompts. Online that does not work, also when asked for by name, is one warning and offline: nothing is lost, and
+        `wandb sync` uploads it later. A wandb that does not work at all is one warning and no mirror."""
+        mode = os.environ.get("WANDB_MODE", "auto") if self.mode is WandbMode.auto else self.mode.value
+        if mode == "disabled":
+            return TrackerSession()
+        try:
+            return WandbSession(run=_open_run(self, facts, mode={"dryrun": "offline", "run": "online"}.get(mode, mode)))
+        except Exception as error:
+            _warn(f"no mirror of this run: {_line(error)}")
+            return TrackerSession()
+
+    def open_comparison(self, facts: RunFacts) -> TrackerSession:
+        """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid compared again is the same run."""
+        return self.open(facts)
+
+
+class WandbSession(TrackerSession):
+    """One open W&B run. The first failure is one warning; after it the mirror is quiet.
+
+    wandb is called in a thread of its own: its process, frozen or busy, would otherwise hold up the training once its pipe is full.
+    """
+
+    def __init__(self, *, run: Any) -> None:
+        self._run = run
+        self._silenced = False
+        # A server that knows this run says at which step to go on, and wandb drops what comes before it. Those are the rows the server
+        # already has: a resumed run repeats them exactly, but for its clock. Offline it is 0.
+        self._first_step = int(run.starting_step)
+        self._hint = f"wandb sync {shlex.quote(os.path.abspath(run.settings.sync_dir))}"
+        self.url_or_hint: str | None = self._hint if run.offline else run.url
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            self._calls.get()()
+
+    def log(self, row: Mapping[str, object]) -> None:
+        step = row["step"]
+        if self._silenced or not isinstance(step, int) or step < self._first_step:
+            return
+        if self._calls.qsize() > BACKLOG:
+            self._silence(f"stopped mirroring at step {step}: wandb has not taken {BACKLOG} rows")
+        # A null says "unknown" in the record; W&B has no such value, only a curve without that point.
+        self._calls.put(partial(self._log, {key: value for key, value in row.items() if value is not None}, step))
+
+    def _log(self, row: Mapping[str, object], step: int) -> None:
+        if not self._silenced:
+            try:
+                self._run.log(row, step=step)
+            except Exception as error:
+                self._silence(f"stopped mirroring at step {step}: {_line(error)}")
+
+    def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
+        """The verdict of each arm as a table, and the report's file."""
+        self._calls.put(partial(self._log_comparison, comparison, report))
+
+    def _log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
+        import wandb
+
+        rows = [_verdict(arm) for arm in comparison["arms"]]
+        try:
+            self._run.log({"verdicts": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])})
+            artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
+            artifact.add_file(str(report), name="report.html")
+            self._run.log_artifact(artifact)
+        except Exception as error:
+            self._silence(f"the comparison is not mirrored: {_line(error)}")
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        done = threading.Event()
+        self._calls.put(partial(self._finish, summary, status, done))
+        if not done.wait(FINISH_TIMEOUT_S + GRACE_S):
+            self.url_or_hint = self._hint
+            self._silence(f"wandb does not answer; what it has taken is on the disk: {self._hint}")
+
+    def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
+        try:
+            self._run.summary.update(dict(_flat(summary)))
+            self._run.finish(exit_code=0 if status == "finished" else 1)
+        except Exception as error:
+            self.url_or_hint = self._hint
+            self._silence(f"not everything was uploaded ({_line(error)}); later: {self._hint}")
+            if not isinstance(error, TimeoutError):
+                self._let_go()
+        self._silenced = True
+        done.set()
+
+    def _silence(self, reason: str) -> None:
+        if not self._silenced:
+            self._silenced = True
+            _warn(reason)
+
+    def _let_go(self) -> None:
+        """wandb's own process is gone: take down the hook that would print a traceback about it at exit."""
+        import wandb
+
+        with contextlib.suppress(Exception):
+            wandb.teardown()
+
+
+def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
+    """An arm of the comparison as a row of scalars."""
+    difference = arm["difference"] or {}
+    ratio = arm["tokens_per_s"]["ratio"] or {}
+    return {
+        "arm": arm["label"],
+        "n": arm["n"],
+        "val_loss": arm["val_loss"]["mean"],
+        "val_loss_low": arm["val_loss"]["low"],
+        "val_loss_high": arm["val_loss"]["high"],
+        "difference": difference.get("mean"),
+        "difference_low": difference.get("low"),
+        "difference_high": difference.get("high"),
+        "p_holm": difference.get("p_holm"),
+        "verdict": difference.get("verdict", "baseline"),
+        "tokens_per_s": arm["tokens_per_s"]["mean"],
+        "speed_ratio": ratio.get("mean"),
+        "memory_mib": arm["memory_mib"]["mean"],
+        "params": arm["params"].get("total"),
+        "flops_per_token": arm["flops_per_token"],
+    }
+
+
+def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
+    deadline = time.monotonic() + tracker.init_timeout_s
+    # Its error telemetry goes to the same server: on one that accepts and never answers, it held the process for 20 s at exit.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    # Silent before the login: a login that may speak asks the server for the user's name, 5 s without a network. `online` only lets it
+    # look for credentials where `WANDB_MODE` says offline and the config says online.
+    setup = wandb.setup(settings=wandb.Settings(silent=True, mode="offline" if mode == "offline" else "online"))
+    if mode != "offline":
+        if not wandb.login(prompt=False, verify=False):
+            problem = "no login" if mode == "online" else ""
+        elif not _reachable(setup.settings.base_url):
+            problem = f"{setup.settings.base_url} does not answer"
+        else:
+            try:
+                return _init(wandb, tracker, facts, mode="online", timeout_s=max(1.0, deadline - time.monotonic()))
+            except Exception as error:
+                problem = _line(error)
+                # The failed attempt still holds the id: without this, the offline run is refused ("run ID is in use").
+                wandb.teardown()
+        if problem:
+            _warn(f"offline: {problem}")
+    return _init(wandb, tracker, facts, mode="offline", timeout_s=float(tracker.init_timeout_s))
+
+
+def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: float) -> Any:
+    from nocap.run.secrets import redact
+
+    _forget_attempts(facts)
+    said = redact(
+        {
+            "name": facts.name,
+            "group": tracker.group or facts.group,
+            "job_type": facts.arm,
+            "tags": [*tracker.tags, *facts.tags],
+            "config": facts.config,
+        },
+        os.environ,
+    )
+    settings = wandb.Settings(
+        init_timeout=timeout_s,
+        finish_timeout=FINISH_TIMEOUT_S,
+        finish_timeout_raises=True,
+        silent=True,
+        # The local record has the console, the code, the hardware and the versions. A command line could also carry a secret.
+        console="off",
+        save_code=False,
+        disable_code=True,
+        disable_git=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+    )
+    run = wandb.init(
+        **said,
+        id=facts.identity,
+        project=tracker.project,
+        entity=tracker.entity,
+        dir=facts.run_dir,
+        mode=mode,
+        resume="allow",
+        reinit="finish_previous",
+        settings=settings,
+    )
+    _define_axes(run)
+    return run
+
+
+def _define_axes(run: Any) -> None:
+    """`step` is the axis of every curve; tokens and training seconds can be chosen instead. Best values are by direction."""
+    for axis in ("step", "tokens", "clock/train_s"):
+        run.define_metric(axis)
+    run.define_metric("*", step_metric="step")
+    for name, best in {"val/loss": "min", "val/bpb": "min", "memory/peak_mib": "max"}.items():
+        run.define_metric(name, step_metric="step", summary=best)
+
+
+def _forget_attempts(facts: RunFacts) -> None:
+    """Remove what earlier attempts of this run left: their rows come again from the record, those after the checkpoint do not."""
+    for folder in facts.run_dir.glob("wandb/*run-*"):
+        if folder.is_dir() and not folder.is_symlink() and folder.name.endswith(f"-{facts.identity}"):
+            shutil.rmtree(folder)
+
+
+def _reachable(base_url: str) -> bool:
+    """Whether the server, or the proxy before it, takes a TCP connection: wandb itself would go on trying for a closed port."""
+    url = urllib.parse.urlsplit(base_url)
+    proxies = {} if urllib.request.proxy_bypass(url.netloc) else urllib.request.getproxies()
+    if proxy := proxies.get(url.scheme) or proxies.get("all"):
+        url = urllib.parse.urlsplit(proxy if "://" in proxy else f"//{proxy}")
+    address = (url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
+    answered = threading.Event()
+
+    def connect() -> None:
+        try:
+            with socket.create_connection(address, timeout=PROBE_TIMEOUT_S):
+                answered.set()
+        except OSError:
+            pass
+
+    # In a thread because no timeout bounds the look-up of a name.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(PROBE_TIMEOUT_S)
+    return answered.is_set()
+
+
+def _flat(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """`clock_s/train` for what `summary.json` nests; nulls are left out."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}/")
+        elif value is not None:
+            yield prefix + key, value
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _warn(message: str) -> None:
+    print(f"nocap: W&B: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,215 @@
+"""Options from outside the package: folders like `conf/`, whose groups hold a Python file beside each yaml.
+
+They come from the command's own `--config-dir DIR`, or from the entry points `nocap.options` of installed packages, which name a package
+that is such a folder; a record or a study never brings one along. What a command uses is in the environment variable `NOCAP_OUTSIDE`, each
+file with its SHA-256, so that every process it starts, on whatever machine, loads the same bytes or refuses.
+
+A file `DIR/GROUP/NAME.py` is the module `nocap.outside.GROUP.NAME`. This module is a package without a folder: its submodules are found by
+`_Finder` alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+ENTRY_POINTS = "nocap.options"
+PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names otherwise
+VARIABLE = "NOCAP_OUTSIDE"
+FLAGS = ("--config-dir", "-cd")  # Hydra's own names
+__path__: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """One option's Python file."""
+
+    group: str
+    name: str
+    path: Path
+    sha256: str
+
+    @property
+    def module(self) -> str:
+        return f"{__name__}.{self.group}.{self.name}"
+
+    def source(self) -> bytes:
+        """The file's bytes.
+
+        Errors:
+            ValueError: it is gone, or no longer what the command began with.
+        """
+        try:
+            source = self.path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{self.path} must be there and readable ({error.strerror})") from error
+        found = hashlib.sha256(source).hexdigest()
+        if found != self.sha256:
+            raise ValueError(f"{self.path} must be what this command began with, sha256 {self.sha256[:12]}…, got {found[:12]}…")
+        return source
+
+    def load(self) -> ModuleType:
+        """Import it.
+
+        Errors:
+            ValueError: it cannot be imported; one line with the file and the reason.
+        """
+        try:
+            return importlib.import_module(self.module)
+        except ValueError:
+            raise
+        except Exception as error:  # whatever a file from outside does when it is run
+            where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+            raise ValueError(f"{self.path} cannot be imported: {type(error).__name__}{where}: {error}".splitlines()[0]) from error
+
+
+# --- what is in use ----------------------------------------------------------------------------------------------------------------
+
+
+def state() -> str:
+    """What is in use, as text; begins with the entry points of installed packages."""
+    if VARIABLE not in os.environ:
+        _set(_installed())
+    return os.environ[VARIABLE]
+
+
+def folders() -> list[Path]:
+    return [Path(folder) for folder in json.loads(os.environ.get(VARIABLE, '{"folders": []}'))["folders"]]
+
+
+def files() -> list[File]:
+    return [File(**{**row, "path": Path(row["path"])}) for row in json.loads(state())["files"]]
+
+
+def used(modules: Iterable[str]) -> list[File]:
+    """The files that are among these modules."""
+    return [file for file in files() if file.module in modules]
+
+
+def use(more: Iterable[str | Path]) -> None:
+    """Add folders to those in use, and hash their files.
+
+    Errors:
+        ValueError: no such folder, or one that holds an option by a name that is taken.
+    """
+    state()
+    added = [Path(folder).expanduser().absolute() for folder in more]
+    for folder in added:
+        if not folder.is_dir():
+            raise ValueError(f"--config-dir must be a folder, got {folder}")
+    _set([*folders(), *(folder for folder in added if folder not in folders())])
+
+
+def take(words: Sequence[str]) -> list[str]:
+    """A command line without its `--config-dir`s, which are used from now on."""
+    rest, found, waiting = [], [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag not in FLAGS:
+            rest.append(word)
+        elif equals or waiting:
+            found.append(value if equals else waiting.pop(0))
+        else:
+            raise ValueError(f"{flag} must be given a folder")
+    use(found)
+    return rest
+
+
+def _installed() -> list[Path]:
+    found = []
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        spec = importlib.util.find_spec(entry.value)
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(f"the entry point {entry.name} of {ENTRY_POINTS} must name a package with options, got {entry.value}")
+        found.append(Path(next(iter(spec.submodule_search_locations))))
+    return found
+
+
+def _set(used: Sequence[Path]) -> None:
+    from nocap.config.registry import groups
+    from nocap.paths import conf_dir
+
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    seen = {(group, path.name): path for group in groups() for path in (conf_dir() / place(group)).glob("*.yaml")}
+    for folder in used:
+        for group in groups():
+            for path in sorted([*(folder / place(group)).glob("*.yaml"), *(folder / place(group)).glob("[!_.]*.py")]):
+                if (taken := seen.setdefault((group, path.name), path)) != path:
+                    raise ValueError(f"{path} must have another name: {taken} is {group}={path.stem} already")
+                if path.suffix == ".py":
+                    if not path.stem.isidentifier():
+                        raise ValueError(f"{path} must be named as a Python module is, in letters, digits and _")
+                    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+                    rows[group, path.stem] = {"group": group, "name": path.stem, "path": str(path), "sha256": sha256}
+    os.environ[VARIABLE] = json.dumps({"folders": [str(folder) for folder in used], "files": list(rows.values())})
+    for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
+        del sys.modules[name]
+
+
+def place(group: str) -> str:
+    """A group's folder."""
+    return PLACES.get(group, group)
+
+
+def arguments(argv: Sequence[str] | None) -> list[str]:
+    """A door's command line, the process's own unless given, without its `--config-dir`s; what will not do is refused here."""
+    try:
+        return take(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        print(f"nocap: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def document(parser: argparse.ArgumentParser) -> None:
+    """Name the flag in a door's help."""
+    parser.add_argument("--config-dir", metavar="DIR", action="append", help="options from outside: docs/add-an-idea.md; can be repeated")
+
+
+# --- importing ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Finder(MetaPathFinder):
+    """Finds `nocap.outside.GROUP` and `nocap.outside.GROUP.NAME`."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not fullname.startswith(f"{__name__}."):
+            return None
+        found = {file.module: file for file in files()}
+        if fullname in found:
+            return importlib.util.spec_from_file_location(fullname, found[fullname].path, loader=_Loader(found[fullname]))
+        if any(name.startswith(f"{fullname}.") for name in found):
+            return ModuleSpec(fullname, _Loader(None), is_package=True)
+        return None
+
+
+class _Loader(Loader):
+    """Runs the very bytes whose hash was checked."""
+
+    def __init__(self, file: File | None) -> None:
+        self.file = file
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self.file is not None:
+            exec(compile(self.file.source(), str(self.file.path), "exec", dont_inherit=True), vars(module))
+
+
+@cache
+def _install() -> None:
+    sys.meta_path.append(_Finder())
+
+
+_install()

@@ -1,0 +1,158 @@
+"""The source that a run's numbers come from: which modules, and what of them counts.
+
+The step's modules, those of the run's options, and what they import, hashed one by one. Left out is what no number comes from, by two
+rules. `QUIET` names rooms: how a run is asked for, kept, shown and measured. And in the other rooms these do not count: comments,
+docstrings, what is for the type checker, the words of an error (what is raised, the message of an assert, all but the condition of
+`require`, what is assigned to `rule`), and what is said (`print`, `say`, `tell`).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from dataclasses import fields
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from nocap import outside
+from nocap.config.run import Run
+
+STEP = ("nocap.loop", "nocap.step")
+QUIET = {
+    "nocap": "a version",
+    "nocap.books": "rows, checkpoints and accounts of what has happened",
+    "nocap.config": "declarations and refusals; what was chosen is in the config",
+    "nocap.data.shards": "makes and checks shards, whose content is in the data's hash",
+    "nocap.files": "writes files whole",
+    "nocap.hardware": "names and peaks",
+    "nocap.model.counted": "FLOPs",
+    "nocap.model.flops": "FLOPs",
+    "nocap.options": "a folder",
+    "nocap.outside": "finds files, each of which is hashed",
+    "nocap.paths": "where things lie",
+    "nocap.run": "a folder",
+    "nocap.run.checkpoint": "saves and restores, bit for bit by its tests",
+    "nocap.run.kept": "tries small tensors",
+    "nocap.run.ledger": "seconds",
+    "nocap.run.memory": "bytes",
+    "nocap.run.record": "files of rows",
+    "nocap.run.spikes": "looks at losses",
+}
+# Groups whose options make no number beyond what is hashed otherwise: the tokens by their content.
+HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
+SAID = ("print", "say", "tell")
+
+
+def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
+    """Module → hash of its code, for each that computes a number of this run, or with `of="step"` of a training step's time."""
+    found: dict[str, str] = {}
+    waiting = [*STEP, *_of_options(run, of)]
+    while waiting:
+        module = waiting.pop()
+        if module in found or _quiet(module) or (path := module_path(module)) is None:
+            continue
+        found[module], imported = _read(path, path.stat().st_mtime_ns)
+        waiting += imported
+    return dict(sorted(found.items()))
+
+
+def _of_options(run: Run, of: str) -> list[str]:
+    without = {*HASHED_OTHERWISE, *(f.name for f in fields(Run) if f.metadata.get(of) is False)}
+    chosen = [option for name, option in run.options() if name.partition(".")[0] not in without]
+    return [cls.__module__ for option in chosen for cls in type(option).__mro__ if cls is not object]
+
+
+def _quiet(module: str) -> bool:
+    return module in QUIET or module.startswith("nocap.config.")
+
+
+def module_path(module: str) -> Path | None:
+    """The file of a module of nocap, or from outside; None for any other, and for what is no module."""
+    if found := next((file for file in outside.files() if file.module == module), None):
+        return found.path
+    root = module.partition(".")[0]
+    if root == "nocap":
+        base = Path(__file__).resolve().parents[1].joinpath(*module.split(".")[1:])
+    elif root in (packages := _packages_from_outside()):
+        base = packages[root].joinpath(*module.split(".")[1:])
+    else:
+        return None
+    paths = [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
+    return paths[0] if paths else None
+
+
+def _packages_from_outside() -> dict[str, Path]:
+    """The installed packages that options come from: what these import of their own counts too."""
+    found: dict[str, Path] = {}
+    for folder in outside.folders():
+        while (folder.parent / "__init__.py").is_file():
+            folder = folder.parent
+        if (folder / "__init__.py").is_file() and find_spec(folder.name) is not None:
+            found[folder.name] = folder
+    return found
+
+
+@cache
+def _read(path: Path, changed_ns: int) -> tuple[str, list[str]]:
+    tree = _WhatCounts().visit(ast.parse(path.read_text()))
+    return _hash(tree), _imports(tree)
+
+
+def digest(source: str) -> str:
+    """Twelve hex digits of what counts of a module's text."""
+    return _hash(_WhatCounts().visit(ast.parse(source)))
+
+
+def _hash(tree: ast.Module) -> str:
+    return hashlib.sha256(ast.unparse(ast.fix_missing_locations(tree)).encode()).hexdigest()[:12]
+
+
+def _imports(tree: ast.Module) -> list[str]:
+    """Names that an import anywhere in the module may mean; names that are no module are dropped later."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+class _WhatCounts(ast.NodeTransformer):
+    """Takes out of a module what changes no number; see the top of this file."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return None
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        kind = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        return ast.Raise(exc=kind, cause=None)
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return ast.Assert(test=node.test, msg=None)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        words = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "rule"
+        return None if words else self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        call = node.value
+        if isinstance(call, ast.Constant):
+            return None  # a docstring
+        if isinstance(call, ast.Call):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+            if name in SAID:
+                return None
+            if name == "require":
+                return ast.Expr(ast.Call(func=call.func, args=call.args[:1], keywords=[]))
+        return self.generic_visit(node)
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """As its parent does; a block that is empty then does nothing."""
+        super().generic_visit(node)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With | ast.If | ast.ExceptHandler) and not node.body:
+            node.body = [ast.Pass()]
+        return node

@@ -1,0 +1,375 @@
+"""Ideas in their joints: what they change, what they leave alone, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nocap import outside
+from nocap.config.compose import compose, to_plain
+from nocap.config.keys import InputError
+from nocap.config.run import Run
+from nocap.data.prepare import prepare
+from nocap.generation.engine import Cached, Recompute, UncachedError, check_cached
+from nocap.model.flops import flops_per_token
+from nocap.model.gpt import build_model
+from nocap.optimizer import build_optimizers
+from nocap.paths import cache_root
+from nocap.run.identity import digest, identity_parts
+from nocap.run.kept import HiddenStateError, kept_state
+from nocap.run.ledger import Ledger
+from nocap.run.world import join
+from nocap.step import Job, Trainee, build, take_step, validate
+from tests.conftest import REPO, SMALL
+
+STRANGERS = REPO / "tests" / "strangers"
+V = 257
+
+
+@pytest.fixture
+def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
+    """Compose with the ideas of the strangers' folders."""
+    monkeypatch.setenv(outside.VARIABLE, '{"folders": [], "files": []}')
+    outside.use([STRANGERS / name for name in ("x0", "value_embeddings", "multi_token", "lion", "softcap")])
+    return lambda *words: compose([*SMALL, *words])
+
+
+def trainee_of(run: Run, folder: Path) -> tuple[Job, Trainee]:
+    data = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    job = Job(
+        run=run,
+        train_shards=data.train,
+        val_shards=data.val,
+        vocab_size=data.vocab_size,
+        run_dir=folder,
+        world=join(run.trainer.device),
+        started=0.0,
+    )
+    return job, build(job)
+
+
+def step(run: Run, folder: Path, steps: int = 1) -> list[Any]:
+    job, trainee = trainee_of(run, folder)
+    return [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(steps)]
+
+
+# --- what an idea leaves alone -----------------------------------------------------------------------------------------------------
+
+
+def test_new_parameters_leave_the_draws_of_the_rest_as_they_are(strangers: Any):
+    plain = dict(build_model(strangers(), vocab_size=V).named_parameters())
+    more = dict(build_model(strangers("ideas=[x0,value_embeddings,multi_token]"), vocab_size=V).named_parameters())
+    assert more.keys() > plain.keys()
+    assert all(torch.equal(p, more[name]) for name, p in plain.items())
+
+
+def test_an_ideas_draws_do_not_depend_on_its_neighbours(strangers: Any):
+    alone, beside = (
+        dict(build_model(strangers(f"ideas={ideas}"), vocab_size=V).named_parameters())
+        for ideas in ("[value_embeddings]", "[multi_token,value_embeddings,x0]")
+    )
+    assert all(torch.equal(p, beside[name]) for name, p in alone.items())
+
+
+def test_a_neutral_idea_changes_no_bit(strangers: Any, tmp_path: Path):
+    plain, neutral = (step(strangers(*words), tmp_path, 2) for words in ((), ("ideas=[x0]", "ideas.x0.share=0", "ideas.x0.lr=1e-30")))
+    assert [update.loss for update in plain] == [update.loss for update in neutral]
+
+
+def test_the_order_of_the_command_line_is_none_of_the_run(strangers: Any):
+    first, second = (strangers(f"ideas={ideas}") for ideas in ("[x0,value_embeddings]", "[value_embeddings,x0]"))
+    assert to_plain(first) == to_plain(second)
+    assert len({digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}) == 1
+
+
+# --- what an idea does -------------------------------------------------------------------------------------------------------------
+
+
+def test_x0_against_its_formula(strangers: Any):
+    run = strangers("ideas=[x0]", "ideas.x0.share=0.25")
+    model, plain = (build_model(one, vocab_size=V) for one in (run, strangers()))
+    tokens_BT = torch.arange(32).reshape(2, 16)
+    x0 = x = plain.embedding(tokens_BT)
+    context = _context(plain, tokens_BT, x0)
+    for block in plain.blocks:
+        x = block(1.0 * x + 0.25 * x0, context)
+    torch.testing.assert_close(model.trunk(tokens_BT), x, rtol=0, atol=0)
+
+
+def _context(model: Any, tokens_BT: torch.Tensor, x0: torch.Tensor) -> Any:
+    from nocap.model.gpt import Context
+
+    return Context(tokens_BT, x0, model.positions.tables(model.position, slice(0, tokens_BT.shape[1])), None)
+
+
+def test_a_loss_with_parts_keeps_train_loss_comparable(strangers: Any, tmp_path: Path):
+    (plain,), (more,) = (step(strangers(*words), tmp_path) for words in ((), ("ideas=[multi_token]",)))
+    assert more.parts["next_token"] == plain.loss  # the same weights, the same batch
+    assert more.loss == pytest.approx(more.parts["next_token"] + more.parts["multi_token"], abs=1e-6)
+    assert more.parts["multi_token"] == pytest.approx(0.3 * plain.loss, rel=0.05)  # nothing is learnt yet
+
+
+def test_validation_has_the_next_token_loss_alone(strangers: Any, tmp_path: Path):
+    losses = []
+    for words in ((), ("ideas=[multi_token]",)):
+        job, trainee = trainee_of(strangers(*words), tmp_path)
+        losses.append(validate(trainee.model, trainee.val, run=job.run, world=job.world))
+    assert losses[0] == losses[1]
+
+
+def test_rates_are_factors_on_groups(strangers: Any):
+    run = strangers("ideas=[x0]", "ideas.x0.lr=5")
+    model = build_model(run, vocab_size=V)
+    (optimizer,) = build_optimizers(run, model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    rates = {names[id(p)]: group["peak_lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates["blocks.0.ideas.x0.lambdas"] == 5 * run.optimizer.lr
+    assert rates["blocks.0.mlp.f.up.weight"] == run.optimizer.lr
+    assert len(rates) == len(names)
+
+
+def test_muon_leaves_tables_of_embeddings_to_adamw(strangers: Any):
+    run = strangers("ideas=[value_embeddings]", "optimizer=muon")
+    model = build_model(run, vocab_size=V)
+    _adamw, muon = build_optimizers(run, model)
+    held = {id(p) for group in muon.param_groups for p in group["params"]}
+    named = dict(model.named_parameters())
+    assert id(named["blocks.0.ideas.value_embeddings.table.weight"]) not in held
+    assert id(named["blocks.0.mlp.f.up.weight"]) in held
+
+
+def test_averaged_weights_against_their_formula(tmp_path: Path):
+    run = compose([*SMALL, "ideas=[averaged_weights]", "ideas.averaged_weights.decay=0.7"])
+    job, trainee = trainee_of(run, tmp_path)
+    names = [name for name, _ in trainee.model.named_parameters()]
+    average = {name: p.detach().clone() for name, p in trainee.model.named_parameters()}
+    for i in range(3):
+        take_step(job, trainee, Ledger(started=0.0), step=i)
+        average = {name: 0.7 * average[name] + 0.3 * p.detach() for name, p in trainee.model.named_parameters()}
+    weights = {name: p.detach().clone() for name, p in trainee.model.named_parameters()}
+    with trainee.model.validating():
+        for name, p in trainee.model.named_parameters():
+            torch.testing.assert_close(p.detach(), average[name])
+    assert all(torch.equal(p, weights[name]) for name, p in trainee.model.named_parameters())
+    assert len(names) == len(average)
+
+
+def test_ideas_flops_are_counted_and_marked(strangers: Any):
+    plain, more = (flops_per_token(strangers(*words), vocab_size=V) for words in ((), ("ideas=[multi_token]",)))
+    m = strangers().model
+    # One more matrix, and the head once more on all tokens but the last.
+    expected = 6 * m.d_model**2 + 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
+    assert more[0] - plain[0] == pytest.approx(expected, rel=1e-6)
+    assert plain[1] == "arithmetic"
+    assert more[1] == "arithmetic; counted: ideas=multi_token"
+
+
+def test_an_unknown_mixer_is_counted(strangers: Any):
+    known, unknown = (flops_per_token(strangers(f"attention={name}"), vocab_size=V, causal=False) for name in ("mha", "softcap"))
+    assert unknown == (known[0], "arithmetic; counted: attention=softcap")  # two products of T×T, forward and backward
+
+
+# --- decoding ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_ideas_that_take_each_token_by_itself_decode_from_a_cache(strangers: Any):
+    run = strangers("ideas=[x0,value_embeddings,multi_token]", "attention=sliding", "attention.window=5")
+    model = build_model(run, vocab_size=V).eval()
+    cached, again = Cached(model, run, batch=1, capacity=30), Recompute(model)
+    tokens_T = torch.arange(30) * 7 % V
+    torch.testing.assert_close(cached.prefill(tokens_T[None, :3]), again.prefill(tokens_T[None, :3]))
+    for t in range(3, 29):
+        torch.testing.assert_close(cached.decode(tokens_T[t : t + 1]), again.prefill(tokens_T[None, : t + 1]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_mixer_that_says_nothing_has_no_cache(strangers: Any):
+    run = strangers("attention=softcap")
+    with pytest.raises(UncachedError, match="says no cache_slots"):
+        check_cached(build_model(run, vocab_size=V).eval(), run)
+
+
+SMEAR = """
+from dataclasses import dataclass
+import torch
+from nocap.options.ideas import Idea
+
+@dataclass(kw_only=True)
+class Smear(Idea):
+    PER_TOKEN = {says}
+    kind: str = "smear"
+    def build(self, run, *, vocab_size):
+        return torch.nn.Module()
+    def embed(self, part, x_BTC, context):
+        return x_BTC + 0.5 * torch.nn.functional.pad(x_BTC, (0, 0, 1, 0))[:, :-1]
+"""
+
+
+@pytest.mark.parametrize(("says", "why"), [(False, "PER_TOKEN"), (True, "look")])
+def test_an_idea_that_looks_across_tokens_is_recomputed_whatever_it_says(tmp_path: Path, says: bool, why: str):
+    run = from_outside(tmp_path, "ideas", "smear", SMEAR.format(says=says))
+    model = build_model(run, vocab_size=V).eval()
+    with pytest.raises(UncachedError, match=why):
+        check_cached(model, run)
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------------------
+
+
+def from_outside(folder: Path, group: str, name: str, source: str, *words: str) -> Run:
+    """A run with this option, written for the test."""
+    (folder / group).mkdir(parents=True, exist_ok=True)
+    (folder / group / f"{name}.py").write_text(source)
+    package = f"# @package ideas.{name}\n" if group == "ideas" else ""
+    keys = "lr: 0.01\nweight_decay: 0.0\n" if group == "optimizer" else ""
+    (folder / group / f"{name}.yaml").write_text(f"{package}defaults: [/schema/{group}/{name}@_here_]\n{keys}")
+    outside.use([folder])
+    chosen = f"ideas=[{name}]" if group == "ideas" else f"{group}={name}"
+    return compose([*SMALL, chosen, *words])
+
+
+@pytest.mark.parametrize(
+    ("joint", "builder"), [("embed", "build"), ("enter", "build_layer"), ("readout", "build"), ("after_step", "build_around")]
+)
+def test_a_joint_without_a_part_is_refused(tmp_path: Path, joint: str, builder: str):
+    source = SMEAR.format(says=True).replace("build(self, run, *, vocab_size)", "nothing(self)").replace("embed", joint)
+    run = from_outside(tmp_path, "ideas", "smear", source)
+    with pytest.raises(InputError, match=f"ideas.smear must have a part for its {joint}: from its {builder}"):
+        build_model(run, vocab_size=V)
+
+
+HIDDEN = """
+from dataclasses import dataclass
+import torch
+from nocap.options.optimizer import Optimizer
+
+class Counting(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.steps = 0
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.steps += 1
+        for group in self.param_groups:
+            PLACE
+            for p in group["params"]:
+                STATE
+                p.sub_(p.grad, alpha=group["lr"] / COUNT)
+
+@dataclass(kw_only=True)
+class Hidden(Optimizer):
+    kind: str = "hidden"
+    def build(self, model):
+        return [Counting(model.parameters(), self.lr)]
+"""
+
+
+def hidden(place: str = "pass", state: str = "pass", count: str = "self.steps") -> str:
+    return HIDDEN.replace("PLACE", place).replace("STATE", state).replace("COUNT", count)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (hidden(), "must keep its state in `state` and `param_groups`"),
+        (hidden(state="self.state[p]['rng'] = torch.Generator()"), "must keep tensors and plain values, got Generator"),
+        (hidden(state="self.state[p]['far'] = float('inf')", count="1"), "must keep tensors and plain values, got a number that is none"),
+        (hidden().replace("model.parameters()", "[next(model.parameters())]"), "each of the model's parameters in one group"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_resumed_is_refused_before_step_1(tmp_path: Path, source: str, why: str):
+    run = from_outside(tmp_path, "optimizer", "hidden", source)
+    model = build_model(run, vocab_size=V)
+    with pytest.raises(InputError, match=why):
+        kept_state(run, model)
+
+
+def test_state_in_groups_and_in_nests_is_kept(tmp_path: Path):
+    place = "group['steps'] = group.get('steps', 0) + 1"
+    state = "self.state[p].setdefault('nest', [{'m': torch.zeros(2)}, [], 3])[0]['m'].add_(1)"
+    run = from_outside(tmp_path, "optimizer", "hidden", hidden(place, state, "(group['steps'] + self.state[p]['nest'][0]['m'][0])"))
+    kept = kept_state(run, build_model(run, vocab_size=V))
+    assert {field for fields in kept.values() for field in fields} == {"0/nest"}
+
+
+def test_muon_and_adamw_are_found_without_a_table():
+    run = compose([*SMALL, "optimizer=muon", "norm=rmsnorm_gain"])
+    kept = kept_state(run, build_model(run, vocab_size=V))
+    assert kept[True, False, 2] == {"1/momentum_buffer": True}
+    assert kept[True, False, 1] == kept[False, True, 2] == {"0/step": False, "0/exp_avg": True, "0/exp_avg_sq": True}
+    assert issubclass(HiddenStateError, InputError)
+
+
+# --- what fits no joint ------------------------------------------------------------------------------------------------------------
+
+PARALLEL = """
+from dataclasses import dataclass
+from nocap.model.gpt import Block
+from nocap.options.model import Model
+
+class Parallel(Block):
+    def branches(self, x_BTC, context):
+        return self.attention(x_BTC, context, *self.of_qkv) + self.mlp(x_BTC) - x_BTC
+
+@dataclass(kw_only=True)
+class ParallelModel(Model):
+    kind: str = "parallel"
+    def build_block(self, run, layer):
+        return Parallel(run, layer)
+"""
+
+BIGRAM = """
+from dataclasses import dataclass
+import torch.nn.functional as F
+from torch import nn
+from nocap.model.language_model import LanguageModel
+from nocap.model.loss import Loss
+from nocap.options.model import Model
+
+class Bigram(LanguageModel):
+    def __init__(self, run, vocab_size):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+        self.plug_in_around(run)
+    def logits(self, tokens_BT):
+        return self.table(tokens_BT)
+    def forward(self, tokens_BT, targets_BT):
+        return Loss(F.cross_entropy(self.logits(tokens_BT).flatten(0, 1), targets_BT.flatten()))
+
+@dataclass(kw_only=True)
+class BigramModel(Model):
+    kind: str = "bigram"
+    def build(self, run, *, vocab_size):
+        return Bigram(run, vocab_size)
+"""
+
+
+def replaced_model(folder: Path, name: str, source: str, *words: str) -> Run:
+    (folder / "model").mkdir()
+    (folder / "model" / f"{name}.py").write_text(source)
+    shape = "n_layer: 2\nn_head: 4\nd_model: 64\nseq_len: 128\n"
+    (folder / "model" / f"{name}.yaml").write_text(f"defaults: [/schema/model/{name}@_here_]\n{shape}")
+    outside.use([folder])
+    return compose([*SMALL, f"model={name}", *words])
+
+
+@pytest.mark.parametrize(("name", "source"), [("parallel", PARALLEL), ("bigram", BIGRAM)])
+def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: str):
+    run = replaced_model(tmp_path, name, source, "ideas=[averaged_weights]")
+    updates = step(run, tmp_path, 4)
+    assert updates[-1].loss < updates[0].loss
+    flops, basis = flops_per_token(run, vocab_size=V)
+    assert basis == "arithmetic; counted: model"
+    assert (flops > 0) == (name == "parallel")  # a table is looked up, not multiplied
+    with pytest.raises(UncachedError):
+        check_cached(build_model(run, vocab_size=V).eval(), run)
+
+
+def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
+    outside.use([STRANGERS / "x0"])
+    run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
+    with pytest.raises(InputError, match=r"ideas.x0 must have a part for its enter: from its build_layer, in model.kind=bigram"):
+        build_model(run, vocab_size=V)

@@ -1,0 +1,247 @@
+"""What makes another run: every line that computes its numbers, and nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import keyword
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tokenize
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from nocap.config.compose import compose
+from nocap.config.run import Run
+from nocap.data.prepare import prepare
+from nocap.loop import train
+from nocap.paths import cache_root
+from nocap.run.identity import config_that_counts
+from nocap.run.source import QUIET, digest, module_path, source_hashes
+from nocap.run.world import join
+from nocap.speed.arms import step_config
+from nocap.step import Job
+from tests.attempts import attempt
+from tests.conftest import REPO, SMALL
+
+PACKAGE = REPO / "nocap"
+STACK = ("attention=hybrid", "attention.pattern=LG", "mlp=swiglu", "optimizer=muon", "objective.z_loss=0.001", "model.qk_norm=true")
+
+# Lines of rooms that count whose words may change all the same: what is refused, raised or said.
+REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.say\(|tell\(job|print\(|f?\"")
+
+
+def job_of(run: Run, folder: Path) -> Job:
+    data = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    folder.mkdir()
+    return Job(
+        run=run,
+        train_shards=data.train,
+        val_shards=data.val,
+        vocab_size=data.vocab_size,
+        run_dir=folder,
+        world=join(run.trainer.device),
+        started=time.monotonic(),
+        say=lambda line: None,
+    )
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, set[int]]:
+    """Module → lines that two small runs execute, from their setup to their end."""
+    seen: dict[str, set[int]] = {}
+
+    def look(frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(str(PACKAGE)):
+            return None
+        if event == "line":
+            seen.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
+        return look
+
+    for number, words in enumerate(((), STACK)):
+        run = compose([*SMALL, "trainer.steps=3", "trainer.val_every=2", "trainer.checkpoint_every=2", f"cache_dir={cache_dir}", *words])
+        job = job_of(run, tmp_path_factory.mktemp("executed") / str(number))
+        sys.settrace(look)
+        try:
+            train(job)
+        finally:
+            sys.settrace(None)
+    return {".".join(Path(path).relative_to(REPO).with_suffix("").parts): lines for path, lines in seen.items()}
+
+
+def all_hashed() -> set[str]:
+    """The modules that count for either run."""
+    return {module for words in ((), STACK) for module in source_hashes(compose([*SMALL, *words]))}
+
+
+def test_every_room_that_a_run_enters_counts_or_is_quiet_for_a_reason(executed: dict[str, set[int]]):
+    rooms = {module.removesuffix(".__init__") for module in executed}
+    unknown = {room for room in rooms - all_hashed() if room not in QUIET and not room.startswith("nocap.config.")}
+    assert not unknown
+    assert rooms >= {"nocap.step", "nocap.loop", "nocap.model.gpt", "nocap.model.sliding", "nocap.options.optimizer.muon"}
+
+
+def mutants(source: str, lines: set[int]) -> Iterator[tuple[int, str]]:
+    """For each of these lines its text with the last name, number or string made another."""
+    last: dict[int, tokenize.TokenInfo] = {}
+    words = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        plain = token.start[0] == token.end[0] and "{" not in token.string and not keyword.iskeyword(token.string)
+        if token.type in words and plain:
+            last[token.start[0]] = token
+    text = source.splitlines(keepends=True)
+    for number in sorted(lines & last.keys()):
+        token = last[number]
+        others = {
+            tokenize.NAME: f"{token.string}_mutant",
+            tokenize.NUMBER: f"{token.string}1",
+            tokenize.STRING: f'({token.string} "mutant")',
+        }
+        line = text[number - 1]
+        changed = line[: token.start[1]] + others[token.type] + line[token.end[1] :]
+        yield number, "".join([*text[: number - 1], changed, *text[number:]])
+
+
+@pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: int):
+    tried, survivors = 0, []
+    for module in sorted(all_hashed()):
+        path = module_path(module)
+        assert path is not None
+        source = path.read_text()
+        before = digest(source)
+        for number, mutant in list(mutants(source, executed.get(module, set()) | executed.get(f"{module}.__init__", set())))[::every]:
+            tried += 1
+            try:
+                same = digest(mutant) == before
+            except SyntaxError:
+                continue  # not Python: no run either
+            if same and not REVIEWED.match(source.splitlines()[number - 1].strip()):
+                survivors.append(f"{module}:{number}: {source.splitlines()[number - 1].strip()}")
+    assert tried > 500 / every
+    assert not survivors
+
+
+# --- what changes no number --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the package that a test may edit."""
+    for name in ("nocap", "conf", "hydra_plugins"):
+        shutil.copytree(REPO / name, tmp_path / "checkout" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "checkout"
+
+
+ASK = """
+import json, sys
+from nocap.config.compose import compose
+from nocap.run.identity import digest, identity_parts
+for words in json.loads(sys.argv[1]):
+    print(digest(identity_parts(compose(words), data_fingerprint="data")))
+"""
+
+
+def identities(checkout: Path) -> list[str]:
+    """Of a plain run and of one with a window."""
+    words = json.dumps([list(SMALL), [*SMALL, "attention=sliding"]])
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, words],
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def replaced(path: str, old: str, new: str) -> Callable[[Path], None]:
+    def edit(checkout: Path) -> None:
+        text = (checkout / path).read_text()
+        assert old in text, f"{path} has no {old!r}"
+        (checkout / path).write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+def a_new_option(checkout: Path) -> None:
+    text = (checkout / "nocap/options/position/none.py").read_text()
+    (checkout / "nocap/options/position/nothing.py").write_text(text.replace('"none"', '"nothing"').replace("NoPosition", "Nothing"))
+
+
+HARMLESS = {
+    "a version": replaced("nocap/__init__.py", '__version__ = "', '__version__ = "9.'),
+    "a GPU's peak": replaced("nocap/hardware.py", 'r"A100": (312.0', 'r"A100": (313.0'),
+    "a report's word": replaced("nocap/comparison/text.py", "baseline", "base line"),
+    "an error's text": replaced("nocap/options/mlp/feedforward.py", '"be above 0"', '"be more than 0"'),
+    "a rule's text": replaced("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
+    "what is said": replaced("nocap/loop.py", "resuming from step", "going on from step"),
+    "a comment": replaced("nocap/step.py", "# --- the step ---", "# --- a step ---"),
+    "the tracker": replaced("nocap/options/tracker/wandb.py", "PROBE_TIMEOUT_S = 3.0", "PROBE_TIMEOUT_S = 4.0"),
+    "the checkpoint's writer": replaced("nocap/run/checkpoint.py", "for last_try in (False, True)", "for last_try in (False, False, True)"),
+    "a new option": a_new_option,
+    "another option": replaced("nocap/options/position/learned.py", "x_BTC + table[where]", "x_BTC + 2 * table[where]"),
+}
+
+
+def test_what_changes_no_number_makes_no_other_run(checkout: Path):
+    before = identities(checkout)
+    for edit in HARMLESS.values():
+        edit(checkout)
+    assert identities(checkout) == before  # all at once: a process a line takes long
+
+
+def test_a_line_of_the_attention_that_a_run_uses_makes_another(checkout: Path):
+    plain, sliding = identities(checkout)
+    replaced("nocap/model/sliding.py", "MIN_BLOCK = 64", "MIN_BLOCK = 32")(checkout)
+    assert identities(checkout)[0] == plain
+    assert (one := identities(checkout)[1]) != sliding
+    replaced("nocap/model/attention.py", "/ math.sqrt(D)", "/ math.sqrt(D + 1)")(checkout)
+    assert identities(checkout)[0] != plain
+    assert identities(checkout)[1] != one
+
+
+def test_a_half_done_run_under_other_code_is_named(checkout: Path, tmp_path: Path):
+    with attempt(tmp_path / "out", path=str(checkout)) as first:
+        first.wait_for_file("checkpoints/step-*/manifest.json")
+        first.end(signal.SIGKILL)
+        half = first.run_dir
+    replaced("nocap/model/attention.py", "/ math.sqrt(D)", "/ math.sqrt(D + 1)")(checkout)
+    with attempt(tmp_path / "out", path=str(checkout)) as second:
+        out, _ = second.process.communicate(timeout=120)
+    note = out.splitlines()[0]
+    assert note.startswith(f"note: {half} is half done, at step ")
+    assert "nocap.model.attention" in note
+    assert "starts anew" in note
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
+
+
+# --- what a key counts for ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_says_once_what_it_counts_for():
+    run = compose([*SMALL])
+    kept, step = config_that_counts(run), step_config(run)
+    assert "hang_timeout_s" not in kept["trainer"]
+    assert "hang_timeout_s" not in step["trainer"]
+    assert "max_restarts" not in step["trainer"]
+    assert kept["trainer"]["steps"] == 12
+    assert "steps" not in step["trainer"]
+    assert "devices" in step["trainer"]
+    assert "devices" not in kept["trainer"]
+    assert not {"data", "schedule", "tracker", "seed", "output_dir", "cache_dir"} & step.keys()
+    assert not {"tracker", "output_dir", "cache_dir"} & kept.keys()
+    text = compose([*[word for word in SMALL if not word.startswith("data")], "data=text", "data.path=somewhere"])
+    assert "path" not in config_that_counts(text)["data"]
+    assert "val_fraction" in config_that_counts(text)["data"]

@@ -1,0 +1,375 @@
+"""`nocap new` writes options that work, in every group; `nocap check` passes what works and names what is broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from nocap import check, new, outside
+from nocap.__main__ import DOORS
+from nocap.checks import table
+from nocap.config import registry
+from tests.conftest import REPO, Door
+
+STRANGERS = sorted(path for path in (REPO / "tests" / "strangers").iterdir() if path.is_dir())
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside() -> Iterator[None]:
+    """What a door has put in use in this process is out of use after the test."""
+    yield
+    os.environ.pop(outside.VARIABLE, None)
+
+
+@pytest.fixture
+def dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def written(folder: Path, group: str, source: str, **keys: object) -> Path:
+    """An option `broken` of this group, with these keys in its yaml."""
+    head = "from dataclasses import dataclass\nimport torch\nfrom torch import nn\n"
+    place = folder / outside.place(group)
+    place.mkdir(parents=True)
+    (place / "broken.py").write_text(f"{head}{inspect.cleandoc(source)}\n")
+    lines = [f"# @package {group}.broken"] if group == "ideas" else []
+    lines += [f"defaults: [/schema/{group}/broken@_here_]", *(f"{key}: {value}" for key, value in keys.items())]
+    (place / "broken.yaml").write_text("\n".join(lines))
+    return folder
+
+
+# --- nocap new ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_doors_and_table_know_every_group() -> None:
+    assert {"new", "check"} <= DOORS.keys()
+    assert set(table.FOR) == set(registry.groups())
+    assert {what for whats in table.FOR.values() for what in whats} == set(table.CHECKS)
+
+
+@pytest.mark.parametrize("group", registry.groups())
+def test_new_option_composes_and_computes_its_formula(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "mine"
+    assert new.main([group, "brand_new", "--dir", str(folder)]) == 0
+    paths = [folder / outside.place(group) / "brand_new.py", folder / outside.place(group) / "brand_new.yaml", folder / "test_brand_new.py"]
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [str(path) for path in paths]
+    assert all(path.is_file() for path in paths)
+    assert f"nocap check {folder}" in told[5]
+    assert not any(word in path.read_text() for path in paths for word in ("NAME", "CLASS", "WORD"))
+    assert len(paths[0].read_text().splitlines()) <= 38
+    assert check.main([str(folder), "--only", "composes"]) == 0
+    spec = importlib.util.spec_from_file_location(f"test_brand_new_{group}", paths[2])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.test_formula(*([tmp_path] if inspect.signature(module.test_formula).parameters else []))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("attention", "gqa"), "nocap: NAME must be new: "),
+        (("mlp", "mlp"), "nocap: NAME must be new: an option of mlp has this kind already, got mlp"),
+        (("mlp", "2x"), "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got 2x"),
+        (("mlp", "class"), "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got class"),
+        (("mlp", "true"), "nocap: NAME must be no value of the command line, got true"),
+        (("mpl", "mine"), "nocap: GROUP must be one of attention, data, "),
+        (("mlp", "mine", "--dir", __file__), "nocap: --dir must be a folder, got "),
+    ],
+)
+def test_new_refuses_in_a_line(
+    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        new.main(list(words))
+    said = capfd.readouterr().err
+    assert (ended.value.code, said.count("\n")) == (2, 1)
+    assert said.startswith(line)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        new.main(["mlp", "mine", "--dir", str(tmp_path)])
+    assert ended.value.code == 2
+    assert (tmp_path / "test_mine.py").read_text() == "mine"
+    assert not (tmp_path / "mlp").exists()
+
+
+# --- nocap check -------------------------------------------------------------------------------------------------------------------
+
+MIXER = """
+    from nocap.options.attention import Attention
+
+    @dataclass(kw_only=True)
+    class Broken(Attention):
+        kind: str = "broken"
+        cap: float = 0.5
+
+        def mixer(self, run, layer):
+            def mix(q, k, v):
+                T = q.shape[2]
+                scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
+                {change}
+                future = torch.ones(T, T, dtype=torch.bool).triu({first})
+                return scores.masked_fill(future, float("-inf")).softmax(-1) @ v
+            return mix
+    """
+CLAIM = """
+
+        def cache_slots(self, layer, capacity):
+            return capacity
+    """
+HIDDEN = """
+    from nocap.options.optimizer import Optimizer
+
+    class Hidden(torch.optim.Optimizer):
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+            self.momenta = {}
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    m = self.momenta.setdefault(p, torch.zeros_like(p))
+                    m.mul_(0.9).add_(p.grad)
+                    p.sub_(m, alpha=group["lr"])
+
+    @dataclass(kw_only=True)
+    class Broken(Optimizer):
+        kind: str = "broken"
+
+        def build(self, model):
+            return [Hidden(list(model.parameters()), self.lr)]
+    """
+BATCH = """
+    from nocap.options.norm import Norm
+
+    class OverBatch(nn.Module):
+        def forward(self, x):
+            return x / (x.abs().mean() + 1e-6)
+
+    @dataclass(kw_only=True)
+    class Broken(Norm):
+        kind: str = "broken"
+
+        def build(self, d_model):
+            return OverBatch()
+    """
+FLOPS = """
+    from nocap.options.mlp import Mlp
+
+    @dataclass(kw_only=True)
+    class Broken(Mlp):
+        kind: str = "broken"
+
+        def build(self, d_model):
+            return nn.Linear(d_model, d_model, bias=False)
+
+        def flops_per_token(self, d_model):
+            return 2.0 * d_model**2
+    """
+RISING = """
+    from nocap.options.schedule import Schedule
+
+    @dataclass(kw_only=True)
+    class Broken(Schedule):
+        kind: str = "broken"
+
+        def shape(self, *, step, steps):
+            return step / 10
+    """
+IDLE = """
+    from nocap.options.ideas import Idea
+
+    @dataclass(kw_only=True)
+    class Broken(Idea):
+        kind: str = "broken"
+
+        def build_layer(self, run, layer):
+            return nn.Linear(2, 2)
+
+        def enter(self, part, x, context):
+            return x
+    """
+NULLS = """
+    from nocap.options.tracker import Tracker, TrackerSession
+
+    class Session(TrackerSession):
+        def log(self, row):
+            self.line = f"{row['train/loss']:.3f}"
+
+    @dataclass(kw_only=True)
+    class Broken(Tracker):
+        kind: str = "broken"
+
+        def open(self, facts):
+            return Session()
+    """
+CHANCE = """
+    import os
+    import numpy as np
+    from nocap.data.made import made, write_shards
+    from nocap.options.data import Data
+
+    @dataclass(kw_only=True)
+    class Broken(Data):
+        kind: str = "broken"
+
+        def locate(self, tokenizer, *, cache_dir):
+            def make(target):
+                draw = lambda: np.frombuffer(os.urandom(20000), dtype=np.uint8).astype(np.uint16)
+                return {}, {split: write_shards(target, split, [draw()]) for split in ("train", "val")}
+            return made("broken", tokenizer.name, {}, cache_dir=cache_dir, make=make)
+    """
+UNTYPED = """
+    from typing import Any
+    from nocap.options.norm import Norm
+
+    @dataclass(kw_only=True)
+    class Broken(Norm):
+        kind: str = "broken"
+        eps: float
+
+        def build(self, d_model):
+            return nn.Identity()
+    """
+ONE_SHARE = """
+    from nocap.options.launcher import Launcher, One
+
+    class Greedy(One):
+        def give_back(self, share):
+            pass
+
+    @dataclass(kw_only=True)
+    class Broken(Launcher):
+        kind: str = "broken"
+
+        def slots(self):
+            return Greedy()
+    """
+ATTENTION = {"n_kv_heads": 4}
+DATA = {"order": "shuffled", "read_sequences": 16}
+
+
+@pytest.mark.parametrize(
+    ("what", "group", "source", "keys", "line"),
+    [
+        ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, "the logits of token 0 change with the tokens from 1 on"),
+        ("causal", "norm", BATCH, {}, "the logits of token 0 change with the tokens from 1 on"),
+        ("state", "optimizer", HIDDEN, {"lr": 0.1, "weight_decay": 0}, "saved and restored, it went on differently at"),
+        ("decodes", "attention", MIXER.format(change="scores = scores.tanh() * 9", first=1) + CLAIM, ATTENTION, "it says cache_slots, and"),
+        ("counts", "mlp", FLOPS, {}, "flops_per_token says 8,192, and 24,576 are counted"),
+        ("rates", "schedule", RISING, {"warmup_steps": 2}, "the factor of step 11 of 30 is 1.1: it must be in [0, 1]"),
+        ("builds", "ideas", IDLE, {}, "gets no gradient, for which two ranks would wait"),
+        ("mirrors", "tracker", NULLS, {}, "TypeError: unsupported format string"),
+        ("prepares", "data", CHANCE, DATA, "made twice, its fingerprints are"),
+        ("slots", "launcher", ONE_SHARE, {}, "take must return a Share while nothing runs, got None"),
+        ("composes", "norm", UNTYPED, {"eps": "small"}, "Value 'small' of type 'str' could not be converted to Float"),
+        ("composes", "norm", UNTYPED, {"eps": 1, "epsilon": 1}, "norm.epsilon"),
+    ],
+)
+def test_broken_option_fails_with_the_reason(
+    what: str, group: str, source: str, keys: dict[str, object], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.main([str(written(tmp_path, group, source, **keys)), "--only", what]) == 1
+    told = capsys.readouterr().out.splitlines()
+    (failed,) = [row for row in told if row.startswith("FAIL")]
+    assert f" {what} " in failed
+    assert line in failed
+    assert told[-1] == "1 failed"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("torch._dynamo.graph_break()", "FAIL attention=broken compiles  Unsupported: "),
+        ("scores = scores * (layer + 1)", "was compiled 4 times for 4 layers: something in it differs by layer"),
+    ],
+)
+def test_what_breaks_the_graph_or_compiles_by_layer_fails(
+    change: str, line: str, tmp_path: Path, dynamo: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path, "attention", MIXER.format(change=change, first=1), **ATTENTION)
+    assert check.main([str(folder), "--only", "compiles"]) == 1
+    (failed,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("FAIL")]
+    assert line in failed
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("nowhere",), "nocap: DIR must be a folder with options, got nowhere"),
+        ((".",), " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, hydra/launcher, "),
+        (("unread",), "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ((str(STRANGERS[0]), "--only", "nothing"), "nocap: --only must be in a check's name (composes, "),
+        ((str(REPO / "tests/strangers/geglu"), "mlp=gelu4x"), "nocap: mlp=… must be left out: mlp=geglu is what is checked"),
+    ],
+)
+def test_check_refuses_in_a_line(
+    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "unread", "mlp", "import no_such_module")
+    with pytest.raises(SystemExit) as ended:
+        check.main(list(words))
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.count("\n")) == (2, 1)
+    assert line in said
+
+
+def test_python_without_a_yaml_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = written(tmp_path, "mlp", FLOPS)
+    (folder / "mlp" / "broken.yaml").unlink()
+    assert check.main([str(folder)]) == 1
+    assert "no yaml chooses mlp/broken.py" in capsys.readouterr().out
+
+
+def test_yaml_alone_is_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mlp").mkdir()
+    (tmp_path / "mlp" / "wide.yaml").write_text("defaults: [/schema/mlp/mlp@_here_]\nactivation: gelu\nexpansion: 8\n")
+    assert check.main([str(tmp_path), "mlp.expansion=2", "--only", "composes"]) == 0
+    assert "mlp=wide composes  kind=mlp, activation=gelu, expansion=2.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("door_module", ["nocap.new", "nocap.check"])
+def test_help_needs_neither_torch_nor_hydra(door_module: str) -> None:
+    code = f"import sys, {door_module} as door\ntry: door.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print(sorted({'torch', 'hydra'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=60)
+    assert done.stdout.endswith("[]\n"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("folder", STRANGERS, ids=lambda path: path.name)
+def test_strangers_pass(folder: Path, door: Door) -> None:
+    done = door(str(folder), module="nocap.check", timeout=800)
+    assert done.code == 0, done.out + done.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("group", registry.groups())
+def test_new_options_pass(group: str, door: Door, tmp_path: Path) -> None:
+    assert door(group, "brand_new", module="nocap.new").code == 0
+    done = door("brand_new", module="nocap.check", timeout=800)
+    assert done.code == 0, done.out + done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["brand_new"]
