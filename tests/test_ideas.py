@@ -19,6 +19,8 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.optimizer import build_optimizers
 from nocap.paths import cache_root
+from nocap.run import checkpoint
+from nocap.run.checkpoint import Leaf
 from nocap.run.identity import digest, identity_parts
 from nocap.run.kept import HiddenStateError, kept_state
 from nocap.run.ledger import Ledger
@@ -140,6 +142,19 @@ def test_muon_leaves_tables_of_embeddings_to_adamw(strangers: Any):
     named = dict(model.named_parameters())
     assert id(named["blocks.0.ideas.value_embeddings.table.weight"]) not in held
     assert id(named["blocks.0.mlp.f.up.weight"]) in held
+
+
+def test_a_table_inside_a_block_resumes_under_muon(strangers: Any, tmp_path: Path):
+    run = strangers("ideas=[value_embeddings]", "optimizer=muon")
+    job, trainee = trainee_of(run, tmp_path)
+    take_step(job, trainee, Ledger(started=0.0), step=0)
+    tensors, plain = checkpoint.snapshot(trainee.model, trainee.optimizers, copy=True)
+    path = checkpoint.write(tmp_path, tensors=tensors, state={"step": 1, "optimizer": plain})
+    assert checkpoint.misfit(path, model=trainee.model, kept=kept_state(run, trainee.model)) is None
+    again = trainee_of(run, tmp_path)[1]
+    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
+    losses = [take_step(job, each, Ledger(started=0.0), step=1).loss for each in (trainee, again)]
+    assert losses[0] == losses[1]
 
 
 def test_averaged_weights_against_their_formula(tmp_path: Path):
@@ -292,14 +307,15 @@ def test_state_in_groups_and_in_nests_is_kept(tmp_path: Path):
     state = "self.state[p].setdefault('nest', [{'m': torch.zeros(2)}, [], 3])[0]['m'].add_(1)"
     run = from_outside(tmp_path, "optimizer", "hidden", hidden(place, state, "(group['steps'] + self.state[p]['nest'][0]['m'][0])"))
     kept = kept_state(run, build_model(run, vocab_size=V))
-    assert {field for fields in kept.values() for field in fields} == {"0/nest"}
+    assert list(kept.values()) == [{"0/nest": Leaf.nest}] * len(kept)
 
 
 def test_muon_and_adamw_are_found_without_a_table():
     run = compose([*SMALL, "optimizer=muon", "norm=rmsnorm_gain"])
     kept = kept_state(run, build_model(run, vocab_size=V))
-    assert kept[True, False, 2] == {"1/momentum_buffer": True}
-    assert kept[True, False, 1] == kept[False, True, 2] == {"0/step": False, "0/exp_avg": True, "0/exp_avg_sq": True}
+    assert kept[True, False, 2] == {"1/momentum_buffer": Leaf.whole}
+    of_adamw = {"0/step": Leaf.scalar, "0/exp_avg": Leaf.whole, "0/exp_avg_sq": Leaf.whole}
+    assert kept[True, False, 1] == kept[False, True, 2] == of_adamw
     assert issubclass(HiddenStateError, InputError)
 
 
@@ -359,8 +375,11 @@ def replaced_model(folder: Path, name: str, source: str, *words: str) -> Run:
 @pytest.mark.parametrize(("name", "source"), [("parallel", PARALLEL), ("bigram", BIGRAM)])
 def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: str):
     run = replaced_model(tmp_path, name, source, "ideas=[averaged_weights]")
-    updates = step(run, tmp_path, 4)
-    assert updates[-1].loss < updates[0].loss
+    job, trainee = trainee_of(run, tmp_path)
+    before = validate(trainee.model, trainee.val, run=run, world=job.world)
+    for i in range(8):
+        take_step(job, trainee, Ledger(started=0.0), step=i)
+    assert validate(trainee.model, trainee.val, run=run, world=job.world) < before
     flops, basis = flops_per_token(run, vocab_size=V)
     assert basis == "arithmetic; counted: model"
     assert (flops > 0) == (name == "parallel")  # a table is looked up, not multiplied

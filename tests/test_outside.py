@@ -170,7 +170,7 @@ def test_bad_files_are_one_line(door: Door, tmp_path: Path, name: str, source: s
         (("attention.cpa=3",), "attention.cpa is no key of softcap (did you mean cap?)"),
         (("attention.cap=abc",), "attention.cap"),
         (("attention.cap=-1",), "attention.cap must be above 0, got -1.0"),
-        (("attention.cap=.nan",), "attention.cap must be a finite number"),
+        (("attention.cap=nan",), "attention.cap must be a finite number"),
         (("attention.kind=global",), "attention.kind must stay what the option set"),
     ],
 )

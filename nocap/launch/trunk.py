@@ -97,7 +97,9 @@ def _check_parts(mine: Mapping[str, Any], theirs: Mapping[str, Any], folder: Pat
 
 
 def _of_schedule(key: str) -> bool:
-    return key.startswith("schedule.") or re.match(r"source nocap\.(options|outside)\.schedule\b", key) is not None
+    return (key.startswith("schedule.") and key != "schedule.warmup_steps") or re.match(
+        r"source nocap\.(options|outside)\.schedule\b", key
+    ) is not None
 
 
 def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,18 @@ from torch import Tensor, nn
 from nocap.optimizer import Kind, Optimizers, kinds_of
 
 Tensors = dict[str, dict[str, Tensor]]
-Kept = dict[Kind, dict[str, bool]]  # "INDEX/FIELD" that is kept of such a parameter, and whether it is as large as the parameter
+Kept = dict[Kind, dict[str, "Leaf"]]  # "INDEX/FIELD" that is kept of such a parameter, and what it is
 Plain = dict[str, Any]  # what is no tensor, as JSON types
 PLAIN = (bool, int, float, str, type(None))
+
+
+class Leaf(Enum):
+    """What an optimizer keeps under one name, as far as it can be told from a small parameter."""
+
+    whole = "whole"  # as large as the parameter
+    scalar = "scalar"
+    other = "other"  # a tensor of another shape
+    nest = "nest"  # lists or dicts of tensors
 
 
 class UnsavableError(TypeError):
@@ -242,16 +252,17 @@ def misfit(path: Path, *, model: nn.Module, kept: Kept) -> str | None:
     """Why a checkpoint that is whole is not one of this model and of optimizers that keep so much, or `None`. Reads names and shapes, no
     tensor."""
     kinds, shapes = kinds_of(model), _weights(model)
-    expected: dict[str, list[int] | None] = {}
+    expected: dict[str, list[int] | None] = {}  # None: of a shape that is not known
+    nests: set[str] = set()
     for name, kind in kinds.items():
-        for field, whole in kept[kind].items():
+        for field, leaf in kept[kind].items():
             index, _, word = field.partition("/")
-            expected[f"{index}/{name}/{word}"] = shapes[name] if whole else None
+            expected[f"{index}/{name}/{word}"] = {Leaf.whole: shapes[name], Leaf.scalar: []}.get(leaf)
+            nests |= {f"{index}/{name}/{word}"} if leaf is Leaf.nest else set()
     found: dict[str, list[int] | None] = {}
     for key, shape in _shapes(path / "optimizer.safetensors").items():
-        index, name, word = (*key.split("/"), "", "")[:3]
-        field = f"{index}/{name}/{word}"
-        found[field] = shape if expected.get(field) is not None else None
+        top = "/".join(key.split("/")[:3])
+        found[top if top in nests else key] = None if expected.get(key) is None else shape
     return _differ("model.safetensors", _shapes(path / "model.safetensors"), shapes) or _differ("optimizer.safetensors", found, expected)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from nocap.config.keys import InputError
-from nocap.optimizer import Kind, Optimizers, build_optimizers, kinds_of
+from nocap.optimizer import Kind, Optimizers, build_optimizers, kinds_of, set_lr
 from nocap.run import checkpoint
-from nocap.run.checkpoint import Kept
+from nocap.run.checkpoint import Kept, Leaf
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -31,6 +31,7 @@ def kept_state(run: Run, model: nn.Module) -> Kept:
     """
     twins = [_small(model) for _ in range(2)]
     optimizers = [build_optimizers(run, twin) for twin in twins]
+    set_lr([optimizer for each in optimizers for optimizer in each], 1e-3 / run.optimizer.lr)  # a rate that goes astray is not the question
     for step in range(2):
         _update(twins[0], optimizers[0], step)
     try:
@@ -42,7 +43,7 @@ def kept_state(run: Run, model: nn.Module) -> Kept:
     named, kinds = dict(twins[0].named_parameters()), kinds_of(model)
     for key, tensor in tensors["optimizer.safetensors"].items():
         index, name, *path = key.split("/")
-        found[kinds[name]]["/".join([index, path[0]])] = len(path) == 1 and tensor.shape == named[name].shape
+        found[kinds[name]][f"{index}/{path[0]}"] = _leaf(tensor, named[name]) if len(path) == 1 else Leaf.nest
     for twin, twins_own in zip(twins, optimizers, strict=True):
         _update(twin, twins_own, 2)
     for (name, p), q in zip(twins[0].named_parameters(), twins[1].parameters(), strict=True):
@@ -52,10 +53,16 @@ def kept_state(run: Run, model: nn.Module) -> Kept:
     return found
 
 
+def _leaf(tensor: torch.Tensor, p: nn.Parameter) -> Leaf:
+    if tensor.shape == p.shape:
+        return Leaf.whole
+    return Leaf.other if tensor.ndim else Leaf.scalar
+
+
 def state_numbers(kept: Kept, model: nn.Module) -> int:
     """How many numbers the optimizers keep for this model, as far as each is as large as its parameter."""
     kinds = kinds_of(model)
-    return sum(p.numel() * sum(kept[kinds[name]].values()) for name, p in model.named_parameters())
+    return sum(p.numel() * list(kept[kinds[name]].values()).count(Leaf.whole) for name, p in model.named_parameters())
 
 
 def _small(model: nn.Module) -> nn.Module:
@@ -73,7 +80,11 @@ def _small(model: nn.Module) -> nn.Module:
                 place.add_module(word, nn.Module())
             place = place.get_submodule(word)
         shape = torch.Size(min(4, n) for n in p.shape)
-        place.register_parameter(last, nn.Parameter(torch.linspace(-1, 1, shape.numel()).reshape(shape)))
+        small = nn.Parameter(torch.linspace(-1, 1, shape.numel()).reshape(shape))
+        if kinds[name][1] and path:  # optimizers tell a table by its module
+            root.get_submodule(".".join(path[:-1])).add_module(path[-1], nn.Embedding.from_pretrained(small, freeze=False))
+        else:
+            place.register_parameter(last, small)
     return root
 
 
