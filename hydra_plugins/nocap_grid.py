@@ -7,7 +7,7 @@ must not be put off (`from __future__ import annotations`), or a dataclass canno
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -55,8 +55,13 @@ class OptionLauncher(Launcher):
 
     def __init__(self, kind: str, **keys: Any) -> None:
         from nocap.config import registry
+        from nocap.config.keys import require
 
-        self.option: Any = registry.options("launcher")[kind](kind=kind, **keys)
+        option = registry.options("launcher")[kind]
+        known = [f.name for f in fields(option)]
+        for key in keys:
+            require(key in known, f"hydra.launcher.{key}", f"be a key of {kind}, which has {', '.join(known[2:]) or 'none'}", keys[key])
+        self.option: Any = option(kind=kind, **keys)
 
     def slots(self) -> Any:
         """Where the sweeper may run cells."""

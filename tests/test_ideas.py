@@ -17,7 +17,7 @@ from nocap.data.prepare import prepare
 from nocap.generation.engine import Cached, Recompute, UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
-from nocap.optimizer import build_optimizers
+from nocap.optimizer import build_optimizers, rates, set_lr
 from nocap.paths import cache_root
 from nocap.run import checkpoint
 from nocap.run.checkpoint import Leaf
@@ -132,6 +132,18 @@ def test_rates_are_factors_on_groups(strangers: Any):
     assert rates["blocks.0.ideas.x0.lambdas"] == 5 * run.optimizer.lr
     assert rates["blocks.0.mlp.f.up.weight"] == run.optimizer.lr
     assert len(rates) == len(names)
+
+
+def test_every_learning_rate_has_a_name():
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(5)]
+    first = torch.optim.SGD(
+        [{"params": parameters[0], "lr": 0.1}, {"params": parameters[1], "lr": 0.2}, {"params": parameters[2], "lr": 0.1}]
+    )
+    others = [torch.optim.Adam([parameters[3]], lr=0.3), torch.optim.Adam([parameters[4]], lr=0.4)]
+    for group in (group for optimizer in (first, *others) for group in optimizer.param_groups):
+        group["peak_lr"] = group["lr"]
+    set_lr([first, *others], 0.5)
+    assert rates([first, *others]) == {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
 
 
 def test_muon_leaves_tables_of_embeddings_to_adamw(strangers: Any):

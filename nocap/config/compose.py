@@ -186,9 +186,9 @@ def load(path: Path) -> Run:
         refuse_interpolations(plain)
         cfg = OmegaConf.structured(Run)
         ideas = plain.setdefault("ideas", {})  # a record from before there were any
-        cfg.ideas = {name: _typed("ideas", ideas[name]) for name in list(ideas)}
+        cfg.ideas = {name: _typed("ideas", f"ideas.{name}", ideas[name]) for name in list(ideas)}
         for group in [f.name for f in dataclasses.fields(Run) if f.name in registry.groups() and f.name != "ideas"]:
-            cfg[group] = _typed(group, plain.pop(group))
+            cfg[group] = _typed(group, group, plain.pop(group))
         del plain["ideas"]
         run = OmegaConf.to_object(OmegaConf.merge(cfg, plain))
     except (OSError, KeyError, AttributeError, TypeError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
@@ -197,13 +197,13 @@ def load(path: Path) -> Run:
     return run
 
 
-def _typed(group: str, plain: dict[str, Any]) -> Any:
+def _typed(group: str, place: str, plain: dict[str, Any]) -> Any:
     """An option's plain form with its schema, which its kind names; a record from before every option had one has its group's first."""
     rows = registry.options(group)
-    kind = plain.get("kind", next(iter(rows), None))
+    kind = plain.get("kind", next(iter(rows)) if group == place else None)
     if kind not in rows:
         rule = f"be one of {', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
-        raise ValueError(f"{group}.kind must {rule}, got {kind!r}")
+        raise ValueError(f"{place}.kind must {rule}, got {kind!r}")
     return OmegaConf.merge(OmegaConf.structured(rows[kind]), plain)
 
 
@@ -223,6 +223,7 @@ def explain(error: BaseException) -> str:
     text = str(causes[-1]) if isinstance(causes[-1], (ValueError, OmegaConfBaseException)) else str(error)
     key = next((found.group(1) for cause in causes if (found := re.search(r"full_key: (\S+)", str(cause)))), None)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not re.match(r"In '[^']*': \w+ raised while composing config:$", line)] or lines
     if lines and lines[0].startswith("LexerNoViableAltException: "):
         return f"{lines[0].partition(': ')[2]} cannot be read: put the value in quotes, as in \"key='~/x'\""
     if lines and lines[0].startswith("Config group override must be"):
@@ -231,7 +232,7 @@ def explain(error: BaseException) -> str:
         known = sorted(path.stem for folder in (conf_dir(), *outside.folders()) for path in (folder / "ideas").glob("*.yaml"))
         return f"ideas must be among {', '.join(known)}, got {idea.group(1)}"
     if unknown := re.search(r"Key '(.*)' not in '(.*)'", lines[0] if lines else ""):
-        return f"{key or unknown.group(1)} is no key of {unknown.group(2).lower()}{_suggest(unknown.group(1), _fields(unknown.group(2)))}"
+        return f"{key or unknown.group(1)} is no key of {unknown.group(2).lower()}{_suggest(unknown.group(1), _fields(unknown.group(2), key or ''))}"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{key or missing.group(1)} must be given"
     noise = r"full_key:|object_type=|reference_type=|Config search path:|provider=|See https:"
@@ -240,8 +241,11 @@ def explain(error: BaseException) -> str:
     return f"{key}: {line}" if key and key not in line else line or type(error).__name__
 
 
-def _fields(schema_name: str) -> list[str]:
-    schemas: list[Any] = [Run, Trainer, *(schema for group in registry.groups() for schema in registry.options(group).values())]
+def _fields(schema_name: str, place: str) -> list[str]:
+    """The keys of the schema of this name, in the group of the key that was given: two options may have one name."""
+    group = place.partition(".")[0]
+    groups = [group] if group in registry.groups() else registry.groups()
+    schemas: list[Any] = [Run, Trainer, *(schema for name in groups for schema in registry.options(name).values())]
     return [f.name for schema in schemas if schema.__name__ == schema_name for f in dataclasses.fields(schema)]
 
 

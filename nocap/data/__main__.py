@@ -47,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
 def _list(cache_dir: Path) -> int:
     print("sources (data=…):")
     for kind, option in registry.options("data").items():
-        print(f"  {kind:<10} {(option.__doc__ or '').splitlines()[0]}")
+        words = option.__doc__ or ""  # a dataclass without a docstring of its own gets its signature for one
+        said = sys.modules[option.__module__].__doc__ if words.startswith(f"{option.__name__}(") else words
+        print(f"  {kind:<10} {(said or '').strip().partition(chr(10))[0]}")
     print(f"cache ({cache_dir}):")
     for line in list(_cached(cache_dir)) or ["nothing yet"]:
         print(f"  {line}")
