@@ -26,6 +26,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
+from nocap.config.keys import InputError
+
 ENTRY_POINTS = "nocap.options"
 PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names otherwise
 VARIABLE = "NOCAP_OUTSIDE"
@@ -50,30 +52,30 @@ class File:
         """The file's bytes.
 
         Errors:
-            ValueError: it is gone, or no longer what the command began with.
+            InputError: it is gone, or no longer what the command began with.
         """
         try:
             source = self.path.read_bytes()
         except OSError as error:
-            raise ValueError(f"{self.path} must be there and readable ({error.strerror})") from error
+            raise InputError(f"{self.path} must be there and readable ({error.strerror})") from error
         found = hashlib.sha256(source).hexdigest()
         if found != self.sha256:
-            raise ValueError(f"{self.path} must be what this command began with, sha256 {self.sha256[:12]}…, got {found[:12]}…")
+            raise InputError(f"{self.path} must be what this command began with, sha256 {self.sha256[:12]}…, got {found[:12]}…")
         return source
 
     def load(self) -> ModuleType:
         """Import it.
 
         Errors:
-            ValueError: it cannot be imported; one line with the file and the reason.
+            InputError: it cannot be imported; one line with the file and the reason.
         """
         try:
             return importlib.import_module(self.module)
-        except ValueError:
+        except InputError:
             raise
         except Exception as error:  # whatever a file from outside does when it is run
             where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            raise ValueError(f"{self.path} cannot be imported: {type(error).__name__}{where}: {error}".splitlines()[0]) from error
+            raise InputError(f"{self.path} cannot be imported: {type(error).__name__}{where}: {error}".splitlines()[0]) from error
 
 
 # --- what is in use ----------------------------------------------------------------------------------------------------------------

@@ -151,6 +151,7 @@ GOOD = (STRANGERS / "softcap" / "attention" / "softcap.py").read_text().replace(
     [
         ("broken", "def (:\n", "broken.py cannot be imported: SyntaxError"),
         ("failing", "import nothing_like_this\n", "failing.py cannot be imported: ModuleNotFoundError"),
+        ("raising", "raise ValueError('no')\n", "raising.py cannot be imported: ValueError: no"),
         ("empty", "x = 1\n", "empty.py must define an option: a dataclass that extends Attention"),
         ("taken", GOOD.replace('"softcap"', '"global"'), "Softcap must have a kind of its own, as in kind: str = 'taken', got 'global'"),
         ("undecorated", GOOD.replace("@dataclass(kw_only=True)\n", ""), "Softcap must be decorated as a dataclass"),
@@ -182,7 +183,7 @@ def test_a_bad_file_is_refused_at_the_door(door: Door, tmp_path: Path):
         (("attention.cpa=3",), "attention.cpa is no key of softcap (did you mean cap?)"),
         (("attention.cap=abc",), "attention.cap"),
         (("attention.cap=-1",), "attention.cap must be above 0, got -1.0"),
-        (("attention.cap=nan",), "attention.cap must be a finite number"),
+        (("attention.cap=inf",), "attention.cap must be a finite number"),
         (("attention.kind=global",), "attention.kind must stay what the option set"),
     ],
 )
