@@ -54,3 +54,6 @@ def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(site / "bin" / "nocap"), *words], cwd=elsewhere, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "window: 100" in done.stdout
+    new = [sys.executable, str(site / "bin" / "nocap"), "new", "mlp", "brand_new"]
+    assert subprocess.run(new, cwd=elsewhere, env=env, check=False).returncode == 0
+    assert (elsewhere / "brand_new" / "mlp" / "brand_new.py").is_file()

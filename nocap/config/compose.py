@@ -232,7 +232,8 @@ def explain(error: BaseException) -> str:
         known = sorted(path.stem for folder in (conf_dir(), *outside.folders()) for path in (folder / "ideas").glob("*.yaml"))
         return f"ideas must be among {', '.join(known)}, got {idea.group(1)}"
     if unknown := re.search(r"Key '(.*)' not in '(.*)'", lines[0] if lines else ""):
-        return f"{key or unknown.group(1)} is no key of {unknown.group(2).lower()}{_suggest(unknown.group(1), _fields(unknown.group(2), key or ''))}"
+        word, schema = unknown.groups()
+        return f"{key or word} is no key of {schema.lower()}{_suggest(word, _fields(schema, key or ''))}"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{key or missing.group(1)} must be given"
     noise = r"full_key:|object_type=|reference_type=|Config search path:|provider=|See https:"

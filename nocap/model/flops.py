@@ -7,14 +7,20 @@ What an option says nothing about is counted by running it on tensors without me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from nocap.config.option import said
 from nocap.config.run import Run
 from nocap.model.counted import counted
 from nocap.model.gpt import Context, build_model
+from nocap.options.attention import Attention
+from nocap.options.model import Model
 
 
 def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[float, str]:
@@ -32,8 +38,7 @@ def component_flops(run: Run, *, vocab_size: int, causal: bool = True) -> dict[s
 def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, float], list[str]]:
     """By component, and the names of those that were counted."""
     m, T = run.model, run.model.seq_len
-    model_is_usual = all(getattr(type(m), name) is getattr(_usual(), name) for name in ("build", "build_block"))
-    if not model_is_usual:
+    if type(m).build is not Model.build or type(m).build_block is not Model.build_block:
         return {"model": _whole(run, vocab_size)}, ["model"]
     d_kv = m.d_model // m.n_head * run.attention.n_kv_heads
     found = {
@@ -47,7 +52,7 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
     if keys_met := said(run.attention, "keys_met", of=("build", "mixer")):
         found["scores"] = 12.0 * m.d_model * sum(keys_met(layer, T) if causal else T for layer in range(m.n_layer))
     else:
-        found |= _attention(run)
+        found |= _attention(replace(run, attention=run.attention.countable()))
         by_counting.append(f"attention={run.attention.kind}")
     if mlp := said(run.mlp, "flops_per_token", of="build"):
         found["mlp"] = m.n_layer * mlp(m.d_model)
@@ -55,52 +60,40 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
         found["mlp"] = m.n_layer * counted(lambda: run.mlp.build(m.d_model), (1, T, m.d_model)) / T
         by_counting.append(f"mlp={run.mlp.kind}")
     if run.ideas:
-        bare = replace(run, ideas={})
-        found["ideas"] = _whole(run, vocab_size) - _whole(bare, vocab_size)
+        found["ideas"] = _whole(run, vocab_size) - _whole(replace(run, ideas={}), vocab_size)
         by_counting.append(f"ideas={'+'.join(run.ideas)}")
     return found, by_counting
 
 
-def _usual() -> type:
-    from nocap.options.model import Model
-
-    return Model
-
-
 def _attention(run: Run) -> dict[str, float]:
-    """Of a mixer, or of an attention module, that does not say what it costs."""
-    from nocap.options.attention import Attention
-
+    """Of a mixer, or of an attention module, that does not say what it costs; a module's goes to the scores as a whole."""
     m, T = run.model, run.model.seq_len
-    d_head, K = m.d_model // m.n_head, run.attention.n_kv_heads
-    attention = replace(run, attention=run.attention.countable())
     if type(run.attention).build is Attention.build:
-        shapes = [(1, heads, T, d_head) for heads in (m.n_head, K, K)]
-        each = [counted(lambda layer=layer: attention.attention.mixer(attention, layer), *shapes) for layer in range(m.n_layer)]  # type: ignore[misc]
-        return {"scores": sum(each) / T}
+        heads = (m.n_head, run.attention.n_kv_heads, run.attention.n_kv_heads)
+        shapes = [(1, n, T, m.d_model // m.n_head) for n in heads]
+        return {"scores": sum(counted(partial(run.attention.mixer, run, layer), *shapes) for layer in range(m.n_layer)) / T}
+    whole = sum(counted(partial(_module, run, layer), (1, T, m.d_model)) for layer in range(m.n_layer))
+    return {"qkv": 0.0, "scores": whole / T, "attention_out": 0.0}
 
-    def module(layer: int) -> float:
-        def make() -> object:
-            f, positions = attention.attention.build(attention, layer), attention.position.build(m)
 
-            def forward(x_BTC: torch.Tensor) -> object:
-                tokens_BT = torch.zeros(x_BTC.shape[:2], dtype=torch.long)
-                return f(x_BTC, Context(tokens_BT, x_BTC, attention.position.tables(positions, slice(0, T)), None))
+def _module(run: Run, layer: int) -> Callable[[Tensor], Any]:
+    """A layer's attention on the residual stream alone."""
+    f, positions = run.attention.build(run, layer), run.position.build(run.model)
 
-            return forward
+    def forward(x_BTC: Tensor) -> Any:
+        tokens_BT = torch.zeros(x_BTC.shape[:2], dtype=torch.long)
+        return f(x_BTC, Context(tokens_BT, x_BTC, run.position.tables(positions, slice(0, x_BTC.shape[1])), None))
 
-        return counted(make, (1, T, m.d_model))  # type: ignore[arg-type]
-
-    return {"qkv": 0.0, "scores": sum(module(layer) for layer in range(m.n_layer)) / T, "attention_out": 0.0}
+    return forward
 
 
 def _whole(run: Run, vocab_size: int) -> float:
     """FLOPs a token of the whole model, counted."""
     T = run.model.seq_len
 
-    def make() -> object:
-        model, tokens_BT = build_model(replace(run, attention=run.attention.countable()), vocab_size=vocab_size), None
+    def make() -> Callable[[], Any]:
+        model = build_model(replace(run, attention=run.attention.countable()), vocab_size=vocab_size)
         tokens_BT = torch.zeros(1, T, dtype=torch.long)
         return lambda: model(tokens_BT, tokens_BT).total
 
-    return counted(make) / T  # type: ignore[arg-type]
+    return counted(make) / T
