@@ -88,6 +88,9 @@ def build(job: Job) -> Trainee:
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
     optimizers = build_optimizers(run, model)
     run.attention.prepare(run, world.device)
+    if run.trainer.compile is not Compile.off:
+        # dynamo gives up on a class after 8 versions of it, and an idea may differ from layer to layer.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * run.model.n_layer)
     if run.trainer.compile is Compile.regional:
         for region in model.regions():
             region.compile(fullgraph=True, dynamic=False)

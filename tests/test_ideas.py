@@ -263,9 +263,30 @@ def from_outside(folder: Path, group: str, name: str, source: str, *words: str) 
 )
 def test_a_joint_without_a_part_is_refused(tmp_path: Path, joint: str, builder: str):
     source = SMEAR.format(says=True).replace("build(self, run, *, vocab_size)", "nothing(self)").replace("embed", joint)
+    source = source.replace("x_BTC, context)", "model, *, step)") if joint == "after_step" else source
     run = from_outside(tmp_path, "ideas", "smear", source)
     with pytest.raises(InputError, match=f"ideas.smear must have a part for its {joint}: from its {builder}"):
         build_model(run, vocab_size=V)
+
+
+def test_a_part_without_a_joint_is_refused(tmp_path: Path):
+    run = from_outside(tmp_path, "ideas", "smear", SMEAR.format(says=True).replace("def embed(", "def embedd("))
+    with pytest.raises(InputError, match="must have a joint for what its build made: one of embed, readout, loss"):
+        build_model(run, vocab_size=V)
+
+
+def test_a_wrong_signature_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"Smear.embed\(self, x_BTC\) must take \(self, part, x_BTC, context\)"):
+        from_outside(tmp_path, "ideas", "smear", SMEAR.format(says=True).replace("part, x_BTC, context", "x_BTC"))
+
+
+@pytest.mark.parametrize(
+    "walk", ["for block in model.blocks: block.attention", "model.get_parameter('blocks.1.mlp.f.up.weight').unflatten(0, (8, -1))"]
+)
+def test_an_optimizer_may_walk_the_model_and_need_its_sizes(tmp_path: Path, walk: str):
+    source = hidden(count="1").replace("return [Counting", f"{walk}\n        return [Counting")
+    run = from_outside(tmp_path, "optimizer", "hidden", source)
+    assert kept_state(run, build_model(run, vocab_size=V))
 
 
 HIDDEN = """

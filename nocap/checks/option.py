@@ -76,18 +76,16 @@ def chosen(trial: Trial, *more: str) -> Option:
 def _launcher(trial: Trial, *more: str) -> Option:
     """It is no part of a run: Hydra makes it of its own part of the config."""
     from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
-    from nocap.config.compose import explain, register
+    from nocap.config.compose import CONFIG_ERRORS, explain, register
     from nocap.paths import conf_dir
 
     register()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             keys: Any = OmegaConf.to_container(compose("train", trial.words(*more), return_hydra_config=True).hydra.launcher, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except CONFIG_ERRORS as error:
         raise ValueError(explain(error)) from error
     kind, target = keys.get("kind"), keys.pop("_target_")
     if kind not in registry.options("launcher"):

@@ -24,13 +24,16 @@ TEXT = "Über 12 naïve cafés, 東京\n\tdef f(x): return x  # 😀\r\n\x00end"
 def keeps_its_state(trial: Trial) -> str:
     """Saved and restored, the optimizers go on the same; found by trying."""
     from nocap.model.gpt import build_model
+    from nocap.run.checkpoint import Leaf
     from nocap.run.kept import kept_state, state_numbers
 
     model = build_model(trial.run, vocab_size=trial.data.vocab_size)
     kept = kept_state(trial.run, model)
     names = Counter(name.partition("/")[2] for fields in kept.values() for name in fields)
     each = state_numbers(kept, model) / sum(p.numel() for p in model.parameters())
-    return f"{each:.2f} numbers a parameter ({', '.join(names) or 'it keeps no tensors'})"
+    nests = any(leaf in (Leaf.nest, Leaf.other) for fields in kept.values() for leaf in fields.values())
+    more = ", and tensors of other sizes" if nests else ""
+    return f"{each:.2f} numbers a parameter{more} ({', '.join(names) or 'it keeps no tensors'})"
 
 
 def multiplies(trial: Trial) -> str:

@@ -82,6 +82,8 @@ def _line(trial: Trial, what: str) -> Line:
         word, detail = "skip", str(error)
     except (FailedError, ValueError) as error:
         word, detail = "FAIL", one_line(error)
-    except Exception as error:  # whatever the option does when it is tried
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # whatever the option does when it is tried; a library's panic is no Exception
         word, detail = "FAIL", one_line(f"{type(error).__name__}: {error}")
     return Line(word=word, what=what, detail=detail, seconds=time.monotonic() - began)

@@ -31,6 +31,7 @@ from nocap.paths import conf_dir
 
 T = TypeVar("T")
 
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError)  # of composing: somebody's yaml or words
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
 LOST = 70  # how torchrun's agent says to its parent that a rank was taken, not that training failed
 
@@ -113,7 +114,7 @@ def _refuse_untyped_ideas(ideas: DictConfig) -> None:
     for name in map(str, ideas):
         node = ideas._get_node(name)
         kind = node._metadata.object_type if isinstance(node, DictConfig) else None
-        if not isinstance(node, DictConfig) or not isinstance(kind, type) or not issubclass(kind, Idea):
+        if not isinstance(node, DictConfig) or not isinstance(kind, type) or not issubclass(kind, Idea) or kind is Idea:
             rule = "be an idea, whose yaml begins with '# @package ideas.NAME' and has defaults: [/schema/ideas/KIND@_here_]"
             raise ValueError(f"ideas.{name} must {rule}, got {node}")
         _refuse_unknown_keys(node, kind, f"ideas.{name}.")
@@ -137,7 +138,7 @@ def compose(overrides: list[str]) -> Run:
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return parse(hydra_compose("train", overrides))
-    except (HydraException, OmegaConfBaseException) as error:
+    except CONFIG_ERRORS as error:
         raise ValueError(explain(error)) from error
 
 
@@ -217,6 +218,10 @@ def refuse_interpolations(plain: Any) -> None:
 
 def explain(error: BaseException) -> str:
     """One line of what a person needs from Hydra's or OmegaConf's several."""
+    if isinstance(error, RecursionError):
+        return "a yaml's defaults must not choose the yaml itself: an option's begin with [/schema/GROUP/KIND@_here_]"
+    if isinstance(error, yaml.YAMLError):
+        return f"a yaml cannot be read: {' '.join(str(error).split())}"
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -231,8 +236,16 @@ def explain(error: BaseException) -> str:
     if idea := re.search(r"Could not load 'ideas/(.*)'", text):
         known = sorted(path.stem for folder in (conf_dir(), *outside.folders()) for path in (folder / "ideas").glob("*.yaml"))
         return f"ideas must be among {', '.join(known)}, got {idea.group(1)}"
+    if "Dict[str, Idea]" in text:
+        return "an idea's yaml must begin with '# @package ideas.NAME'"
+    if named := re.search(r"Could not load 'schema/(\w+)/?(\w*)'", text):
+        group, kind = named.groups()
+        have = ", ".join(registry.options(group)) if group in registry.groups() else "none"
+        return f"a yaml's defaults must be [/schema/GROUP/KIND@_here_], got schema/{group}/{kind}; the kinds there: {have}"
     if unknown := re.search(r"Key '(.*)' not in '(.*)'", lines[0] if lines else ""):
         word, schema = unknown.groups()
+        if schema in {registry.interface(group).__name__ for group in registry.groups()}:
+            return f"{key or word} is no key of every {schema.lower()}: its yaml must have defaults: [/schema/GROUP/KIND@_here_]"
         return f"{key or word} is no key of {schema.lower()}{_suggest(word, _fields(schema, key or ''))}"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{key or missing.group(1)} must be given"
@@ -264,7 +277,7 @@ def refusals() -> Iterator[None]:
     """
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except CONFIG_ERRORS as error:
         refuse(explain(error))
     except ValueError as error:
         refuse(error)

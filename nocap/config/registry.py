@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
 from types import ModuleType
@@ -79,12 +79,30 @@ def keys_that_count(what: str) -> list[str]:
 def _check(cls: type[Option], file: outside.File, others: dict[str, type[Option]]) -> None:
     if "__dataclass_fields__" not in vars(cls):
         raise ValueError(f"{file.path}: {cls.__name__} must be decorated as a dataclass: its keys would not be seen")
+    base = next(parent for parent in cls.__mro__ if parent.__bases__ == (Option,))
+    for name, method in vars(base).items():
+        if inspect.isfunction(method) and not name.startswith("_") and (mine := inspect.getattr_static(cls, name)) is not method:
+            _check_signature(file, f"{cls.__name__}.{name}", mine, method)
     taken = others.get(_kind(cls))
     if not _kind(cls) or taken is not None:
         whose = f", which is {taken.__module__}'s" if taken is not None else ""
         raise ValueError(
             f"{file.path}: {cls.__name__} must have a kind of its own, as in kind: str = {file.name!r}, got {_kind(cls)!r}{whose}"
         )
+
+
+def _check_signature(file: outside.File, name: str, mine: object, base: Callable[..., object]) -> None:
+    """A method must take what the interface's is called with."""
+    if not inspect.isfunction(mine):
+        return
+    asked = inspect.signature(base).parameters.values()
+    positional = [p.name for p in asked if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {p.name: p.name for p in asked if p.kind is p.KEYWORD_ONLY}
+    try:
+        inspect.signature(mine).bind(*positional, **named)
+    except TypeError:
+        wanted = ", ".join([*positional, *(["*"] if named else []), *named])
+        raise ValueError(f"{file.path}: {name}{inspect.signature(mine)} must take ({wanted})") from None
 
 
 def _options_of(module: ModuleType, group: str) -> Iterator[type[Option]]:

@@ -11,12 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from nocap.config.compose import EXIT_CODES, explain, parse, refusals, refuse, register
+from nocap.config.compose import CONFIG_ERRORS, EXIT_CODES, explain, parse, refusals, refuse, register
 from nocap.launch import attempt
 from nocap.launch import plan as planning
 
@@ -34,7 +32,7 @@ def cell(cfg: DictConfig) -> int:
         refuse(f"hydra/sweeper must stay nocap: its own checks, skips and resumes the cells of a grid, got {sweeper}")
     try:
         return _train(cfg, started=time.monotonic(), grid=Path(config.sweep.dir).name)
-    except (ValueError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, *CONFIG_ERRORS) as error:
         print(f"nocap: {explain(error)}", file=sys.stderr)
         return EXIT_CODES["refused"]
     except Exception:  # the edge of a cluster's job: its neighbours in the array go on, and the log has the traceback

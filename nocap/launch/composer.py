@@ -12,12 +12,10 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
-from nocap.config.compose import explain, parse
+from nocap.config.compose import CONFIG_ERRORS, explain, parse
 from nocap.config.run import Run
 from nocap.launch.grid import Compose
 
@@ -63,7 +61,7 @@ def composer(loader: ConfigLoader, config: DictConfig) -> Compose:
                 with open_dict(composed):
                     del composed["hydra"]
                 arms[words] = composed, choices
-            except (HydraException, OmegaConfBaseException) as error:
+            except CONFIG_ERRORS as error:
                 arms[words] = explain(error)
         found = arms[words]
         if isinstance(found, str):
@@ -77,7 +75,7 @@ def composer(loader: ConfigLoader, config: DictConfig) -> Compose:
             for override in parser.parse_overrides(seeds):
                 OmegaConf.update(cfg, "seed", override.value())
             return parse(cfg), choices
-        except (HydraException, OmegaConfBaseException) as error:
+        except CONFIG_ERRORS as error:
             raise ValueError(explain(error)) from error
 
     return compose

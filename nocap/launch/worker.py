@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nocap import outside
 from nocap.books import Outcome
 from nocap.config.compose import EXIT_CODES, LOST, load, to_plain
 from nocap.config.keys import InputError
@@ -183,6 +184,7 @@ def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, sta
     """The traceback into the log, a line on stderr, the status into the summary."""
     refused = isinstance(error, InputError)
     line = str(error) if refused or isinstance(error, OSError) else f"{type(error).__name__}: {error}".splitlines()[0]
+    line += _place_outside(error)
     if world.size > 1 and isinstance(error, RuntimeError):  # from a collective, as a rule: who is it that did not come?
         line += f" (furthest behind: {behind})"
     with suppress(OSError), (run_dir / "train.log").open("a") as file:  # a full disk may be what failed
@@ -192,6 +194,13 @@ def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, sta
     if world.is_main or not refused:  # all ranks refuse for the same reason
         print(f"nocap: rank {world.rank}: {line}" if world.size > 1 and not refused else f"nocap: {line}", file=sys.stderr)
     return "refused" if refused else "failed"
+
+
+def _place_outside(error: Exception) -> str:
+    """Where in a file from outside the error came up, if there."""
+    mine = {str(file.path) for file in outside.files()}
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in mine]
+    return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
 
 
 def _catch_signals() -> list[int]:

@@ -232,6 +232,8 @@ def check_plugged_in(run: Run, model: LanguageModel) -> None:
             if own and not plugged[builder]:
                 rule = f"have a part for its {own[0]}: from its {builder}, in model.kind={run.model.kind}"
                 raise InputError(f"ideas.{name} must {rule}, and has none")
+            if plugged[builder] and not own:
+                raise InputError(f"ideas.{name} must have a joint for what its {builder} made: one of {', '.join(joints)}")
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from nocap.config.keys import InputError
-from nocap.optimizer import Kind, Optimizers, build_optimizers, kinds_of, set_lr
+from nocap.optimizer import Optimizers, build_optimizers, kinds_of, set_lr
 from nocap.run import checkpoint
 from nocap.run.checkpoint import Kept, Leaf
 
@@ -17,19 +18,39 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 
+SMALL = 4  # numbers a side
+WHOLE = 50_000_000  # parameters that a second and third copy of are not too many
+
+
 class HiddenStateError(InputError):
     """An optimizer remembers what a checkpoint does not hold."""
 
 
 def kept_state(run: Run, model: nn.Module) -> Kept:
-    """What the run's optimizers keep of each kind of parameter: found by training small ones of the model's names.
+    """What the run's optimizers keep of each kind of parameter: found by training a copy of the model with small parameters.
 
-    They are saved, restored beside themselves and trained on: what then differs is a state that a checkpoint does not hold.
+    It is saved, restored beside itself and trained on: what then differs is a state that a checkpoint does not hold. An optimizer that
+    needs the parameters' own sizes is tried on those, where they are not too many.
 
     Errors:
-        HiddenStateError: the optimizers cannot be saved and restored bit for bit.
+        InputError: the optimizers cannot be tried, or not be saved and restored bit for bit.
     """
-    twins = [_small(model) for _ in range(2)]
+    sizes = sum(p.numel() for p in model.parameters())
+    for side in (SMALL, None) if sizes <= WHOLE else (SMALL,):
+        try:
+            return _tried(run, model, side=side)
+        except InputError:
+            raise
+        except Exception as error:  # whatever an optimizer from outside does with sizes that are not its model's
+            failure = error
+    line = f"{type(failure).__name__}: {failure}".splitlines()[0]
+    raise HiddenStateError(
+        f"optimizer.kind={run.optimizer.kind} must be one that can be tried on a copy of the model with {SMALL} numbers a side, got {line}"
+    ) from failure
+
+
+def _tried(run: Run, model: nn.Module, *, side: int | None) -> Kept:
+    twins = [_copy(model, side) for _ in range(2)]
     optimizers = [build_optimizers(run, twin) for twin in twins]
     set_lr([optimizer for each in optimizers for optimizer in each], 1e-3 / run.optimizer.lr)  # a rate that goes astray is not the question
     for step in range(2):
@@ -39,8 +60,8 @@ def kept_state(run: Run, model: nn.Module) -> Kept:
         checkpoint.restore(twins[1], optimizers[1], tensors=tensors, plain=json.loads(checkpoint.as_json(plain)))
     except checkpoint.UnsavableError as error:
         raise HiddenStateError(f"optimizer.kind={run.optimizer.kind} must keep tensors and plain values, {error}") from error
-    found: Kept = {kind: {} for kind in kinds_of(model).values()}
     named, kinds = dict(twins[0].named_parameters()), kinds_of(model)
+    found: Kept = {kind: {} for kind in kinds.values()}
     for key, tensor in tensors["optimizer.safetensors"].items():
         index, name, *path = key.split("/")
         found[kinds[name]][f"{index}/{path[0]}"] = _leaf(tensor, named[name]) if len(path) == 1 else Leaf.nest
@@ -65,27 +86,16 @@ def state_numbers(kept: Kept, model: nn.Module) -> int:
     return sum(p.numel() * list(kept[kinds[name]].values()).count(Leaf.whole) for name, p in model.named_parameters())
 
 
-def _small(model: nn.Module) -> nn.Module:
-    """Parameters of four numbers a side, by the model's own names, one of each kind."""
-    root, seen = nn.Module(), set[Kind]()
-    kinds = kinds_of(model)
-    for name, p in model.named_parameters():
-        if kinds[name] in seen:
-            continue
-        seen.add(kinds[name])
-        *path, last = name.split(".")
-        place = root
-        for word in path:
-            if word not in dict(place.named_children()):
-                place.add_module(word, nn.Module())
-            place = place.get_submodule(word)
-        shape = torch.Size(min(4, n) for n in p.shape)
-        small = nn.Parameter(torch.linspace(-1, 1, shape.numel()).reshape(shape))
-        if kinds[name][1] and path:  # optimizers tell a table by its module
-            root.get_submodule(".".join(path[:-1])).add_module(path[-1], nn.Embedding.from_pretrained(small, freeze=False))
-        else:
-            place.register_parameter(last, small)
-    return root
+def _copy(model: nn.Module, side: int | None) -> nn.Module:
+    """The model on the CPU with parameters of so many numbers a side, or of their own sizes: its modules, names and tables as they are."""
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for p in model.parameters():
+        shape = torch.Size(n if side is None else min(side, n) for n in p.shape)
+        memo[id(p)] = nn.Parameter(torch.linspace(-1, 1, shape.numel()).reshape(shape), requires_grad=p.requires_grad)
+    for module in model.modules():
+        if (compiled := vars(module).get("_compiled_call_impl")) is not None:
+            memo[id(compiled)] = None
+    return copy.deepcopy(model, memo)
 
 
 def _update(model: nn.Module, optimizers: Optimizers, step: int) -> None:

@@ -9,12 +9,10 @@ from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
-from nocap.config.compose import explain, parse, register, to_plain
+from nocap.config.compose import CONFIG_ERRORS, explain, parse, register, to_plain
 from nocap.config.keys import require
 from nocap.config.registry import keys_that_count
 from nocap.config.run import Run
@@ -58,7 +56,7 @@ def _composed(words: tuple[str, ...], state: str) -> tuple[Run, Choices]:
         with open_dict(cfg):
             del cfg["hydra"]
         return parse(cfg), choices
-    except (HydraException, OmegaConfBaseException) as error:
+    except CONFIG_ERRORS as error:
         raise ValueError(explain(error)) from error
 
 
