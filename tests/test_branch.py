@@ -106,6 +106,7 @@ def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> No
     assert "already finished: nothing to train; trainer.keep_steps: it has no checkpoint of [10]" in again.out
 
 
+@pytest.mark.slow
 def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, door: Door) -> None:
     words = (*SMALL, *MUON, "trainer.checkpoint_every=10")
     longer = (*words, "schedule=wsd", *WARM, "trainer.steps=60", "schedule.decay_steps=52")  # to be disturbed in
@@ -125,6 +126,7 @@ def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, do
     same_as_whole(the_run(out), the_run(tmp_path / "whole"), steps=60)
 
 
+@pytest.mark.slow
 def test_branch_killed_before_its_first_checkpoint_begins_again_and_counts_the_time(tmp_path: Path, door: Door, trunk: Trunk) -> None:
     words = (*SMALL, *BRANCH, trunk.word, "trainer.checkpoint_every=0", f"output_dir={tmp_path / 'out'}")
     first = door(*words)
