@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.trainer import Device, Precision
-from nocap.run.record import write_json
 from nocap.speed.arms import Arm, compose_arm
 from nocap.speed.clock import Clock
 from nocap.speed.contestant import Contestant
 from nocap.speed.measure import bench
-from nocap.step import Update
+from nocap.store.record import write_json
+from nocap.training.step import Update
 
 WORDS = ["model=nano", "trainer.device=cpu", "trainer.micro_batch=4", "trainer.batch_tokens=512"]
 PLANTED = {"planted 10%": 0.10, "planted 1%": 0.01, "the same": 0.0}

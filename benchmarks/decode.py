@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-from nocap import hardware
-from nocap.comparison.text import table
+from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.generation.engine import Cached, Engine, Recompute
 from nocap.generation.latency import allocated_bytes, random_prompt
 from nocap.generation.sample import Sampler, generate
+from nocap.judge.text import table
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 

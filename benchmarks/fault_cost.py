@@ -18,19 +18,19 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.compose import compose
+from nocap.config.paths import cache_root
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
 from nocap.data.prepare import prepare
-from nocap.paths import cache_root
-from nocap.run import checkpoint
-from nocap.run.beats import Beats
-from nocap.run.ledger import Ledger
-from nocap.run.record import Metrics
-from nocap.run.spikes import Spikes
-from nocap.run.world import join
-from nocap.step import Job, build, configure_numerics, take_step
+from nocap.store.record import Metrics
+from nocap.training import checkpoint
+from nocap.training.beats import Beats
+from nocap.training.ledger import Ledger
+from nocap.training.spikes import Spikes
+from nocap.training.step import Job, build, configure_numerics, take_step
+from nocap.training.world import join
 
 WORDS = ("tracker=none", "model=d12", "tokenizer=gpt2", "data=synthetic", "trainer.device=cpu", "trainer.threads=1", "model.seq_len=512")
 CADENCE = compose([*WORDS]).trainer.checkpoint_every

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import ActivationCheckpointing
 from nocap.model.gpt import GPT, Head, build_model
-from nocap.run.memory import MIB, saved_for_backward
-from nocap.step import autocast
+from nocap.training.memory import MIB, saved_for_backward
+from nocap.training.step import autocast
 
 VOCAB = 50257  # GPT-2's
 

@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.trainer import Device
 
 CELL = (

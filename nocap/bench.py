@@ -52,11 +52,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _bench(options: argparse.Namespace) -> bool:
     """Whether every arm that could be timed was: one that failed for another reason than memory is a failure."""
-    from nocap.run.record import check_writable, write_json, writing
+    from nocap.judge.stats import signed_rank_needs
     from nocap.speed.arms import compose_arms, refuse_ranks
     from nocap.speed.suite import suite
     from nocap.speed.verdict import confidence_for
-    from nocap.stats import signed_rank_needs
+    from nocap.store.record import check_writable, write_json, writing
 
     refuse_ranks()
     require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config.keys import require
-from nocap.files import write_file
-from nocap.run.record import write_json, writing
+from nocap.store.files import write_file
+from nocap.store.record import write_json, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +43,8 @@ def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
         import pandas as pd
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("a data frame needs pandas: pip install 'pandas>=2'") from error
-    from nocap.comparison.rows import rows
-    from nocap.comparison.runs import load
+    from nocap.judge.rows import rows
+    from nocap.store.runs import load
 
     return pd.DataFrame(rows(load([paths] if isinstance(paths, str | Path) else paths).records))
 
@@ -77,9 +77,9 @@ def _check_together(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from nocap.comparison.compare import compare
-    from nocap.comparison.runs import load
-    from nocap.comparison.text import render
+    from nocap.judge.compare import compare
+    from nocap.judge.text import render
+    from nocap.store.runs import load
 
     if options.target is not None and not 0 < options.target < math.inf:
         raise ValueError(f"--target must be a loss above 0, got {options.target}")
@@ -89,12 +89,12 @@ def _compare(options: argparse.Namespace) -> int:
     if options.json:
         _write_json(options.json, comparison)
     if options.csv:
-        from nocap.comparison.rows import rows, to_csv
+        from nocap.judge.rows import rows, to_csv
 
         with writing("--csv", options.csv):
             write_file(options.csv, to_csv(rows(found.records)).encode())
     if options.html:
-        from nocap.comparison import report
+        from nocap.judge import report
 
         with writing("--html", options.html):
             report.write(comparison, options.html)
@@ -102,7 +102,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from nocap.comparison.runs import load
+    from nocap.store.runs import load
     from nocap.study.from_runs import plan_from, render
 
     planned = plan_from(load(options.paths), effect=options.effect, power=options.power)
@@ -113,8 +113,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _why(options: argparse.Namespace) -> int:
-    from nocap.comparison.runs import find_one
-    from nocap.comparison.why import tell, why
+    from nocap.judge.why import tell, why
+    from nocap.store.runs import find_one
 
     found = why(*(find_one(path) for path in options.why))
     print(tell(found))

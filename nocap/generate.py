@@ -10,14 +10,15 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap import hardware, outside
-from nocap.comparison.runs import find_one
+from nocap import outside
+from nocap.config import hardware
 from nocap.config.trainer import Device, Precision
 from nocap.generation.request import Generate
 from nocap.generation.text import Sample, for_a_terminal
 from nocap.launch.plan import COPIES
 from nocap.options.attention import kernel_name
-from nocap.run.record import write_json, writing
+from nocap.store.record import write_json, writing
+from nocap.store.runs import find_one
 
 if TYPE_CHECKING:
     from nocap.generation.load import Trained
@@ -150,9 +151,9 @@ def _latency(
     """Time each batch size, print the table and leave it in the run's folder. Without a prompt, half the context is random tokens."""
     import torch
 
-    from nocap.comparison.text import table
     from nocap.generation import latency
     from nocap.generation.sample import Sampler
+    from nocap.judge.text import table
 
     model, run = trained.model, trained.run
     context, device = run.model.seq_len, next(model.parameters()).device

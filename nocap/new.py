@@ -12,8 +12,8 @@ from pathlib import Path
 from nocap import outside
 from nocap.config import registry
 from nocap.config.keys import require
-from nocap.files import write_file
-from nocap.paths import PACKAGE, conf_dir
+from nocap.config.paths import PACKAGE, conf_dir
+from nocap.store.files import write_file
 
 TEMPLATES = PACKAGE / "templates"
 VALUES = ("true", "false", "null", "nan", "inf")  # as the command line reads them: no names

@@ -142,8 +142,8 @@ def _installed() -> list[Path]:
 
 
 def _set(used: Sequence[Path]) -> None:
+    from nocap.config.paths import conf_dir
     from nocap.config.registry import groups
-    from nocap.paths import conf_dir
 
     rows: dict[tuple[str, str], dict[str, str]] = {}
     seen = {(group, path.name): path for group in groups() for path in (conf_dir() / place(group)).glob("*.yaml")}

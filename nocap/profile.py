@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
-from nocap.paths import conf_dir
-from nocap.run.record import read_json, write_json
+from nocap.config.paths import conf_dir
+from nocap.store.record import read_json, write_json
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -84,7 +84,7 @@ def _hydra(options: argparse.Namespace, words: list[str]) -> None:
     import hydra
 
     from nocap.config.compose import parse, refusals, register
-    from nocap.run.words import flags_first
+    from nocap.config.flags import flags_first
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to the door

@@ -13,9 +13,9 @@ import hydra  # noqa: E402
 
 from nocap import outside  # noqa: E402
 from nocap.config.compose import refusals, refuse, register  # noqa: E402
+from nocap.config.flags import flags_first  # noqa: E402
+from nocap.config.paths import conf_dir  # noqa: E402
 from nocap.launch import cell  # noqa: E402
-from nocap.paths import conf_dir  # noqa: E402
-from nocap.run.words import flags_first  # noqa: E402
 
 cell.STARTED = STARTED
 

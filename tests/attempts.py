@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from nocap.run.record import Metrics
+from nocap.store.record import Metrics
 from tests.conftest import MEDIUM, REPO, rows_of
 
 DEADLINE_S = 90.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
-from nocap import stats
+from nocap.judge import stats
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 

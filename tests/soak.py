@@ -24,7 +24,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nocap.run import checkpoint
+from nocap.training import checkpoint
 from tests.attempts import processes, spawn, state_of
 from tests.conftest import MEDIUM, the_run
 

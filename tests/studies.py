@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from nocap.comparison.runs import Curve, Record
+from nocap.store.runs import Curve, Record
 from nocap.study.spec import Study, load
 from tests.conftest import SMALL
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nocap.config.compose import compose
+from nocap.config.paths import conf_dir
 from nocap.model.attention import CausalSelfAttention, fused, materialized
 from nocap.model.gpt import Context, build_model
 from nocap.model.sliding import blocks, flex, prepare_flex
 from nocap.options.attention.softmax import Kernel
-from nocap.paths import conf_dir
 
 HEADS = [(4, 4), (6, 2), (4, 1)]  # H, K
 LENGTHS = [1, 2, 63, 64, 65, 130, 200]  # around the smallest block and its multiples

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nocap.config.compose import compose
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Precision
 from nocap.data.batches import microbatches
 from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.model.loss import Loss
-from nocap.optimizer import build_optimizers
 from nocap.options.attention.softmax import Kernel, Softmax
 from nocap.options.data import Order
 from nocap.options.mlp.feedforward import Activation, Feedforward
@@ -26,8 +26,8 @@ from nocap.options.optimizer.adamw import AdamW, Decay
 from nocap.options.position.rope import Rope
 from nocap.options.schedule.wsd import Wsd
 from nocap.options.tokenizer.vocabulary import Vocabulary
-from nocap.paths import conf_dir
-from nocap.step import autocast
+from nocap.training.optimizer import build_optimizers
+from nocap.training.step import autocast
 
 VOCAB = 97
 SMALL = ["model.n_layer=2", "model.n_head=3", "model.d_model=48", "model.seq_len=64", "trainer.device=cpu", "trainer.threads=1"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.trainer import Device, Precision
 from nocap.speed.arms import compose_arms
 from nocap.speed.clock import Clock

@@ -17,8 +17,8 @@ import pytest
 
 from nocap.config.compose import compose
 from nocap.launch.plan import plan
-from nocap.run import checkpoint
-from nocap.run.record import read_json, write_json
+from nocap.store.record import read_json, write_json
+from nocap.training import checkpoint
 from tests.attempts import attempt, state_of, steady
 from tests.conftest import REPO, SMALL, Door, rows_of, the_run
 

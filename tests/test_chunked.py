@@ -23,7 +23,7 @@ from nocap.model import chunked
 from nocap.model.chunked import chunked_cross_entropy
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
-from nocap.run import memory
+from nocap.training import memory
 from tests.attempts import equal_within
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 from tests.test_combinations import losses, small

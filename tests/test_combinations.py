@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from nocap.config.compose import compose
+from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.prepare import prepare
-from nocap.loop import warm_up
-from nocap.paths import cache_root
-from nocap.run.ledger import Ledger
-from nocap.run.world import join
-from nocap.step import Job, build, configure_numerics, take_step
+from nocap.training.ledger import Ledger
+from nocap.training.loop import warm_up
+from nocap.training.step import Job, build, configure_numerics, take_step
+from nocap.training.world import join
 from tests.conftest import REPO
 
 STEPS = 8

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from nocap import hardware
-from nocap.config import registry
+from nocap.config import hardware, registry
 from nocap.config.compose import compose, dump, load, to_plain
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.model.gpt import GPT, build_model
-from nocap.optimizer import build_optimizers, set_lr
 from nocap.options.attention.softmax import Kernel
-from nocap.paths import conf_dir
+from nocap.training.optimizer import build_optimizers, set_lr
 
 OPTIONS = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in sorted(conf_dir().iterdir()) if folder.is_dir()}
 EXPERIMENTS = OPTIONS.pop("experiment")

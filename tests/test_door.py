@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nocap.config.hardware import cuda_devices
 from nocap.data.shards import write_shard
-from nocap.hardware import cuda_devices
 from tests.conftest import MEDIUM, SMALL, Door, Undisturbed
 
 SHARDS = ("data=shards", "data.val=val.bin")

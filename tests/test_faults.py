@@ -26,13 +26,13 @@ import numpy as np
 import pytest
 import yaml
 
-from nocap.comparison import report
 from nocap.config.compose import load
 from nocap.data.shards import scan, write_shard
-from nocap.run import checkpoint
-from nocap.run.ledger import LINES
-from nocap.run.record import Metrics
-from nocap.run.spikes import ENOUGH, SIGMAS, WINDOW, Spikes
+from nocap.judge import report
+from nocap.store.record import Metrics
+from nocap.training import checkpoint
+from nocap.training.ledger import LINES
+from nocap.training.spikes import ENOUGH, SIGMAS, WINDOW, Spikes
 from tests.attempts import Attempt, attempt, equal_within, processes, stamp, state_of, steady, wait_until
 from tests.conftest import FAULTS, MEDIUM, REPO, SMALL, Door, Finished, Undisturbed, rows_of, the_run
 from tests.made_grid import EVIL, made, poisoned
@@ -302,7 +302,7 @@ def test_03_each_of_300_flipped_bits_is_detected(tmp_path: Path) -> None:
 
 
 def test_04_flipped_cut_or_missing_files_are_named(preempted: tuple[Path, Finished], tmp_path: Path) -> None:
-    from nocap.run.checkpoint import find
+    from nocap.training.checkpoint import find
 
     root = the_run(preempted[0]) / "checkpoints"
     sound = find(root)
@@ -329,7 +329,7 @@ def test_04_flipped_cut_or_missing_files_are_named(preempted: tuple[Path, Finish
 
 
 def test_05_only_valid_checkpoints_are_counted(preempted: tuple[Path, Finished], tmp_path: Path) -> None:
-    from nocap.run.checkpoint import prune
+    from nocap.training.checkpoint import prune
 
     root = tmp_path / "checkpoints"
     source = sorted((the_run(preempted[0]) / "checkpoints").iterdir())[0]
@@ -871,7 +871,7 @@ def test_23_malformed_inputs_are_each_one_line(tmp_path: Path, undisturbed: Undi
     """40 shards, 30 configs, 30 checkpoints, each with something else wrong → each refused in one line that names the file."""
     import torch
 
-    from nocap.run.kept import kept_state
+    from nocap.training.kept import kept_state
 
     chance, lines = random.Random(100), []
     write_shard(tmp_path / "sound.bin", np.arange(3000) % 257)

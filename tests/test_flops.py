@@ -5,10 +5,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nocap.config.compose import compose
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
-from nocap.paths import conf_dir
 
 D12 = ["model=d12", "attention=flash", "trainer.micro_batch=1"]
 MLPS = sorted(path.stem for path in (conf_dir() / "mlp").glob("*.yaml"))

@@ -214,7 +214,7 @@ def test_on_a_terminal_one_text_streams(trained: Path, tmp_path: Path):
 def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A fresh model in place of the trained one: what counts is the vocabulary."""
     from nocap.model.gpt import build_model
-    from nocap.run import checkpoint
+    from nocap.training import checkpoint
 
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "tiktoken"))
     config = trained / "config.yaml"

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from nocap.config.compose import compose
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.generation.engine import Cached, Engine, Recompute
 from nocap.generation.sample import Sampler, generate
 from nocap.model.gpt import GPT, build_model
-from nocap.paths import conf_dir
 
 VOCAB = 50
 OPTIONS = sorted(path.stem for path in (conf_dir() / "attention").glob("*.yaml"))

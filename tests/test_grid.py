@@ -15,12 +15,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from nocap.config.compose import compose, load
+from nocap.config.flags import flags_first
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.launch.composer import composer
 from nocap.launch.grid import Grid, RefusedError, check
 from nocap.launch.worker import _facts
-from nocap.paths import conf_dir
-from nocap.run.words import flags_first
 from tests.attempts import on_a_terminal, processes, wait_until
 from tests.conftest import Door
 from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained
@@ -280,5 +280,5 @@ def test_only_the_first_rank_imports_wandb(tmp_path: Path, door: Door) -> None:
     env = {"HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPROFILEIMPORTTIME": "1"}
     done = door(*words, "tracker=wandb", "trainer.devices=2", f"output_dir={tmp_path / 'out'}", env=env)
     assert done.code == 0
-    counts = {name: len(re.findall(rf"\| +{name}$", done.err, re.M)) for name in ("nocap.loop", "wandb")}
-    assert counts == {"nocap.loop": 3, "wandb": 1}  # the agent imports the story as well
+    counts = {name: len(re.findall(rf"\| +{name}$", done.err, re.M)) for name in ("nocap.training.loop", "wandb")}
+    assert counts == {"nocap.training.loop": 3, "wandb": 1}  # the agent imports the story as well

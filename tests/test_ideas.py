@@ -12,20 +12,20 @@ import torch
 from nocap import outside
 from nocap.config.compose import compose, to_plain
 from nocap.config.keys import InputError
+from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
 from nocap.generation.engine import Cached, Recompute, UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
-from nocap.optimizer import build_optimizers, rates, set_lr
-from nocap.paths import cache_root
-from nocap.run import checkpoint
-from nocap.run.checkpoint import Leaf
-from nocap.run.identity import digest, identity_parts
-from nocap.run.kept import HiddenStateError, kept_state
-from nocap.run.ledger import Ledger
-from nocap.run.world import join
-from nocap.step import Job, Trainee, build, take_step, validate
+from nocap.store.identity import digest, identity_parts
+from nocap.training import checkpoint
+from nocap.training.checkpoint import Leaf
+from nocap.training.kept import HiddenStateError, kept_state
+from nocap.training.ledger import Ledger
+from nocap.training.optimizer import build_optimizers, rates, set_lr
+from nocap.training.step import Job, Trainee, build, take_step, validate
+from nocap.training.world import join
 from tests.conftest import REPO, SMALL
 
 STRANGERS = REPO / "tests" / "strangers"

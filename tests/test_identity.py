@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
+from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
-from nocap.loop import train
-from nocap.paths import cache_root
-from nocap.run.identity import config_that_counts
-from nocap.run.source import QUIET, digest, module_path, source_hashes
-from nocap.run.world import join
 from nocap.speed.arms import step_config
-from nocap.step import Job
+from nocap.store.identity import config_that_counts
+from nocap.store.source import QUIET, digest, module_path, source_hashes
+from nocap.training.loop import train
+from nocap.training.step import Job
+from nocap.training.world import join
 from tests.attempts import attempt
 from tests.conftest import REPO, SMALL
 
@@ -87,7 +87,7 @@ def test_every_room_that_a_run_enters_counts_or_is_quiet_for_a_reason(executed: 
     rooms = {module.removesuffix(".__init__") for module in executed}
     unknown = {room for room in rooms - all_hashed() if room not in QUIET and not room.startswith("nocap.config.")}
     assert not unknown
-    assert rooms >= {"nocap.step", "nocap.loop", "nocap.model.gpt", "nocap.model.sliding", "nocap.options.optimizer.muon"}
+    assert rooms >= {"nocap.training.step", "nocap.training.loop", "nocap.model.gpt", "nocap.model.sliding", "nocap.options.optimizer.muon"}
 
 
 def mutants(source: str, lines: set[int]) -> Iterator[tuple[int, str]]:
@@ -145,7 +145,7 @@ def checkout(tmp_path: Path) -> Path:
 ASK = """
 import json, sys
 from nocap.config.compose import compose
-from nocap.run.identity import digest, identity_parts
+from nocap.store.identity import digest, identity_parts
 for words in json.loads(sys.argv[1]):
     print(digest(identity_parts(compose(words), data_fingerprint="data")))
 """
@@ -182,14 +182,16 @@ def a_new_option(checkout: Path) -> None:
 
 HARMLESS = {
     "a version": replaced("nocap/__init__.py", '__version__ = "', '__version__ = "9.'),
-    "a GPU's peak": replaced("nocap/hardware.py", 'r"A100": (312.0', 'r"A100": (313.0'),
-    "a report's word": replaced("nocap/comparison/text.py", "baseline", "base line"),
+    "a GPU's peak": replaced("nocap/config/hardware.py", 'r"A100": (312.0', 'r"A100": (313.0'),
+    "a report's word": replaced("nocap/judge/text.py", "baseline", "base line"),
     "an error's text": replaced("nocap/options/mlp/feedforward.py", '"be above 0"', '"be more than 0"'),
     "a rule's text": replaced("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
-    "what is said": replaced("nocap/loop.py", "resuming from step", "going on from step"),
-    "a comment": replaced("nocap/step.py", "# --- the step ---", "# --- a step ---"),
+    "what is said": replaced("nocap/training/loop.py", "resuming from step", "going on from step"),
+    "a comment": replaced("nocap/training/step.py", "# --- the step ---", "# --- a step ---"),
     "the tracker": replaced("nocap/options/tracker/wandb.py", "PROBE_TIMEOUT_S = 3.0", "PROBE_TIMEOUT_S = 4.0"),
-    "the checkpoint's writer": replaced("nocap/run/checkpoint.py", "for last_try in (False, True)", "for last_try in (False, False, True)"),
+    "the checkpoint's writer": replaced(
+        "nocap/training/checkpoint.py", "for last_try in (False, True)", "for last_try in (False, False, True)"
+    ),
     "a new option": a_new_option,
     "another option": replaced("nocap/options/position/learned.py", "x_BTC + table[where]", "x_BTC + 2 * table[where]"),
 }

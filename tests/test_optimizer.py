@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.model.gpt import GPT, build_model
-from nocap.optimizer import build_optimizers, set_lr
+from nocap.training.optimizer import build_optimizers, set_lr
 
 EVERYTHING = ["model=nano", "norm=layernorm", "position=learned", "model.tie_head=false", "trainer.device=cpu"]
 

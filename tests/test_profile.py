@@ -23,12 +23,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nocap import profile as profile_door
 from nocap.config.compose import compose
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.data.batches import microbatches
+from nocap.measure.roof import Roof
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.loss import Loss
-from nocap.paths import conf_dir
 from nocap.profiling import ceilings, difference, report, session, text, timeline
 from nocap.profiling.ceilings import Cost
 from nocap.profiling.count import Count, Work, count
@@ -36,7 +37,6 @@ from nocap.profiling.curve import attention_ms, exponent, with_window
 from nocap.profiling.measure import measure
 from nocap.profiling.names import MODEL_PARTS, PARTS
 from nocap.profiling.parts import MARK, Ranges
-from nocap.roof import Roof
 from tests.conftest import REPO, Door
 from tests.test_report_browser import CHROMIUM, FLAGS
 

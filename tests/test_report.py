@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nocap.comparison import report
-from nocap.comparison import report_words as words
+from nocap.judge import report
+from nocap.judge import report_words as words
 from tests.made_grid import ATTENTION, EVIL, MLP, effect, made, poisoned
 
 

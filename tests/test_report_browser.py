@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nocap.comparison import report
+from nocap.judge import report
 from tests.made_grid import EVIL, made, poisoned
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
-from nocap.run.identity import config_that_counts, digest, identity_parts
-from nocap.run.ledger import LINES
+from nocap.store.identity import config_that_counts, digest, identity_parts
+from nocap.training.ledger import LINES
 from tests.attempts import on_a_terminal
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of
 
@@ -112,7 +112,7 @@ def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None
     assert {"identity", "parts", "data", "hardware", "versions", "git", "attempts"} <= set(manifest)
     assert set(manifest["parts"]) == {"config", "source", "data", "environment"}
     assert digest(manifest["parts"]) == manifest["identity"] == summary_of(undisturbed.run_dir)["identity"]
-    assert {"nocap.loop", "nocap.model.gpt", "nocap.data.batches"} <= set(manifest["parts"]["source"])
+    assert {"nocap.training.loop", "nocap.model.gpt", "nocap.data.batches"} <= set(manifest["parts"]["source"])
     assert not any("terminal" in module or "train" in module for module in manifest["parts"]["source"])
     assert {"torch", "numpy", "python"} <= set(manifest["versions"])
     assert manifest["data"]["val_bytes_reason"]
@@ -200,9 +200,9 @@ def test_equal_arms_differ_in_nothing_but_the_seed() -> None:
 def test_code_counts_and_comments_do_not(tmp_path: Path) -> None:
     for name in ("nocap", "conf"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    loop = tmp_path / "nocap" / "loop.py"
+    loop = tmp_path / "nocap" / "training" / "loop.py"
     original = loop.read_text()
-    imports = "import json; from nocap.config.compose import compose; from nocap.run.source import source_hashes"
+    imports = "import json; from nocap.config.compose import compose; from nocap.store.source import source_hashes"
     text = f"{imports}; print(json.dumps(source_hashes(compose({[*SMALL]}))))"
 
     def hashes(source: str) -> Json:
@@ -217,7 +217,7 @@ def test_code_counts_and_comments_do_not(tmp_path: Path) -> None:
     assert docstring != original
     assert hashes(docstring + "\n# a remark\n") == plain
     changed = hashes(original + "\nANSWER = 42\n")
-    assert {module for module in plain if plain[module] != changed[module]} == {"nocap.loop"}
+    assert {module for module in plain if plain[module] != changed[module]} == {"nocap.training.loop"}
 
 
 # --- grids -------------------------------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from nocap import bench as door
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.trainer import Device
+from nocap.judge.stats import signed_rank_needs
 from nocap.options.objective import Objective
-from nocap.run import memory
 from nocap.speed import measure, suite
 from nocap.speed.arms import Arm, compose_arm, compose_arms, step_config
 from nocap.speed.clock import Clock, clock_of
@@ -24,7 +24,7 @@ from nocap.speed.contestant import Contestant, DivergedError
 from nocap.speed.rounds import Times, interleave, order
 from nocap.speed.text import render
 from nocap.speed.verdict import LIMIT, Narrow, confidence_for, judge
-from nocap.stats import signed_rank_needs
+from nocap.training import memory
 
 NANO = ("model=nano", "trainer.device=cpu", "trainer.precision=fp32", "trainer.micro_batch=2", "trainer.batch_tokens=256")
 

@@ -1,4 +1,4 @@
-"""`nocap.stats` against textbooks, scipy and brute force."""
+"""`nocap.judge.stats` against textbooks, scipy and brute force."""
 
 import math
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from nocap import stats
-from nocap.step import bits_per_byte
+from nocap.judge import stats
+from nocap.training.step import bits_per_byte
 
 # Student's sleep data (1908): extra hours of sleep of ten patients under two drugs.
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]

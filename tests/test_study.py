@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy import stats as scipy_stats
 
-from nocap import stats
 from nocap.config.compose import explain
+from nocap.judge import stats
 from nocap.study import __main__ as study_door
 from nocap.study import trust, verdict
 from nocap.study.claim import Claim, Guard, Mechanism, Metric, Scale

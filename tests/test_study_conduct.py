@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nocap.launch.grid import Cell
-from nocap.run.record import read_json
+from nocap.store.record import read_json
 from nocap.study import budget, conduct, training, tuning
 from nocap.study.__main__ import main
 from nocap.study.budget import OVERHEAD, steps_for

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from nocap.comparison.runs import Record
 from nocap.config.compose import compose
 from nocap.model.flops import component_flops
+from nocap.store.runs import Record
 from nocap.study import board, exchange, report, text
 from nocap.study.claim import HELD, Metric
 from nocap.study.evidence import Evidence, bound, exploratory, outcome, outcomes, shortest

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nocap.run.record import read_json
+from nocap.store.record import read_json
 from nocap.study.__main__ import main
 from nocap.study.spec import load
 from tests.conftest import REPO, Finished

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
-from nocap.run.record import read_json
 from nocap.speed import measure
+from nocap.store.record import read_json
 from nocap.study import session
 from nocap.study.sessions import Session, SessionError, hold_all
 from tests.conftest import REPO

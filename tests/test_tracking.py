@@ -19,8 +19,8 @@ import pytest
 
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
-from nocap.run.secrets import redact
-from nocap.run.tracking import open_tracker
+from nocap.store.secrets import redact
+from nocap.store.tracking import open_tracker
 from tests.attempts import on_a_terminal
 
 IDENTITY = "0123abcd4567"
@@ -34,7 +34,7 @@ from pathlib import Path
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb import Wandb, WandbMode
-from nocap.run.tracking import open_tracker
+from nocap.store.tracking import open_tracker
 
 def record(n):
     return [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()[:n]]
@@ -264,7 +264,7 @@ os._exit(0)  # as a worker ends
 
 def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
-from nocap.run.tracking import track_comparison
+from nocap.store.tracking import track_comparison
 from tests.made_grid import made
 comparison = made(3)
 Path("report.html").write_text("the report")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from nocap.comparison.runs import Curve, Record, load
 from nocap.config.compose import to_plain
 from nocap.launch.runner import Result
+from nocap.store.runs import Curve, Record, load
 from nocap.study import __main__ as study_door
 from nocap.study import trust_real
 from nocap.study.arms import all_composed, composed, with_seed

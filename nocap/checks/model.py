@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocap import hardware
 from nocap.checks.trial import FailedError, SkippedError, Trial
+from nocap.config import hardware
 from nocap.config.option import said
 from nocap.config.run import Run
 from nocap.generation.engine import Cached, Recompute, engine_for, static_step
@@ -23,13 +23,13 @@ from nocap.options.attention import Attention
 from nocap.options.ideas import Idea
 from nocap.options.mlp import Mlp
 from nocap.profiling.count import count
-from nocap.run import memory
-from nocap.run.ledger import Ledger
-from nocap.run.world import join
-from nocap.step import Job, build, configure_numerics, take_step
+from nocap.training import memory
+from nocap.training.ledger import Ledger
+from nocap.training.step import Job, build, configure_numerics, take_step
+from nocap.training.world import join
 
 if TYPE_CHECKING:
-    from nocap.step import Trainee
+    from nocap.training.step import Trainee
 
 CLOSE = 1e-5  # of the largest logit
 LAYERS, COMPILED = 4, 2  # a block of four layers is compiled so often at most: once, and once more for another kind of layer

@@ -79,7 +79,7 @@ def _launcher(trial: Trial, *more: str) -> Option:
     from omegaconf import OmegaConf
 
     from nocap.config.compose import CONFIG_ERRORS, explain, register
-    from nocap.paths import conf_dir
+    from nocap.config.paths import conf_dir
 
     register()
     try:

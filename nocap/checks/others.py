@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from nocap.checks.option import chosen
 from nocap.checks.trial import FailedError, Trial
 from nocap.config.compose import to_plain
+from nocap.config.paths import cache_root
 from nocap.options.launcher import Launcher, Share
 from nocap.options.tracker import RunFacts, TrackerSession
-from nocap.paths import cache_root
 
 if TYPE_CHECKING:
     from nocap.data.prepare import Dataset
@@ -24,8 +24,8 @@ TEXT = "Über 12 naïve cafés, 東京\n\tdef f(x): return x  # 😀\r\n\x00end"
 def keeps_its_state(trial: Trial) -> str:
     """Saved and restored, the optimizers go on the same; found by trying."""
     from nocap.model.gpt import build_model
-    from nocap.run.checkpoint import Leaf
-    from nocap.run.kept import kept_state, state_numbers
+    from nocap.training.checkpoint import Leaf
+    from nocap.training.kept import kept_state, state_numbers
 
     model = build_model(trial.run, vocab_size=trial.data.vocab_size)
     kept = kept_state(trial.run, model)
@@ -95,7 +95,7 @@ def encodes(trial: Trial) -> str:
 
 def mirrors(trial: Trial) -> str:
     """Rows, a finish, a second opening as after a resume; and one that fails is one warning."""
-    from nocap.run.tracking import Guarded
+    from nocap.store.tracking import Guarded
 
     tracker, folder = trial.run.tracker, trial.room / "mirror"
     folder.mkdir()

@@ -10,10 +10,10 @@ from typing import Any
 
 from nocap.checks.trial import FailedError, SkippedError, Trial, kill, rows, wait_for
 from nocap.config.compose import compose
-from nocap.run.record import read_json
+from nocap.store.record import read_json
 
 RELATIVE = 1e-5  # of a loss, between one rank and two
-QUIET = "no mirror of this run from here on: "  # what `nocap.run.tracking` says of a tracker that failed
+QUIET = "no mirror of this run from here on: "  # what `nocap.store.tracking` says of a tracker that failed
 NOISE = ("clock/", "perf/", "memory/")
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from nocap.config.compose import compose
 from nocap.config.option import Option
+from nocap.config.paths import PACKAGE, cache_root
 from nocap.config.run import Run
 from nocap.outside import VARIABLE
-from nocap.paths import PACKAGE, cache_root
 
 if TYPE_CHECKING:
     from nocap.data.prepare import Dataset

@@ -21,13 +21,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nocap import hardware, outside
-from nocap.config import registry
+from nocap import outside
+from nocap.config import hardware, registry
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Trainer
 from nocap.options.attention.softmax import Kernel
 from nocap.options.ideas import Idea
-from nocap.paths import conf_dir
 
 T = TypeVar("T")
 

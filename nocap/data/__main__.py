@@ -9,8 +9,8 @@ from pathlib import Path
 
 from nocap import outside
 from nocap.config import registry
+from nocap.config.paths import cache_root
 from nocap.config.run import Run
-from nocap.paths import cache_root
 
 EXIT_BAD = 1  # a shard that does not verify; 2 is bad input
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nocap.data.tokens import HEADER_BYTES, MAGIC, VERSION, Shard, Tokens, counted, map_tokens, os_errors_refused
-from nocap.files import write_file
+from nocap.store.files import write_file
 
 CHUNK_BYTES = 1 << 22  # read at once in a scan; even, so that no token is split
 SCAN_FORMAT = 1

@@ -12,12 +12,12 @@ import torch
 from nocap import outside
 from nocap.config import compose
 from nocap.config.keys import InputError
+from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
-from nocap.paths import cache_root
-from nocap.run import checkpoint
-from nocap.run.record import read_json
+from nocap.store.record import read_json
+from nocap.training import checkpoint
 
 if TYPE_CHECKING:
     import tiktoken

@@ -14,11 +14,11 @@ from typing import IO, Any
 from nocap.config.compose import EXIT_CODES, LOST
 from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, write_record_head
 from nocap.launch.signals import born_deaf, heard
-from nocap.run import lock
-from nocap.run.beats import Beats
-from nocap.run.record import read_json
-from nocap.run.summary import cut_short
-from nocap.run.terminal import ending, table
+from nocap.store import lock
+from nocap.store.record import read_json
+from nocap.training.beats import Beats
+from nocap.training.summary import cut_short
+from nocap.training.terminal import ending, table
 
 LOOK_S = 0.2  # between looks at the signs of life
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.plan import Plan, outcome, plan
-from nocap.paths import cache_root
-from nocap.run.identity import digest
-from nocap.run.record import write_json
+from nocap.store.identity import digest
+from nocap.store.record import write_json
 
-FILE = "grid.json"  # nocap.comparison reads it
+FILE = "grid.json"  # nocap.store.runs reads it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

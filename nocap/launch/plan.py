@@ -14,20 +14,21 @@ from typing import Any
 
 import yaml
 
-from nocap import __version__, hardware, outside
+from nocap import __version__, outside
+from nocap.config import hardware
 from nocap.config.compose import dump, to_plain
 from nocap.config.keys import require
+from nocap.config.paths import PACKAGE, cache_root
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import target_bytes, train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.data.tokenizer import token_bytes
-from nocap.files import write_file
 from nocap.launch.trunk import Trunk, trunk_of
-from nocap.paths import PACKAGE, cache_root
-from nocap.run.identity import digest, identity_parts
-from nocap.run.record import Metrics, read_json, write_json
-from nocap.run.secrets import redact
+from nocap.store.files import write_file
+from nocap.store.identity import digest, identity_parts
+from nocap.store.record import Metrics, read_json, write_json
+from nocap.store.secrets import redact
 
 COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
 

@@ -14,7 +14,7 @@ from nocap.launch.grid import Cell, Grid, told
 from nocap.launch.plan import outcome
 from nocap.launch.signals import heard
 from nocap.options.launcher import Share, Slots
-from nocap.run.lock import HeldError
+from nocap.store.lock import HeldError
 
 POLL_S = 0.03  # between looks at the running cells: nothing beside a cell's seconds
 HELD_POLL_S = 0.5  # between looks at cells that another process is training

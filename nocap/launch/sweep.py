@@ -24,8 +24,8 @@ from nocap.launch.grid import Cell, Grid, RefusedError, check
 from nocap.launch.plan import outcome
 from nocap.launch.runner import Result, Runner
 from nocap.options.launcher import One, Slots
-from nocap.run.identity import digest
-from nocap.run.record import read_json
+from nocap.store.identity import digest
+from nocap.store.record import read_json
 
 Results = dict[str, Result]  # by identity
 
@@ -151,9 +151,9 @@ def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
     folder = os.path.relpath(grid.folder) if grid.folder.is_relative_to(Path.cwd()) else str(grid.folder)
     if any_finished:
         try:
-            from nocap.comparison.compare import compare
-            from nocap.comparison.runs import load
-            from nocap.comparison.text import render
+            from nocap.judge.compare import compare
+            from nocap.judge.text import render
+            from nocap.store.runs import load
 
             comparison = compare(load([grid.folder]))
             print(f"\n{render(comparison)}\n")
@@ -167,9 +167,9 @@ def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
 
 def _report(grid: Grid, comparison: dict[str, Any]) -> None:
     """`report.html` in the grid's folder, and with W&B a run of the group that holds the verdicts and the report."""
-    from nocap.comparison import report
+    from nocap.judge import report
     from nocap.options.tracker import RunFacts
-    from nocap.run.tracking import track_comparison
+    from nocap.store.tracking import track_comparison
 
     path = grid.folder / "report.html"
     report.write(comparison, path)

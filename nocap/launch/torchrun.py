@@ -14,11 +14,11 @@ from nocap.config.run import Run
 from nocap.launch import plan as planning
 from nocap.launch.attempt import hold
 from nocap.launch.worker import work
-from nocap.run.beats import Beats
-from nocap.run.process import leave, watch_parent
-from nocap.run.record import read_json
-from nocap.run.terminal import table
-from nocap.run.world import join
+from nocap.store.record import read_json
+from nocap.training.beats import Beats
+from nocap.training.process import leave, watch_parent
+from nocap.training.terminal import table
+from nocap.training.world import join
 
 
 def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float) -> NoReturn:

@@ -17,8 +17,8 @@ from typing import Any
 from nocap.config.compose import load
 from nocap.config.keys import require
 from nocap.config.run import Run
-from nocap.run.identity import config_that_counts, digest
-from nocap.run.record import read_json
+from nocap.store.identity import config_that_counts, digest
+from nocap.store.record import read_json
 
 KEY = "trainer.init_from"
 TENSORS = ("model.safetensors", "optimizer.safetensors")

@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from nocap import outside
-from nocap.books import Outcome
 from nocap.config.compose import EXIT_CODES, LOST, load, to_plain
 from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.data.tokens import Shard
 from nocap.launch.signals import STOP_SIGNALS, unblock
-from nocap.loop import train
 from nocap.options.tracker import RunFacts, TrackerSession
-from nocap.run import lock
-from nocap.run.beats import START_UP, Beats
-from nocap.run.process import die_with_parent, leave
-from nocap.run.record import Metrics, Row, read_json, write_json
-from nocap.run.summary import cut_short, summarize
-from nocap.run.terminal import Reporter, ending
-from nocap.run.tracking import open_tracker
-from nocap.run.world import World, join
-from nocap.step import Job
+from nocap.store import lock
+from nocap.store.record import Metrics, Row, read_json, write_json
+from nocap.store.tracking import open_tracker
+from nocap.training.beats import START_UP, Beats
+from nocap.training.books import Outcome
+from nocap.training.loop import train
+from nocap.training.process import die_with_parent, leave
+from nocap.training.step import Job
+from nocap.training.summary import cut_short, summarize
+from nocap.training.terminal import Reporter, ending
+from nocap.training.world import World, join
 
 WRITER_WAIT_S = 10.0  # a killed parent's worker needs a moment to die
 

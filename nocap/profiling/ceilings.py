@@ -15,17 +15,17 @@ from typing import Any
 from nocap import outside
 from nocap.config.compose import to_plain
 from nocap.config.option import said
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Precision
 from nocap.data.batches import microbatches
+from nocap.measure.roof import Roof
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window, kernel_name
 from nocap.options.attention.softmax import Kernel
-from nocap.paths import conf_dir
 from nocap.profiling.count import Count, Work
 from nocap.profiling.names import MODEL_PARTS
-from nocap.roof import Roof
-from nocap.run.memory import MIB
+from nocap.training.memory import MIB
 
 Composer = Callable[[Sequence[str]], Run]  # words after the user's own → the run they make
 HELD = 4  # parameters, gradients and AdamW's two moments, all as large

@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nocap.config.run import Run
+from nocap.measure.roof import Roof
 from nocap.model.counted import op_flops
 from nocap.model.gpt import build_model
 from nocap.profiling.parts import Ranges
-from nocap.roof import Roof
-from nocap.run import memory
-from nocap.run.kept import kept_state, state_numbers
-from nocap.step import autocast
+from nocap.training import memory
+from nocap.training.kept import kept_state, state_numbers
+from nocap.training.step import autocast
 
 # Operations that read some rows of an argument: (argument, what it reads instead is as large as the output).
 _GATHERS = {"embedding": "weight", "nll_loss_forward": "self", "nll_loss_backward": "self"}

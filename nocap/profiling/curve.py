@@ -11,12 +11,12 @@ import torch
 
 from nocap.config.run import Run
 from nocap.config.trainer import Precision
+from nocap.measure.roof import least_ms
 from nocap.options.attention import first_window
 from nocap.profiling.ceilings import at_length
 from nocap.profiling.measure import measurable, random_tokens
-from nocap.roof import least_ms
-from nocap.run.ledger import Ledger
-from nocap.step import autocast, build, take_step
+from nocap.training.ledger import Ledger
+from nocap.training.step import autocast, build, take_step
 
 
 def exponent(lengths: Sequence[float], costs: Sequence[float]) -> dict[str, float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nocap.comparison.text import NONE, table
+from nocap.judge.text import NONE, table
 from nocap.profiling.names import KIND, PARTS
-from nocap.run.record import SCHEMA_VERSION
+from nocap.store.record import SCHEMA_VERSION
 
 Facts = Mapping[str, Any]
 MEASURES = ("ms", "operations", "allocations", "allocated_mib", "flops", "bytes", "kept_mib")

@@ -23,10 +23,10 @@ from nocap.data.tokens import Shard
 from nocap.profiling import timeline
 from nocap.profiling.parts import MARK, STEP, Ranges
 from nocap.profiling.timeline import Timeline
-from nocap.run import memory
-from nocap.run.ledger import Ledger
-from nocap.run.world import join
-from nocap.step import Job, Trainee, build, configure_numerics, take_step
+from nocap.training import memory
+from nocap.training.ledger import Ledger
+from nocap.training.step import Job, Trainee, build, configure_numerics, take_step
+from nocap.training.world import join
 
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
 

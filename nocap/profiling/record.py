@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.compose import to_plain
 from nocap.config.option import said
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
+from nocap.measure.roof import Roof
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.profiling.count import Count, Work
 from nocap.profiling.measure import Measured, facts
 from nocap.profiling.names import KIND, MODEL_PARTS, PARTS
 from nocap.profiling.timeline import Row
-from nocap.roof import Roof
-from nocap.run.memory import MIB
+from nocap.training.memory import MIB
 
 SUMMED = ("ms", "calls", "operations", "flops", "bytes", "bound_ms", "allocations", "allocated_mib", "kept_mib")
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nocap.comparison import report_words as words
-from nocap.files import write_file
-from nocap.page import page
+from nocap.judge import report_words as words
 from nocap.profiling.names import PARTS
+from nocap.show import page
+from nocap.store.files import write_file
 
 HERE = Path(__file__).parent
 MOST_PAIRS = 16

@@ -14,6 +14,7 @@ import torch
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
+from nocap.measure.roof import Roof, measure_roof
 from nocap.options.attention import first_window
 from nocap.profiling import ceilings as bounds
 from nocap.profiling.ceilings import Composer
@@ -21,9 +22,8 @@ from nocap.profiling.count import Count, count
 from nocap.profiling.curve import curve, with_window
 from nocap.profiling.measure import measure
 from nocap.profiling.record import part_ms, record
-from nocap.roof import Roof, measure_roof
-from nocap.run.memory import MIB
-from nocap.step import configure_numerics
+from nocap.training.memory import MIB
+from nocap.training.step import configure_numerics
 
 
 def profile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nocap.comparison.text import NONE, table
+from nocap.judge.text import NONE, table
 from nocap.profiling.names import PARTS
 
 Facts = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""One arm, built and warm: the trainer's own step (`nocap.loop.take_step`) over made-up tokens."""
+"""One arm, built and warm: the trainer's own step (`nocap.training.loop.take_step`) over made-up tokens."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
-from nocap.loop import warm_up
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
-from nocap.run import memory
-from nocap.run.ledger import Ledger
-from nocap.run.world import World, join
 from nocap.speed.arms import Arm
 from nocap.speed.clock import Clock
-from nocap.step import Job, Update, build, configure_numerics, take_step
+from nocap.training import memory
+from nocap.training.ledger import Ledger
+from nocap.training.loop import warm_up
+from nocap.training.step import Job, Update, build, configure_numerics, take_step
+from nocap.training.world import World, join
 
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks say twice as much as few long ones

@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.roof import matmul_flops
-from nocap.run import memory
+from nocap.judge.stats import signed_rank_needs
+from nocap.measure.roof import matmul_flops
 from nocap.speed.arms import Arm, step_config
 from nocap.speed.clock import Clock, clock_of
 from nocap.speed.contestant import Contestant
 from nocap.speed.rounds import Times, interleave
 from nocap.speed.verdict import LIMIT, Judged, Narrow, Verdict, confidence_for, judge
-from nocap.stats import signed_rank_needs
+from nocap.training import memory
 
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from nocap.config.compose import compose
+from nocap.config.paths import conf_dir
 from nocap.config.trainer import Trainer
 from nocap.options.objective import Objective
-from nocap.paths import conf_dir
 from nocap.speed.arms import compose_arm
 from nocap.speed.clock import Clock
 
@@ -83,8 +83,8 @@ def _fits(base: list[str]) -> bool:
     """Whether the hungriest arm (scores and logits in memory) takes a step beside what all arms hold for good, with a tenth to spare."""
     import torch
 
-    from nocap.run import memory
     from nocap.speed.contestant import Contestant
+    from nocap.training import memory
 
     arm = compose_arm(base, "attention=mha trainer.compile=off")
     try:

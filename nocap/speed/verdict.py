@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nocap.config.trainer import Device
+from nocap.judge.stats import Interval, signed_rank, signed_rank_needs
 from nocap.speed.rounds import Times
-from nocap.stats import Interval, signed_rank, signed_rank_needs
 
 LIMIT = {
     Device.cpu: 0.03,

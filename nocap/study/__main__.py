@@ -110,7 +110,7 @@ def _plan(options: argparse.Namespace) -> str:
 
 def _calibrate(options: argparse.Namespace) -> str:
     """Simulated studies, unless only real comparisons were asked for. The status."""
-    from nocap.run.record import check_writable, write_json, writing
+    from nocap.store.record import check_writable, write_json, writing
 
     if options.json:
         check_writable("--json", options.json)

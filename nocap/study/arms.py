@@ -14,9 +14,9 @@ from omegaconf import DictConfig, open_dict
 from nocap import outside
 from nocap.config.compose import CONFIG_ERRORS, explain, parse, register, to_plain
 from nocap.config.keys import require
+from nocap.config.paths import conf_dir
 from nocap.config.registry import keys_that_count
 from nocap.config.run import Run
-from nocap.paths import conf_dir
 from nocap.study.spec import ENGINES, At, Study
 
 Choices = dict[str, str | None]

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from nocap.config.keys import require
-from nocap.files import write_file
+from nocap.store.files import write_file
 from nocap.study import text
 from nocap.study.report import all_results, markdown
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from nocap.config.keys import require
-from nocap.run.record import read_json, write_json
+from nocap.store.record import read_json, write_json
 from nocap.study.arms import composed
 from nocap.study.asking import all_sessions, ask
 from nocap.study.prepared import Prepared, at_budget, with_lengths

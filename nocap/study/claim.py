@@ -16,7 +16,7 @@ from typing import Any
 
 from nocap.config.keys import require
 from nocap.profiling.names import PARTS
-from nocap.run.identity import digest
+from nocap.store.identity import digest
 
 LEAST = 3  # pairs: fewer have no verdict
 

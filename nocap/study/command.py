@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.compose import EXIT_CODES, from_words
 from nocap.config.keys import require
 from nocap.config.trainer import Device

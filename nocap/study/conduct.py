@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nocap.comparison.runs import Record
+from nocap.store.runs import Record
 from nocap.study.arms import Composed, composed
 from nocap.study.asking import all_sessions
 from nocap.study.budget import within_budget

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from nocap import stats
-from nocap.comparison.runs import Record, dig
-from nocap.run.record import read_json
+from nocap.judge import stats
+from nocap.store.record import read_json
+from nocap.store.runs import Record, dig
 from nocap.study.claim import BASELINE, HELD, Claim, Metric, Rule
 from nocap.study.spec import DECODED, PROFILED, TIMED, TRAINED, Study, metrics
 from nocap.study.verdict import Ending, Outcome, Outcomes

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from nocap import stats
-from nocap.comparison.runs import dig
+from nocap.judge import stats
+from nocap.store.runs import dig
 from nocap.study.claim import LEAST
 from nocap.study.evidence import Evidence, steps_of
 from nocap.study.spec import Study

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from nocap.comparison.arms import Arm, group, setting
-from nocap.comparison.estimates import ALPHA
-from nocap.comparison.runs import Found, Record, shorten
 from nocap.config.keys import require
-from nocap.run.record import SCHEMA_VERSION
-from nocap.stats import pooled_sd
+from nocap.judge.arms import Arm, group, setting
+from nocap.judge.estimates import ALPHA
+from nocap.judge.stats import pooled_sd
+from nocap.store.record import SCHEMA_VERSION
+from nocap.store.runs import Found, Record, shorten
 from nocap.study.claim import Metric, Scale
 from nocap.study.plan import parse_amount, plan
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from nocap.config.keys import require
-from nocap.stats import n_required, power_of
+from nocap.judge.stats import n_required, power_of
 from nocap.study.claim import LEAST, Scale
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nocap.comparison.runs import Record
 from nocap.config.keys import require
+from nocap.store.runs import Record
 from nocap.study import arms as arming
 from nocap.study.arms import Composed, all_composed, check_fair, composed
 from nocap.study.claim import BASELINE, TO_TARGET, Metric

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.files import write_file
-from nocap.run.record import read_json, write_json
+from nocap.store.files import write_file
+from nocap.store.record import read_json, write_json
 from nocap.study import text
 from nocap.study.spec import Study
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
-from nocap import stats
-from nocap.comparison.runs import Record, dig
+from nocap.judge import stats
 from nocap.launch.plan import git_state
+from nocap.store.runs import Record, dig
 from nocap.study import exchange
 from nocap.study.arms import Composed
 from nocap.study.claim import BASELINE, LEAST, Claim, Metric, Rule, Scale

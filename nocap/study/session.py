@@ -14,14 +14,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.option import said
 from nocap.config.run import Run
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window, kernel_name
-from nocap.run.record import read_json, write_json
 from nocap.speed.arms import Arm, step_config
+from nocap.store.record import read_json, write_json
 
 Facts = dict[str, Any]
 Arms = Mapping[str, Sequence[str]]  # name → all its words
@@ -217,7 +217,7 @@ def rough(arms: Arms) -> Facts:
     """A guess at each arm's seconds a token, from its FLOPs and this machine's matmul peak."""
     import torch
 
-    from nocap.roof import matmul_flops
+    from nocap.measure.roof import matmul_flops
 
     runs = composed(arms)
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.compose import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.run.identity import digest
-from nocap.run.record import read_json, write_json
-from nocap.run.source import source_hashes
+from nocap.store.identity import digest
+from nocap.store.record import read_json, write_json
+from nocap.store.source import source_hashes
 
 WORKER = "nocap.study.session"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nocap.comparison.runs import shorten
-from nocap.comparison.text import table
+from nocap.judge.text import table
 from nocap.profiling.names import PARTS
+from nocap.store.runs import shorten
 
 Facts = Mapping[str, Any]
 NONE = "–"

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nocap.comparison.runs import Record, read
 from nocap.config.run import Run
 from nocap.launch.board import Board
 from nocap.launch.grid import Cell, Grid, RefusedError, check
 from nocap.launch.plan import outcome, plan
 from nocap.launch.runner import Result, Runner
 from nocap.options.launcher.pool import Devices
+from nocap.store.runs import Record, read
 from nocap.study.arms import Choices, Composed, with_seed
 
 

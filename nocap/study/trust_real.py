@@ -14,10 +14,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from nocap import hardware
-from nocap.comparison.runs import Record
+from nocap.config import hardware
 from nocap.config.keys import require
-from nocap.stats import interval, pooled_sd
+from nocap.judge.stats import interval, pooled_sd
+from nocap.store.runs import Record
 from nocap.study.arms import Composed, all_composed, check_fair, with_seed
 from nocap.study.claim import LEAST, MORE_IS_BETTER, Claim, Mechanism, Metric, Scale
 from nocap.study.evidence import Evidence, outcomes

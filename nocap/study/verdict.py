@@ -19,7 +19,7 @@ from enum import Enum
 from statistics import fmean, stdev
 
 from nocap.config.keys import require
-from nocap.stats import Interval, interval, lower_bound, n_required
+from nocap.judge.stats import Interval, interval, lower_bound, n_required
 from nocap.study.claim import LEAST, MORE_IS_BETTER, TO_TARGET, Claim, Metric, Scale
 
 POWER = 0.9  # of the seeds that would decide

@@ -1,7 +1,7 @@
 """Faults for tests, outside the product: with this folder on PYTHONPATH, each rank of a run does to itself what NOCAP_FAULT says.
 
 `kill@7,13:rank1` kills rank 1 at the steps 7 and 13, each once, for the folder NOCAP_FAULT_DIR remembers it; a `!` at the end means
-every time. Several faults are joined by `+`. Python imports this module at its start; it acts when `nocap.loop` is imported.
+every time. Several faults are joined by `+`. Python imports this module at its start; it acts when `nocap.training.loop` is imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Injector(importlib.abc.MetaPathFinder):
     """Changes the training loop just after it is imported."""
 
     def find_spec(self, name, path, target=None):
-        if name != "nocap.loop":
+        if name != "nocap.training.loop":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -46,7 +46,7 @@ def inject(loop, kind, steps, always):
         done.touch()
         return always or not again
 
-    story, books = sys.modules["nocap.step"], sys.modules["nocap.books"].Books  # where the loop finds them
+    story, books = sys.modules["nocap.training.step"], sys.modules["nocap.training.books"].Books  # where the loop finds them
     fetch, take_step, log = story.fetch, loop.take_step, books.log
 
     def fetch_or_not(job, trainee, *, step):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device

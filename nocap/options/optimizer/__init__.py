@@ -29,5 +29,5 @@ class Optimizer(Option):
         require(self.weight_decay >= 0, "optimizer.weight_decay", "be at least 0", self.weight_decay)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Optimizers that share out all of the model's parameters. `nocap.optimizer` has the usual groups."""
+        """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has the usual groups."""
         raise NotImplementedError(f"optimizer.kind={self.kind} must define build")

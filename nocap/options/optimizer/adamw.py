@@ -47,7 +47,7 @@ class AdamW(Optimizer):
         """For these parameters only."""
         import torch
 
-        from nocap.optimizer import decayed
+        from nocap.training.optimizer import decayed
 
         groups = decayed(named, self.weight_decay, everything=self.decay is Decay.all)
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)

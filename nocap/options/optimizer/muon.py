@@ -40,7 +40,7 @@ class Muon(AdamW):
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         import torch
 
-        from nocap.optimizer import hidden_matrices
+        from nocap.training.optimizer import hidden_matrices
 
         hidden = hidden_matrices(model)
         rest = {name: p for name, p in model.named_parameters() if name not in hidden}

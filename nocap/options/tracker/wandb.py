@@ -208,7 +208,7 @@ def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
 
 
 def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: float) -> Any:
-    from nocap.run.secrets import redact
+    from nocap.store.secrets import redact
 
     _forget_attempts(facts)
     said = redact(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from nocap.config.keys import require
-from nocap.optimizer import decayed
 from nocap.options.optimizer import Optimizer
+from nocap.training.optimizer import decayed
 
 
 class LionOptimizer(torch.optim.Optimizer):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import Any
 
-from nocap import stats
+from nocap.judge import stats
 
 CONFIDENCE = 0.95
 ALPHA = 0.05

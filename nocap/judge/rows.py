@@ -7,8 +7,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from nocap.comparison.arms import group, swept_keys
-from nocap.comparison.runs import Record, dig
+from nocap.judge.arms import group, swept_keys
+from nocap.store.runs import Record, dig
 
 
 def rows(records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from nocap.config.keys import InputError
-from nocap.optimizer import Optimizers, build_optimizers, kinds_of, set_lr
-from nocap.run import checkpoint
-from nocap.run.checkpoint import Kept, Leaf
+from nocap.training import checkpoint
+from nocap.training.checkpoint import Kept, Leaf
+from nocap.training.optimizer import Optimizers, build_optimizers, kinds_of, set_lr
 
 if TYPE_CHECKING:
     from nocap.config.run import Run

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nocap.optimizer import Kind, Optimizers, kinds_of
+from nocap.training.optimizer import Kind, Optimizers, kinds_of
 
 Tensors = dict[str, dict[str, Tensor]]
 Kept = dict[Kind, dict[str, "Leaf"]]  # "INDEX/FIELD" that is kept of such a parameter, and what it is

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nocap.comparison.arms import ABSENT, spell
-from nocap.comparison.runs import shorten
+from nocap.judge.arms import ABSENT, spell
+from nocap.store.runs import shorten
 
 Facts = Mapping[str, Any]
 NONE = "–"

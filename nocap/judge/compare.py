@@ -18,14 +18,13 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from nocap import stats
-from nocap.comparison import estimates, factorial, target
-from nocap.comparison.arms import Arm, changes, choose_baseline, group, swept
-from nocap.comparison.estimates import ALPHA, CONFIDENCE, LEAST_SEEDS
-from nocap.comparison.inference import inference
-from nocap.comparison.runs import COMPARED, Found, Record, shorten
-from nocap.comparison.why import check_allowed, check_measured, confounders, covers
-from nocap.run.record import SCHEMA_VERSION
+from nocap.judge import estimates, factorial, stats, target
+from nocap.judge.arms import Arm, changes, choose_baseline, group, swept
+from nocap.judge.estimates import ALPHA, CONFIDENCE, LEAST_SEEDS
+from nocap.judge.inference import inference
+from nocap.judge.why import check_allowed, check_measured, confounders, covers
+from nocap.store.record import SCHEMA_VERSION
+from nocap.store.runs import COMPARED, Found, Record, shorten
 
 Comparison = dict[str, Any]
 Measure = Callable[[Record], float | None]

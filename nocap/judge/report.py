@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nocap.comparison import report_words as words
-from nocap.comparison.arms import spell
-from nocap.comparison.report_words import Facts, get
-from nocap.files import write_file
-from nocap.page import page
+from nocap.judge import report_words as words
+from nocap.judge.arms import spell
+from nocap.judge.report_words import Facts, get
+from nocap.show import page
+from nocap.store.files import write_file
 
 HERE = Path(__file__).parent
 HUES = 7  # --hue-0 … --hue-6 in report.css; 0 is the text's colour

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from nocap.comparison.runs import Record, shorten
+from nocap.store.runs import Record, shorten
 
 ABSENT = "—"  # a key that the other option has and this one does not
 

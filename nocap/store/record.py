@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.files import write_file
+from nocap.store.files import write_file
 
 SCHEMA_VERSION = 1
 

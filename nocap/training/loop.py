@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from nocap.books import Books, Outcome, open_books, tell
 from nocap.config.keys import InputError
-from nocap.run import checkpoint, memory
-from nocap.run.kept import kept_state
-from nocap.run.ledger import Ledger
-from nocap.run.record import Metrics, Row
-from nocap.step import Job, Trainee, autocast, build, configure_numerics, no_sync, take_step, validate
+from nocap.store.record import Metrics, Row
+from nocap.training import checkpoint, memory
+from nocap.training.books import Books, Outcome, open_books, tell
+from nocap.training.kept import kept_state
+from nocap.training.ledger import Ledger
+from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, no_sync, take_step, validate
 
 
 def train(job: Job) -> Outcome:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import registry
-from nocap.run.record import SCHEMA_VERSION, read_json
+from nocap.store.record import SCHEMA_VERSION, read_json
 
 OUTPUTS = Path("outputs")  # names are looked for here
 GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}

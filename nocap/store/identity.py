@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.compose import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.run.source import source_hashes
+from nocap.store.source import source_hashes
 
 
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:

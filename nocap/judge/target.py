@@ -10,10 +10,9 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from nocap import stats
-from nocap.comparison import estimates
-from nocap.comparison.arms import Arm
-from nocap.comparison.runs import Record
+from nocap.judge import estimates, stats
+from nocap.judge.arms import Arm
+from nocap.store.runs import Record
 
 AXES = ("steps", "train_s")
 

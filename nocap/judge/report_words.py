@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from nocap.page.page import DASH
-from nocap.run.ledger import LINES
+from nocap.show.page import DASH
+from nocap.training.ledger import LINES
 
 Facts = Mapping[str, Any]
 

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
-from nocap.run import checkpoint, memory
-from nocap.run.ledger import Ledger
-from nocap.run.record import Metrics, Row
-from nocap.run.spikes import Spikes
-from nocap.step import Job, Trainee, Update, bits_per_byte
+from nocap.store.record import Metrics, Row
+from nocap.training import checkpoint, memory
+from nocap.training.ledger import Ledger
+from nocap.training.spikes import Spikes
+from nocap.training.step import Job, Trainee, Update, bits_per_byte
 
 
 @dataclass(kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from nocap.comparison.arms import Arm
-from nocap.comparison.runs import dig, number
+from nocap.judge.arms import Arm
+from nocap.store.runs import dig, number
 
 RATES = ("prefill_tokens_per_s", "decode_tokens_per_s")
 

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nocap import stats
-from nocap.comparison.arms import Arm, setting, short_keys, swept
-from nocap.comparison.estimates import ALPHA
-from nocap.comparison.why import confounders
+from nocap.judge import stats
+from nocap.judge.arms import Arm, setting, short_keys, swept
+from nocap.judge.estimates import ALPHA
+from nocap.judge.why import confounders
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,10 +20,10 @@ from nocap.data.batches import Windows, microbatches, sequences_of, train_window
 from nocap.data.tokens import Shard
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
-from nocap.optimizer import Optimizers, build_optimizers, rates, set_lr
-from nocap.run.ledger import Ledger
-from nocap.run.record import Row
-from nocap.run.world import World
+from nocap.store.record import Row
+from nocap.training.ledger import Ledger
+from nocap.training.optimizer import Optimizers, build_optimizers, rates, set_lr
+from nocap.training.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

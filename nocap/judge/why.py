@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nocap.comparison.arms import ABSENT, Arm, changes, setting, spell
-from nocap.comparison.runs import Record, dig, flat, read, shorten
 from nocap.config.registry import keys_that_count
+from nocap.judge.arms import ABSENT, Arm, changes, setting, spell
+from nocap.store.runs import Record, dig, flat, read, shorten
 
 
 def _setting(key: str, run: Record) -> str:

@@ -18,26 +18,27 @@ from pathlib import Path
 from nocap import outside
 from nocap.config.run import Run
 
-STEP = ("nocap.loop", "nocap.step")
+STEP = ("nocap.training.loop", "nocap.training.step")
 QUIET = {
     "nocap": "a version",
-    "nocap.books": "rows, checkpoints and accounts of what has happened",
+    "nocap.training.books": "rows, checkpoints and accounts of what has happened",
     "nocap.config": "declarations and refusals; what was chosen is in the config",
     "nocap.data.shards": "makes and checks shards, whose content is in the data's hash",
-    "nocap.files": "writes files whole",
-    "nocap.hardware": "names and peaks",
+    "nocap.store.files": "writes files whole",
+    "nocap.config.hardware": "names and peaks",
     "nocap.model.counted": "FLOPs",
     "nocap.model.flops": "FLOPs",
     "nocap.options": "a folder",
     "nocap.outside": "finds files, each of which is hashed",
-    "nocap.paths": "where things lie",
-    "nocap.run": "a folder",
-    "nocap.run.checkpoint": "saves and restores, bit for bit by its tests",
-    "nocap.run.kept": "tries small tensors",
-    "nocap.run.ledger": "seconds",
-    "nocap.run.memory": "bytes",
-    "nocap.run.record": "files of rows",
-    "nocap.run.spikes": "looks at losses",
+    "nocap.config.paths": "where things lie",
+    "nocap.store": "a folder",
+    "nocap.training": "a folder",
+    "nocap.training.checkpoint": "saves and restores, bit for bit by its tests",
+    "nocap.training.kept": "tries small tensors",
+    "nocap.training.ledger": "seconds",
+    "nocap.training.memory": "bytes",
+    "nocap.store.record": "files of rows",
+    "nocap.training.spikes": "looks at losses",
 }
 # Groups whose options make no number beyond what is hashed otherwise: the tokens by their content.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")

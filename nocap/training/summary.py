@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from nocap import hardware
+from nocap.config import hardware
 from nocap.config.run import Run
 from nocap.options.attention import kernel_name
-from nocap.run.ledger import LINES
-from nocap.run.record import Metrics, Row, read_json, write_json
+from nocap.store.record import Metrics, Row, read_json, write_json
+from nocap.training.ledger import LINES
 
 
 def summarize(

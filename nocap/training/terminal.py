@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nocap.run.record import Row
+from nocap.store.record import Row
 
 QUIET_S = 5.0  # at most one plain line in this time, validation apart
 

@@ -1,0 +1,1 @@
+"""A run on disk: its identity, its record, its trackers."""

@@ -1,0 +1,1 @@
+"""The training loop, its step, and what keeps it: checkpoints, clock, ranks."""
