@@ -93,7 +93,7 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("NOCAP_", "WANDB_", "TORCHELASTIC_", "TORCHINDUCTOR_"))}
         env |= {"PYTHONPATH": f"{root / 'site'}{os.pathsep}{repo}", "NOCAP_CACHE": str(root / "cache"), "OMP_NUM_THREADS": "1"}
         env |= {"WANDB_MODE": "disabled", "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor")}
-        code = "import nocap, hydra_plugins; print(nocap.__file__, *hydra_plugins.__path__, sep='\\n')"
+        code = "import nocap; print(nocap.__file__)"
         found = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=True).stdout
         strange = [path for path in found.splitlines() if not path.startswith(f"{repo}{os.sep}") and "site-packages" not in path]
         assert not strange, f"{repo} would run with {strange}"

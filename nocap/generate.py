@@ -28,10 +28,11 @@ BATCH_SIZES = "1,4,16"
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.compose import from_words, refusals  # Hydra comes with it: --help does without
+    from nocap.config.compose import from_overrides  # Hydra comes with it: --help does without
+    from nocap.config.errors import refusals
 
     with refusals():
-        asked = from_words(Generate, options.words)
+        asked = from_overrides(Generate, options.words)
         if not options.latency and options.batch_sizes:
             raise ValueError("--batch-sizes is for --latency; several texts are samples=N")
         if options.latency and asked.samples != 1:

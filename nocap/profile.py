@@ -26,7 +26,7 @@ nocap.train, whose --help lists them. On a CPU one thread is used unless trainer
 
 def main(argv: list[str] | None = None) -> None:
     options, words = _parser().parse_known_args(outside.arguments(argv))
-    from nocap.config.compose import refusals
+    from nocap.config.errors import refusals
 
     with refusals():
         _check(options, words)
@@ -83,7 +83,8 @@ def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
 def _hydra(options: argparse.Namespace, words: list[str]) -> None:
     import hydra
 
-    from nocap.config.compose import parse, refusals, register
+    from nocap.config.compose import parse, register
+    from nocap.config.errors import refusals
     from nocap.config.flags import flags_first
 
     register()

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy import stats as scipy_stats
 
-from nocap.config.compose import explain
+from nocap.config.errors import explain
 from nocap.judge import stats
 from nocap.study import __main__ as study_door
 from nocap.study import trust, verdict

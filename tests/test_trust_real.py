@@ -12,7 +12,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from nocap.config.compose import composed, to_plain
-from nocap.launch.runner import Result
+from nocap.launch.grid import Result
 from nocap.store.runs import Curve, Record, load
 from nocap.study import __main__ as study_door
 from nocap.study import trust_real

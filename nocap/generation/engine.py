@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.generation.cache import LayerCache
 from nocap.model.attention import CausalSelfAttention, Mixer
@@ -147,7 +147,7 @@ def cache_slots(run: Run, capacity: int) -> list[int]:
     Errors:
         UncachedError: the attention option does not say.
     """
-    slots = said(run.attention, "cache_slots", of=("build", "mixer"))
+    slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
     if slots is None:
         raise UncachedError(f"attention.kind={run.attention.kind} says no cache_slots of its mixer")
     return [slots(layer, capacity) for layer in range(run.model.n_layer)]

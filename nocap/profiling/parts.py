@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from nocap.config.option import Option, said
+from nocap.config.option import Option, declared
 from nocap.config.run import Run
 from nocap.model.attention import CausalSelfAttention
 from nocap.model.gpt import GPT, Block, Branch, Head
@@ -39,7 +39,7 @@ def part_of(run: Run, path: str, module: nn.Module) -> str | None:
         return "ideas"
     if words[0] == "blocks" and words[3:4] == ["f"] and words[2] in ("attention", "mlp"):
         option: Option = getattr(run, words[2])
-        rows, name = said(option, "rows", of="build"), ".".join(words[4:])
+        rows, name = declared(option, "rows", of="build"), ".".join(words[4:])
         found: str | None = rows().get(name) if rows else words[2] if not name else None
         return found
     return _BY_NAME.get(words[-1]) or _BY_TYPE.get(type(module))

@@ -9,7 +9,7 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.compose import to_plain
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
@@ -120,7 +120,7 @@ def _work_outside(run: Run, counted: Count, n: int) -> dict[str, float]:
     p = counted.parameters
     clip = 1 if run.trainer.grad_clip is None else 3
     found = {"accumulate": 3.0 * p * (n - 1), "clip": 1.0 * clip * p}
-    elementwise = said(run.optimizer, "elementwise", of="build")
+    elementwise = declared(run.optimizer, "elementwise", of="build")
     return {**found, "optimizer": 3.0 * p + 2.0 * counted.optimizer} if elementwise and elementwise() else found
 
 

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_intermixed_args(outside.arguments(argv))
     if options.power is None and not options.calibrate_verdicts and not options.words and not options.board:
         parser.error("a study's folder, or one of --board --power --calibrate-verdicts is required")
-    from nocap.config.compose import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     with refusals():
         _check_together(options)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nocap.config import hardware
-from nocap.config.compose import EXIT_CODES, from_words
+from nocap.config.compose import from_overrides
+from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.study import exchange, preview, report, text
@@ -40,7 +41,7 @@ def study(words: Sequence[str], *, mode: str) -> int:
     """
     folders = [Path(word) for word in words if "=" not in word]
     require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
-    options = from_words(Words, [word for word in words if "=" in word])
+    options = from_overrides(Words, [word for word in words if "=" in word])
     plans = [(folder, _prepared(folder, options)) for folder in folders]
     used = options.budget_h is None or any(at_budget(plan) for _, plan in plans)
     require(used, "budget_h", "be left out where no scale's length comes from a budget", options.budget_h)

@@ -7,7 +7,6 @@ from typing import Any
 
 from nocap.judge.stats import power_of
 from nocap.judge.text import table
-from nocap.launch.board import duration
 from nocap.launch.plan import outcome
 from nocap.study.asking import all_sessions
 from nocap.study.budget import OVERHEAD
@@ -128,3 +127,10 @@ def _visible(noise: float, n: int, alpha: float) -> float:
 
 def _facts(claim: Claim) -> dict[str, Any]:
     return {"expected": claim.expected, "scale": Scale(claim.scale).value, "metric": claim.metric.value}
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `7 min`, `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

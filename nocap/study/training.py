@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nocap.config.compose import Composed
-from nocap.launch.board import Board
-from nocap.launch.grid import Cell, Grid, RefusedError, check
+from nocap.launch.grid import Cell, Grid, RefusedError, Result, check
 from nocap.launch.plan import outcome, plan
-from nocap.launch.runner import Result, Runner
+from nocap.launch.runner import Runner
 from nocap.options.launcher.pool import Devices
 from nocap.store.runs import Record, read
 from nocap.study.arms import with_seed
@@ -46,7 +45,7 @@ def grid_of(cells: Sequence[Wanted], *, label: str, claims: Mapping[str, str]) -
     known = {cell.composed.overrides: cell.composed for cell in cells}
     overrides = [cell.composed.overrides for cell in cells]
     try:
-        grid = check(overrides, swept=("seed",), compose=lambda one: known[tuple(one)], say=lambda line: None)
+        grid = check(overrides, swept=("seed",), compose=lambda one: known[tuple(one)], log=lambda line: None)
     except RefusedError as refused:
         raise ValueError(refused.lines[0]) from refused
     names: dict[str, list[str]] = {}
@@ -78,7 +77,7 @@ def train(grid: Grid) -> dict[str, Result]:
     if all(outcome(cell.plan) is not None for cell in grid.cells):
         return {}
     grid.write()
-    runner = Runner(grid, slots=Devices(jobs=None), board=Board())
+    runner = Runner(grid, slots=Devices(jobs=None))
     results = runner.run()
     if runner.stopping:
         raise StoppedError("stopped; what was trained is saved, and the same command goes on")
