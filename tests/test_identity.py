@@ -225,7 +225,7 @@ def test_a_half_done_run_under_other_code_is_named(checkout: Path, tmp_path: Pat
     note = out.splitlines()[0]
     assert note.startswith(f"note: {half} is half done, at step ")
     assert "nocap.model.attention" in note
-    assert "starts anew" in note
+    assert "starts from scratch" in note
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nocap.__main__ import DOORS
+from nocap.__main__ import COMMANDS
 from tests.conftest import REPO, Door
 
 
@@ -22,7 +22,7 @@ def complete(door: Door, line: str) -> set[str]:
 
 
 def test_completion_offers_doors_groups_and_options(door: Door) -> None:
-    assert complete(door, "nocap ") == set(DOORS)
+    assert complete(door, "nocap ") == set(COMMANDS)
     assert complete(door, "nocap tr") == {"train"}
     assert {"attention=gqa", "attention=sliding"} <= complete(door, "nocap train attention=")
     assert complete(door, "nocap train attention=gqa mlp=sw") == {"mlp=swiglu"}

@@ -289,7 +289,7 @@ def dump(plain: Mapping[str, Any]) -> str:
 
 
 def load(path: Path) -> Run:
-    """The `Run` in a record's `config.yaml`; each option's `kind` says which schema it is.
+    """The `Run` in a record's `config.yaml`. Each option's `kind` names its schema.
 
     Errors:
         ValueError: the file is no config of this version.
@@ -321,7 +321,7 @@ def _typed(group: str, place: str, plain: dict[str, Any]) -> Any:
 
 
 def refuse_interpolations(plain: Any) -> None:
-    """A record holds values. `${oc.env:…}` in a folder that somebody sent would read this machine's environment."""
+    """A record holds values. `${oc.env:…}` in a record from elsewhere would read this machine's environment."""
     if isinstance(plain, str) and "${" in plain:
         raise ValueError(f"values must be plain, got the interpolation {plain}")
     for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():

@@ -178,7 +178,7 @@ class Attempt:
             self._worker.kill()
 
     def summary(self) -> dict[str, Any]:
-        """The ended worker's summary. If it died before it could write one, one that says so. Stopped in its start-up, it lost nothing."""
+        """The ended worker's summary. If it died before it wrote one: one with the reason. Stopped in its start-up, it lost nothing."""
         run, run_dir = self.plan.run, self.plan.run_dir
         found = read_json(run_dir / "summary.json")
         if found is not None and not (self._hang and found["status"] == "failed"):

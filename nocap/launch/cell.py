@@ -64,7 +64,7 @@ def _plan(cfg: DictConfig) -> Plan:
 
 
 def _train_as_rank(plan: Plan) -> NoReturn:
-    """Train as one rank of somebody else's torchrun: several nodes, or a cluster's own launcher.
+    """Train as one rank of a torchrun that the user or a cluster's launcher started, also over several nodes.
 
     Every rank reads the same config. Rank 0 alone decides whether there is something to train, and where.
 

@@ -84,9 +84,9 @@ def _read(path: Path) -> tuple[int, str, float]:
     return step, tensors, clock_s
 
 
-def _check_parts(mine: Mapping[str, Any], base: Mapping[str, Any], folder: Path) -> None:
+def _check_parts(own: Mapping[str, Any], base: Mapping[str, Any], folder: Path) -> None:
     """Refuse a base run that differs in more than `FREE`. The first such key is named."""
-    left, right = dict(_flat(mine)), dict(_flat(base))
+    left, right = dict(_flat(own)), dict(_flat(base))
     for key in filter(lambda key: not FREE.match(key), dict.fromkeys([*left, *right])):
         value, other = (side.get(key, "nothing") for side in (left, right))
         require(value == other, KEY, f"be of a run with this one's {key} ({value})", f"{other} in {folder}")
@@ -100,9 +100,9 @@ def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from ((f"{part} {key}", value) for key, value in parts.get(part, {}).items())
 
 
-def _check_rates(mine: Run, base: Run, step: int, folder: Path) -> None:
+def _check_rates(own: Run, base: Run, step: int, folder: Path) -> None:
     """Refuse a checkpoint from inside the base run's own decay, or from any other schedule than this run's up to there."""
     for earlier in range(step):
-        rate, other = (run.schedule.multiplier(step=earlier, steps=run.trainer.steps) for run in (mine, base))
+        rate, other = (run.schedule.multiplier(step=earlier, steps=run.trainer.steps) for run in (own, base))
         rule = f"be of a run with this one's learning rate before the branch at step {step} ({rate:g} of the peak at step {earlier})"
         require(rate == other, KEY, rule, f"{other:g} in {folder}")

@@ -77,56 +77,53 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     _check_writable(root, run.output_dir)
     existing = sorted(root.glob(f"*-{identity}"))  # the same run under another readable name
     run_dir = existing[0] if existing else root / f"{name}-{identity}"
-    begun = [] if existing else list(_begun(run, parts, root.glob(f"{name}-*")))
-    for folder, theirs in begun:
-        _check_data_unchanged(folder, theirs, parts)
-    notices = tuple(_under_other_code(folder, theirs, parts) for folder, theirs in begun)
+    notices = () if existing else tuple(_half_done(run, parts, sorted(root.glob(f"{name}-*"))))
     return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir, init=init, notices=notices)
 
 
 def _check_writable(folder: Path, configured: str) -> None:
-    """The folder, or the part of its path that is there already, takes new files."""
-    there = next(part for part in (folder, *folder.parents) if part.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "Permission denied" if there.is_dir() else "Not a directory"
+    """The folder, or the part of its path that exists, must take new files."""
+    existing = next(part for part in (folder, *folder.parents) if part.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "Permission denied" if existing.is_dir() else "Not a directory"
         raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
 
 
-def _begun(run: Run, parts: Mapping[str, Any], others: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Half-done runs of the same config, paths and environment: they differ in tokens or in code."""
+def _half_done(run: Run, parts: Mapping[str, Any], folders: Iterable[Path]) -> Iterator[str]:
+    """A notice for each half-done run of the same config, paths and environment but under other code.
+
+    Errors:
+        ValueError: it has other data: this run would start from scratch, and half a run would be lost unnoticed.
+    """
     paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
-    for folder in sorted(others):
+    apart = {"data": None, "source": None}
+    for folder in folders:
         try:
-            theirs, config = read_json(folder / "manifest.json"), yaml.safe_load((folder / "config.yaml").read_text())
-            apart = {"data": None, "source": None}
-            same = theirs is not None and {**theirs["parts"], **apart} == {**parts, **apart}
+            manifest, config = read_json(folder / "manifest.json"), yaml.safe_load((folder / "config.yaml").read_text())
+            same = manifest is not None and {**manifest["parts"], **apart} == {**parts, **apart}
             same = same and redact(paths, os.environ) == {key: config["data"][key] for key in paths}
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             continue  # not a record: nothing was begun there
-        if same and theirs is not None and not _ended(folder) and any(folder.glob("checkpoints/step-*")):
-            yield folder, theirs
+        if not same or manifest is None or _ended(folder) or not any(folder.glob("checkpoints/step-*")):
+            continue
+        was, now = manifest["parts"]["data"][:12], parts["data"][:12]
+        if was != now:
+            remedy = "put it back to resume, or move that folder to start from scratch"
+            raise ValueError(f"data must be what {folder} began with ({was}…), got {now}…; {remedy}")
+        yield _under_other_code(folder, manifest, parts)
 
 
-def _check_data_unchanged(folder: Path, theirs: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Refuse to start anew what was begun by the same command with other tokens: half a run would be lost unseen."""
-    was, now = theirs["parts"]["data"][:12], parts["data"][:12]
-    if was != now:
-        raise ValueError(
-            f"data must be what {folder} began with ({was}…), got {now}…; put it back to resume, or move that folder to start anew"
-        )
-
-
-def _under_other_code(folder: Path, theirs: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+def _under_other_code(folder: Path, manifest: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
     """What changed since that run began, and how to go on with it."""
-    was, now = theirs["parts"]["source"], parts["source"]
+    was, now = manifest["parts"]["source"], parts["source"]
     changed = [module for module in dict.fromkeys([*was, *now]) if was.get(module) != now.get(module)]
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    commit = ((theirs.get("git") or {}).get("commit") or "")[:12]
+    commit = ((manifest.get("git") or {}).get("commit") or "")[:12]
     step = max(path.name.removeprefix("step-").lstrip("0") or "0" for path in folder.glob("checkpoints/step-*"))
     back = f"put that code back (git checkout {commit})" if commit else "put that code back"
     return (
         f"{folder} is half done, at step {step}, under other code: changed since are {', '.join(changed[:3])}{more}; "
-        f"this command starts anew, and to go on with that run {back} and give the command again"
+        f"this command starts from scratch, and to go on with that run {back} and give the command again"
     )
 
 

@@ -137,7 +137,7 @@ class Progress:
 
             columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
             clocks = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
-            self._bars = progress.Progress(*columns, *clocks, auto_refresh=False, speed_estimate_period=1e9)
+            self._bars = progress.Progress(*columns, *clocks, auto_refresh=False, transient=True, speed_estimate_period=1e9)
             steps = sum(cell.plan.run.trainer.steps for cell in grid.cells if outcome(cell.plan) is None)
             self._all, self._done = self._bars.add_task("all cells", total=steps), 0
             self._bars.start()
