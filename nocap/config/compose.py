@@ -1,4 +1,4 @@
-"""From Hydra's composed config to a checked `Run`: the schemas in Hydra's store, the resolvers behind the yaml's defaults, the refusals."""
+"""From overrides to a checked `Run`, by Hydra: the schemas in its store, the resolvers behind the yamls' defaults, the checks."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Composed:
 
 
 def compose(overrides: Iterable[str]) -> Run:
-    """The `Run` of these command-line overrides, without Hydra's application around it.
+    """The `Run` of these command-line overrides. Reads the yamls again each time.
 
     Errors:
         ValueError: as for `parse`, and for an unknown option or malformed override.
@@ -154,7 +154,7 @@ def compose(overrides: Iterable[str]) -> Run:
 
 
 def composed(overrides: Iterable[str]) -> Composed:
-    """The same with the names of the chosen options, remembered: do not change its `run`.
+    """The same with the names of the chosen options. What was read from yamls is remembered for this process.
 
     Errors:
         ValueError: as for `compose`.
