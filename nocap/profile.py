@@ -105,12 +105,13 @@ def _profile(options: argparse.Namespace, run: Run) -> None:
     if run.trainer.devices > 1:
         raise ValueError(f"trainer.devices must be 1 for nocap.profile, which takes the step of one rank apart, got {run.trainer.devices}")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: the profiler's library would write on stderr
+    from nocap.config.compose import compose
     from nocap.profiling import session
 
     found = session.profile(
         run,
         words,
-        lambda more: _one_thread(_compose([*_without(words, more), *more]), words),
+        lambda more: _one_thread(compose([*_without(words, more), *more]), words),
         repeats=options.repeats,
         trace=options.trace,
         ceilings=options.ceilings,
@@ -130,15 +131,6 @@ def _without(words: Sequence[str], more: Sequence[str]) -> list[str]:
     """The user's words without those that `more` replaces: the same key, or an option's own keys where the option changes."""
     keys = [word.partition("=")[0] for word in more]
     return [word for word in words if not any(word.lstrip("+").startswith((f"{key}=", f"{key}.")) for key in keys)]
-
-
-def _compose(words: list[str]) -> Run:
-    """Another configuration from the same places, inside Hydra's application."""
-    from hydra import compose
-
-    from nocap.config.compose import parse
-
-    return parse(compose("train", words))
 
 
 def _difference(options: argparse.Namespace) -> None:

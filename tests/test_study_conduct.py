@@ -177,7 +177,7 @@ def test_winners_are_what_the_arms_are_trained_with(tmp_path: Path, monkeypatch:
     plan = prepared(tmp_path, LOSS, tune=SEARCH)
     done = carry_out(plan, run=True)
     assert seen == [[2e-3] * 6]
-    assert [done.arms["train"][arm].words[-1] for arm in ("mha", "mqa")] == LRS[1] * 2
+    assert [done.arms["train"][arm].overrides[-1] for arm in ("mha", "mqa")] == LRS[1] * 2
     assert carry_out(plan, run=True, only="mha").arms["train"].keys() == {"mha"}
     assert seen[1] == [2e-3] * 3
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from nocap.config.compose import to_plain
+from nocap.config.compose import composed, to_plain
 from nocap.launch.runner import Result
 from nocap.store.runs import Curve, Record, load
 from nocap.study import __main__ as study_door
 from nocap.study import trust_real
-from nocap.study.arms import all_composed, composed, with_seed
+from nocap.study.arms import all_composed, with_seed
 from nocap.study.evidence import Evidence, first_claims
 from nocap.study.training import grid_of, wanted
 from nocap.study.trust_real import AT, SIDES, controlled, judged, paired, render, seeds_of, spread, study
@@ -135,7 +135,7 @@ def test_a_run_that_failed_leaves_no_figures(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(trust_real, "train", lambda grid: failed)
     with pytest.raises(trust_real.UnfinishedError, match=r"^A/A arm seed=0: out of memory; "):
         trust_real.trained(arms, 2, claims={})
-    assert with_seed(one, 0).words == list(grid.cells[0].overrides)
+    assert with_seed(one, 0).overrides == grid.cells[0].overrides
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 import yaml
-from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
@@ -128,18 +136,117 @@ def _suggest(word: str, known: list[str]) -> str:
     return f" (it has {', '.join(keys)})" if keys else ""
 
 
-def compose(overrides: list[str]) -> Run:
+# --- composing ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Composed:
+    """A command line, the run it makes, and the names of the options it chose: group → yaml, None for no yaml."""
+
+    overrides: tuple[str, ...]
+    run: Run
+    choices: dict[str, str | None]
+
+
+def compose(overrides: Iterable[str]) -> Run:
     """The `Run` of these command-line overrides, without Hydra's application around it.
 
     Errors:
         ValueError: as for `parse`, and for an unknown option or malformed override.
     """
-    register()
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return parse(hydra_compose("train", overrides))
-    except CONFIG_ERRORS as error:
-        raise ValueError(explain(error)) from error
+    return Composer().composed(tuple(overrides)).run
+
+
+def composed(overrides: Iterable[str]) -> Composed:
+    """The same with the names of the chosen options, remembered: do not change its `run`.
+
+    Errors:
+        ValueError: as for `compose`.
+    """
+    return _composer(outside.state()).composed(tuple(overrides))
+
+
+@cache
+def _composer(state: str) -> Composer:
+    return Composer()
+
+
+class Composer:
+    """Composes many command lines: reads each yaml once, and composes overrides that differ only in the seed once."""
+
+    def __init__(self, loader: ConfigLoader | None = None, application: DictConfig | None = None) -> None:
+        """Inside Hydra's application: its loader, and its config, whose overrides of `hydra.*` hold for all."""
+        register()
+        self._loader, self._application = loader or _loader(), application
+        if isinstance(self._loader, ConfigLoaderImpl):
+            self._loader.repository = _Remembered(self._loader.config_search_path)
+        self._arms: dict[tuple[str, ...], tuple[DictConfig, dict[str, str | None], int] | str] = {}
+
+    def composed(self, overrides: Sequence[str]) -> Composed:
+        """
+        Errors:
+            ValueError: as for `compose`.
+        """
+        seeds = [override for override in overrides if re.fullmatch(r"seed=(0|[1-9]\d*)", override)]
+        arm = tuple(override for override in overrides if override not in seeds)
+        if arm not in self._arms:
+            self._arms[arm] = self._compose(arm)
+        found = self._arms[arm]
+        if isinstance(found, str):
+            raise ValueError(found)
+        cfg, choices, default = found
+        try:
+            cfg.seed = int(seeds[-1].partition("=")[2]) if seeds else default
+            return Composed(overrides=tuple(overrides), run=parse(cfg), choices=choices)
+        except CONFIG_ERRORS as error:
+            raise ValueError(explain(error)) from error
+
+    def _compose(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], int] | str:
+        """The config without its `hydra` part, the choices and the config's own seed; or why it cannot be composed."""
+        name, common = "train", list[str]()
+        if self._application is not None:
+            name, common = self._application.hydra.job.config_name, list(self._application.hydra.overrides.hydra)
+        try:
+            cfg = self._loader.load_configuration(name, [*common, *overrides], RunMode.RUN, from_shell=False)
+            if self._application is not None:
+                OmegaConf.copy_cache(from_config=self._application, to_config=cfg)  # one ${now:…} for all
+            choices = dict(cfg.hydra.runtime.choices)
+            with open_dict(cfg):
+                del cfg["hydra"]
+            return cfg, choices, cfg.seed
+        except CONFIG_ERRORS as error:
+            return explain(error)
+
+
+def _loader() -> ConfigLoader:
+    """A loader of nocap's yamls and those from outside, whatever Hydra application is around."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        return hydra.config_loader
+
+
+class _Remembered(ConfigRepository):
+    """Reads each yaml once. Hydra writes into what it is given, so that is a copy."""
+
+    def __init__(self, search_path: ConfigSearchPath) -> None:
+        super().__init__(search_path)
+        self._known: dict[str, ConfigResult | None] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Remembered:
+        return copy.copy(self)
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
+        self._known = {}
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self._known:
+            self._known[config_path] = super().load_config(config_path)
+        return copy.deepcopy(self._known[config_path])
+
+
+# --- records and requests -----------------------------------------------------------------------------------------------------------
 
 
 def from_words(schema: type[T], words: Iterable[str]) -> T:

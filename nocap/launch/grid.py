@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nocap.config.compose import Composed
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
@@ -58,8 +59,7 @@ class RefusedError(Exception):
         self.lines = lines
 
 
-# A cell's words → its checked run and the names of its options; `ValueError` for what will not do.
-Compose = Callable[[Sequence[str]], tuple[Run, dict[str, str | None]]]
+Compose = Callable[[Sequence[str]], Composed]  # a cell's overrides → its checked run; `ValueError` for invalid ones
 
 
 def check(words_of_cells: Sequence[Sequence[str]], *, swept: Sequence[str], compose: Compose, say: Callable[[str], None]) -> Grid:
@@ -72,13 +72,13 @@ def check(words_of_cells: Sequence[Sequence[str]], *, swept: Sequence[str], comp
     for words in words_of_cells:
         label = " ".join(word for word in words if _key(word) in swept) or "the only cell"
         try:
-            run, choices = compose(words)
-            planned = plan(run, choices=choices, dataset=datasets.of(run))
+            composed = compose(words)
+            planned = plan(composed.run, choices=composed.choices, dataset=datasets.of(composed.run))
             outcome(planned)  # a damaged record is found now
             for notice in planned.notices:
                 say(f"note: {notice}")
             label = label if swept else planned.name
-            cells.append((Cell(overrides=tuple(words), label=label, plan=planned), choices))
+            cells.append((Cell(overrides=tuple(words), label=label, plan=planned), composed.choices))
         except ValueError as error:
             bad.append((label, str(error)))
     if len(outputs := {cell.plan.run.output_dir for cell, _ in cells}) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
@@ -10,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from nocap.config.compose import EXIT_CODES
+from nocap.config.compose import EXIT_CODES, Composer
 from nocap.launch.attempt import hold
 from nocap.launch.board import Board
-from nocap.launch.composer import composer
 from nocap.launch.grid import Cell, Grid, RefusedError, check
 from nocap.launch.plan import outcome
 from nocap.launch.runner import Result, Runner
@@ -40,7 +41,9 @@ def sweep(arguments: list[str], *, split: Callable[..., Any], context: HydraCont
     last = {override.get_key_element(): override for override in overrides}  # the command line goes before a file's sweeps
     swept = [override.key_or_group for override in last.values() if override.is_sweep_override()]
     try:
-        grid = check(words_of_cells, swept=swept, compose=composer(context.config_loader, config), say=print)
+        HydraConfig.instance().set_config(copy.deepcopy(config))  # for a config that asks Hydra something; it makes its own read-only
+        composer = Composer(context.config_loader, config)
+        grid = check(words_of_cells, swept=swept, compose=composer.composed, say=print)
         with open_dict(config):
             config.hydra.sweep.dir = str(grid.folder)
         launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)

@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from omegaconf import DictConfig, open_dict
-
-from nocap import outside
-from nocap.config.compose import CONFIG_ERRORS, explain, parse, register, to_plain
+from nocap.config.compose import Composed, composed, to_plain
 from nocap.config.keys import require
-from nocap.config.paths import conf_dir
 from nocap.config.registry import keys_that_count
-from nocap.config.run import Run
 from nocap.study.spec import ENGINES, At, Study
 
-Choices = dict[str, str | None]
 ENGINE = "engine="  # a word of a study, not of a config
 
 # What two arms must share for their losses to mean the same: their data, and every key that says so.
 SAME = ("data", *keys_that_count("losses"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Composed:
-    """An arm at one place of a scale."""
-
-    words: list[str]
-    run: Run
-    choices: Choices
-
-
-def composed(words: Sequence[str]) -> Composed:
-    """From words to a checked run, and which options they chose.
-
-    Errors:
-        ValueError: as for `nocap.config.compose.compose`.
-    """
-    run, choices = _composed(tuple(words), outside.state())
-    return Composed(words=list(words), run=run, choices=choices)
-
-
-@cache
-def _composed(words: tuple[str, ...], state: str) -> tuple[Run, Choices]:
-    register()
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            cfg = hydra_compose("train", list(words), return_hydra_config=True)
-        assert isinstance(cfg, DictConfig)
-        choices = dict(cfg.hydra.runtime.choices)
-        with open_dict(cfg):
-            del cfg["hydra"]
-        return parse(cfg), choices
-    except CONFIG_ERRORS as error:
-        raise ValueError(explain(error)) from error
-
-
 def with_seed(arm: Composed, seed: int) -> Composed:
-    return Composed(words=[*arm.words, f"seed={seed}"], run=replace(arm.run, seed=seed), choices=arm.choices)
+    return replace(arm, overrides=(*arm.overrides, f"seed={seed}"), run=replace(arm.run, seed=seed))
 
 
 def words_of(study: Study, at: At, arm: str, place: Sequence[str], more: Sequence[str] = ()) -> list[str]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nocap.config.compose import Composed, composed
 from nocap.study import arms as arming
-from nocap.study.arms import Composed, composed, words_of
+from nocap.study.arms import words_of
 from nocap.study.claim import LEAST, Metric, Rule
 from nocap.study.prepared import Prepared
 from nocap.study.sessions import Session
@@ -49,7 +50,7 @@ def ask(kind: str, what: str, seed: int, arms: Mapping[str, Composed], **how: An
     if not arms:
         return []
     plain = {name: replace(arm.run, seed=seed) for name, arm in arms.items()}
-    words = {name: [*arm.words, f"seed={seed}"] for name, arm in arms.items()}
+    words = {name: [*arm.overrides, f"seed={seed}"] for name, arm in arms.items()}
     return [Session(kind=kind, what=what, seed=seed, arms=words, runs=plain, how=how)]
 
 

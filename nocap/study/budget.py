@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from nocap.config.compose import composed
 from nocap.config.keys import require
 from nocap.store.record import read_json, write_json
-from nocap.study.arms import composed
 from nocap.study.asking import all_sessions, ask
 from nocap.study.prepared import Prepared, at_budget, with_lengths
 from nocap.study.sessions import hold_all
@@ -50,7 +50,7 @@ def within_budget(plan: Prepared, budget_h: float | None, *, run: bool, say: Say
         write_json(path, kept)
     steps = kept["steps"]
     say(f"{budget_h:g} h are {steps} steps a run")
-    return replace(plan, train={name: composed([*arm.words, f"trainer.steps={steps}"]) for name, arm in plan.train.items()})
+    return replace(plan, train={name: composed([*arm.overrides, f"trainer.steps={steps}"]) for name, arm in plan.train.items()})
 
 
 def steps_for(plan: Prepared, seconds_a_token: Mapping[str, float], budget_h: float) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nocap.config.compose import Composed, composed
 from nocap.store.runs import Record
-from nocap.study.arms import Composed, composed
 from nocap.study.asking import all_sessions
 from nocap.study.budget import within_budget
 from nocap.study.evidence import Evidence, read_claims
@@ -68,7 +68,7 @@ def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, only:
 
 
 def _tuned(arm: Composed, words: Sequence[str]) -> Composed:
-    return composed([*arm.words, *words]) if words else arm
+    return composed([*arm.overrides, *words]) if words else arm
 
 
 def _train(plan: Prepared, arms: Mapping[str, Composed], *, run: bool, problems: list[str]) -> Evidence:
@@ -77,7 +77,7 @@ def _train(plan: Prepared, arms: Mapping[str, Composed], *, run: bool, problems:
         return Evidence()
     plans = {arm: lengths_of(plan, arms[arm]) for arm in with_lengths(plan) if arm in arms}
     kept = {arm: [one.branches_at for one in shorts if one.branches_at] for arm, shorts in plans.items()}
-    whole = {name: composed([*arm.words, f"trainer.keep_steps={kept[name]}"]) if kept.get(name) else arm for name, arm in arms.items()}
+    whole = {name: composed([*arm.overrides, f"trainer.keep_steps={kept[name]}"]) if kept.get(name) else arm for name, arm in arms.items()}
     cells = wanted(whole, plan.study.seeds)
     grid, of = grid_of(cells, label=plan.study.name, claims=plan.claims)
     if run:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nocap.config.compose import Composed, composed
 from nocap.config.keys import require
 from nocap.store.runs import Record
 from nocap.study import arms as arming
-from nocap.study.arms import Composed, all_composed, check_fair, composed
+from nocap.study.arms import all_composed, check_fair
 from nocap.study.claim import BASELINE, TO_TARGET, Metric
 from nocap.study.spec import DECODED, PROFILED, TIMED, At, Study, metrics
 from nocap.study.training import Wanted
@@ -92,7 +93,7 @@ class Short:
         """The run of it. It begins from the trunk's checkpoint where that is, and from its start where not: the result is the same."""
         if trunk.status == "diverged":
             return None
-        words = list(self.composed.words)
+        words = list(self.composed.overrides)
         checkpoint = trunk.folder / "checkpoints" / f"step-{self.branches_at:08d}"
         if self.branches_at and checkpoint.is_dir():
             words.append(f"trainer.init_from='{checkpoint}'")
@@ -114,7 +115,7 @@ def lengths_of(plan: Prepared, arm: Composed) -> list[Short]:
     require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", plan.at.lengths)
     for n in counts:
         try:
-            short = composed([*arm.words, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
+            short = composed([*arm.overrides, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
         except ValueError as error:
             raise ValueError(f"scales.{plan.scale}.lengths: {n} of {steps} steps: {error}") from error
         stable = short.run.schedule.free_until(n)

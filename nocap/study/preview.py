@@ -86,7 +86,7 @@ def _rough(plan: Prepared) -> dict[str, float]:
         kind="rough",
         what="rough",
         seed=0,
-        arms={name: one.words for name, one in arms.items()},
+        arms={name: list(one.overrides) for name, one in arms.items()},
         runs={name: one.run for name, one in arms.items()},
     )
     measured: dict[str, Any] = first.hold(plan.folder, claims={})["measured"]

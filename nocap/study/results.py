@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
+from nocap.config.compose import Composed
 from nocap.judge import stats
 from nocap.launch.plan import git_state
 from nocap.store.runs import Record, dig
 from nocap.study import exchange
-from nocap.study.arms import Composed
 from nocap.study.claim import BASELINE, LEAST, Claim, Metric, Rule, Scale
 from nocap.study.evidence import Evidence, bound, claim_needs_runs, exploratory, outcomes, sessions_for
 from nocap.study.spec import At, Study

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nocap.config.run import Run
+from nocap.config.compose import Composed
 from nocap.launch.board import Board
 from nocap.launch.grid import Cell, Grid, RefusedError, check
 from nocap.launch.plan import outcome, plan
 from nocap.launch.runner import Result, Runner
 from nocap.options.launcher.pool import Devices
 from nocap.store.runs import Record, read
-from nocap.study.arms import Choices, Composed, with_seed
+from nocap.study.arms import with_seed
 
 
 class StoppedError(Exception):
@@ -43,14 +43,10 @@ def grid_of(cells: Sequence[Wanted], *, label: str, claims: Mapping[str, str]) -
     Errors:
         ValueError: a run that will not do; the first is named, with how many there are.
     """
-    known = {tuple(cell.composed.words): cell.composed for cell in cells}
-
-    def compose(words: Sequence[str]) -> tuple[Run, Choices]:
-        found = known[tuple(words)]
-        return found.run, found.choices
-
+    known = {cell.composed.overrides: cell.composed for cell in cells}
+    overrides = [cell.composed.overrides for cell in cells]
     try:
-        grid = check([cell.composed.words for cell in cells], swept=("seed",), compose=compose, say=lambda line: None)
+        grid = check(overrides, swept=("seed",), compose=lambda one: known[tuple(one)], say=lambda line: None)
     except RefusedError as refused:
         raise ValueError(refused.lines[0]) from refused
     names: dict[str, list[str]] = {}

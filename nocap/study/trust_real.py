@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import hardware
+from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.judge.stats import interval, pooled_sd
 from nocap.store.runs import Record
-from nocap.study.arms import Composed, all_composed, check_fair, with_seed
+from nocap.study.arms import all_composed, check_fair, with_seed
 from nocap.study.claim import LEAST, MORE_IS_BETTER, Claim, Mechanism, Metric, Scale
 from nocap.study.evidence import Evidence, outcomes
 from nocap.study.sessions import Session, hold_all
@@ -105,7 +106,7 @@ def calibrate(*, trainings: int | None, timings: int | None, output_dir: str, sa
         found["trainings"] = {"words": [*at.words, *at.train], **judged(asked, asked.claims[0], evidence)}
     if timings is not None:
         evidence = timed(arm, timings, folder, claims=claims, say=say)
-        found["timings"] = {"words": arm.words, "rounds": ROUNDS, **judged(asked, asked.claims[1], evidence)}
+        found["timings"] = {"words": list(arm.overrides), "rounds": ROUNDS, **judged(asked, asked.claims[1], evidence)}
     machine = {key: value for key, value in hardware.describe(arm.run.trainer.device, arm.run.trainer.threads).items() if key != "host"}
     return {"date": date.today().isoformat(), "hardware": machine, **found, "ok": all(part["ok"] for part in found.values())}
 
@@ -146,7 +147,8 @@ def timed(arm: Composed, comparisons: int, folder: Path, *, claims: Mapping[str,
     sessions = []
     for seed in range(LEAST * comparisons):
         one = with_seed(arm, seed)
-        sessions.append(Session(kind="steps", what="aa", seed=seed, arms={ARM: one.words}, runs={ARM: one.run}, how={"rounds": ROUNDS}))
+        arms = {ARM: list(one.overrides)}
+        sessions.append(Session(kind="steps", what="aa", seed=seed, arms=arms, runs={ARM: one.run}, how={"rounds": ROUNDS}))
     said = [found["measured"] for found in hold_all(sessions, folder, claims=claims, say=say)]
     return [controlled(said[LEAST * i : LEAST * (i + 1)]) for i in range(comparisons)]
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from nocap.study.arms import Composed, check_fair, composed
+from nocap.config.compose import Composed, composed
+from nocap.study.arms import check_fair
 from nocap.study.spec import Study
 from nocap.study.training import FailedError, grid_of, records_of, train, wanted
 
@@ -78,7 +79,7 @@ def trials_of(trials: Mapping[str, list[list[str]]], arms: Mapping[str, Composed
     for arm, searched in trials.items():
         for i, words in enumerate(searched, start=1):
             try:
-                found[f"{arm}, trial {i}"] = composed([*arms[arm].words, *words])
+                found[f"{arm}, trial {i}"] = composed([*arms[arm].overrides, *words])
             except ValueError as error:
                 raise ValueError(f"{arm}, trial {i}: {error}") from error
     check_fair(found, baseline=next(iter(found)))
