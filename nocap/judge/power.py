@@ -1,21 +1,62 @@
-"""How many seeds a comparison needs, from the noise and the times of runs that are there. No torch."""
+"""How many seeds a comparison needs, from a declared noise. Pairs are taken as uncorrelated, whatever pairing may win: between recipes
+that differ in more than a number, one seed's two losses were measured to have little in common."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from nocap.config.keys import require
+from nocap.judge.claim import LEAST_PAIRS as LEAST
+from nocap.judge.stats import n_required, power_of
+from nocap.store.measurement import Scale
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    pairs: int
+    power: float  # at that many
+
+
+def plan(*, effect: float, sigma: float, scale: Scale, power: float, alpha: float = 0.05) -> Plan:
+    """Pairs for a two-sided paired t-test at alpha: `effect` is a difference, or a relative change (0.02 for 2%) for a ratio; `sigma` one
+    run's standard deviation, relative for a ratio.
+
+    Errors:
+        ValueError: a number out of range; an effect that needs more than 100,000 pairs.
+    """
+    require(0 < effect < math.inf, "--effect", "be above 0", effect)
+    require(0 < sigma < math.inf, "--sigma", "be above 0", sigma)
+    require(0.5 <= power < 1, "--power", "be at least 0.5 and below 1", power)
+    distance = math.log1p(effect) if scale is Scale.ratio else effect
+    standardised = distance / (sigma * math.sqrt(2))
+    pairs = max(LEAST, n_required(standardised, power=power, alpha=alpha, pairs=True))
+    return Plan(pairs=pairs, power=power_of(standardised, n=pairs, alpha=alpha, pairs=True))
+
+
+def parse_amount(key: str, text: str) -> tuple[float, bool]:
+    """A number as typed, and whether it was a percentage: `2%` is 0.02.
+
+    Errors:
+        ValueError: neither.
+    """
+    relative = text.endswith("%")
+    try:
+        return float(text.removesuffix("%")) / (100 if relative else 1), relative
+    except ValueError:
+        raise ValueError(f"{key} must be a number or a percentage, got {text}") from None
+
+
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from nocap.config.keys import require
 from nocap.judge.arms import Arm, group, setting
 from nocap.judge.estimates import ALPHA
 from nocap.judge.stats import pooled_sd
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Found, Record, shorten
-from nocap.study.claim import Metric, Scale
-from nocap.study.plan import parse_amount, plan
 
 LEAST_FREEDOM = 3  # degrees of freedom: with fewer, sigma's own 95% interval reaches more than six times what was measured
 
@@ -40,7 +81,7 @@ def plan_from(found: Found, *, effect: str, power: float) -> dict[str, Any]:
     wall_s = _wall_s(arms)
     return {
         "schema_version": SCHEMA_VERSION,
-        "metric": (Metric.tokens_per_s if relative else Metric.val_loss).value,
+        "metric": "tokens_per_s" if relative else "val_loss",
         "scale": scale.value,
         "effect": amount,
         "alpha": ALPHA,
