@@ -1,5 +1,6 @@
-"""How often verdicts are wrong on real runs: an arm against itself, trained with other seeds or timed twice, each from its claim to its
-verdict. No torch.
+"""How often verdicts are wrong on real runs: an arm against itself, trained with other seeds or timed twice, from claim to verdict.
+
+`python experiments/verdict_trust/real.py [--trainings N] [--timings N] [--output-dir DIR] [--json FILE]`: seconds a run on one CPU thread.
 
 With the same seed a CPU repeats a run to the last bit, and nothing could be called different: the two sides of a comparison take seeds of
 their own, which are its pairs 0, 1, 2 to the verdict. Speeds are of interleaved steps: a session times the arm twice, and its control,
@@ -8,71 +9,72 @@ the second time, is the other side.
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from simulated import SIDES, bar, bar_lines, count, finish, share, table
+
 from nocap.config import hardware
-from nocap.config.compose import Composed
+from nocap.config.compose import EXIT_CODES, Composed, refusals
 from nocap.config.keys import require
+from nocap.judge.claim import LEAST_PAIRS, Claim, Mechanism
 from nocap.judge.stats import interval, pooled_sd
+from nocap.judge.verdict import Judge
+from nocap.launch.plan import outcome
+from nocap.store.measurement import METRICS, Better, Scale
+from nocap.store.record import check_writable
 from nocap.store.runs import Record
-from nocap.study.arms import all_composed, check_fair, with_seed
-from nocap.study.claim import LEAST, MORE_IS_BETTER, Claim, Mechanism, Metric, Scale
-from nocap.study.evidence import Evidence, outcomes
-from nocap.study.sessions import Session, hold_all
+from nocap.study.arms import check_fair, compose_arms, with_seed
+from nocap.study.cells import Cells, FailedError, StoppedError, Wanted
+from nocap.study.evidence import Evidence, Session, measurements
+from nocap.study.sessions import Session as Asked
+from nocap.study.sessions import SessionError, hold_all
 from nocap.study.spec import At, Study
-from nocap.study.training import Wanted, grid_of, record_of, train
-from nocap.study.trust import COUNTED, bar, says, share, table, told_bars
-from nocap.study.verdict import judge
 
 LEAST_COMPARISONS = 2
-ARM, BASELINE = SIDES = ("arm", "baseline")  # of a comparison: the same words
+ARM, BASELINE = SIDES  # of a comparison: the same overrides
 AT = "real"
 PLAIN = ("trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.compile='off'")
 ROUNDS = 2  # of interleaved blocks in a session, as a study's
 
-Say = Callable[[str], None]
 
-
-class UnfinishedError(RuntimeError):
-    """A run that a comparison needs has failed."""
-
-
-def study() -> Study:
-    """Two arms without a difference, at the smallest scale: seconds a run on one CPU thread."""
+def make_study() -> Study:
+    """Two arms without a difference, at the smallest scale."""
     return Study(
         name="aa",
         question="How often is an arm called different from itself?",
         baseline=BASELINE,
         arms={name: [] for name in SIDES},
-        seeds=list(range(LEAST)),
+        seeds=list(range(LEAST_PAIRS)),
         scales={
             AT: At(
-                words=["model=nano", "tokenizer=bytes", "data=stdlib", "tracker=none", *PLAIN],
+                overrides=["model=nano", "tokenizer=bytes", "data=stdlib", "tracker=none", *PLAIN],
                 train=["trainer.steps=48", "trainer.val_every=0", "trainer.checkpoint_every=0", "trainer.val_tokens=8192"],
                 bench=["trainer.steps=48"],
                 rounds=ROUNDS,
             )
         },
-        claims=[_claim(Metric.val_loss, Scale.difference), _claim(Metric.tokens_per_s, Scale.ratio)],
+        claims=[_claim("val_loss", Scale.difference), _claim("tokens_per_s", Scale.ratio)],
     )
 
 
-def _claim(metric: Metric, scale: Scale) -> Claim:
+def _claim(metric: str, scale: Scale) -> Claim:
     """The weakest one, any gain at all: identical arms lie on its very edge."""
     return Claim(
-        id=f"aa.{metric.value}",
-        statement=f"the arm's {metric.value} is better than its own",
+        id=f"aa.{metric}",
+        statement=f"the arm's {metric} is better than its own",
         source="made up: nothing differs",
         arm=ARM,
         metric=metric,
         scale=scale,
         expected=[_nothing(scale), None],
         mechanism=Mechanism(bound=None, formula="none: nothing differs"),
-        seeds=list(range(LEAST)),
+        seeds=list(range(LEAST_PAIRS)),
     )
 
 
@@ -82,31 +84,30 @@ def _nothing(scale: Scale) -> float:
 
 def seeds_of(comparison: int) -> dict[str, list[int]]:
     """Side → its seeds, in the order of the pairs. No seed is in two comparisons, or on both sides of one."""
-    first = 2 * LEAST * comparison
-    return {ARM: list(range(first, first + LEAST)), BASELINE: list(range(first + LEAST, first + 2 * LEAST))}
+    first = 2 * LEAST_PAIRS * comparison
+    return {ARM: list(range(first, first + LEAST_PAIRS)), BASELINE: list(range(first + LEAST_PAIRS, first + 2 * LEAST_PAIRS))}
 
 
-def calibrate(*, trainings: int | None, timings: int | None, output_dir: str, say: Say = print) -> dict[str, Any]:
+def calibrate(*, trainings: int | None, timings: int | None, output_dir: str, log: Callable[[str], None] = print) -> dict[str, Any]:
     """So many comparisons of each kind, `None` for none; what has been run before is not run again. A JSON object.
 
     Errors:
-        ValueError: too few comparisons, or a run that will not do; nothing has been trained.
-        training.StoppedError: somebody asked to stop.
-        UnfinishedError, sessions.SessionError: a run failed. What finished is kept, and the same command goes on.
+        ValueError: too few comparisons, or an invalid run; nothing has been trained.
+        StoppedError: somebody asked to stop.
+        FailedError, SessionError: a run failed. What finished is kept, and the same command goes on.
     """
-    for key, count in (("--trainings", trainings), ("--timings", timings)):
-        require(count is None or count >= LEAST_COMPARISONS, key, f"be at least {LEAST_COMPARISONS}", count)
-    asked, folder = study(), Path(output_dir) / "studies" / "aa"
-    at, found, claims = asked.scales[AT], dict[str, Any](), {claim.id: claim.hash() for claim in asked.claims}
-    arms = all_composed(asked, at, SIDES, [*at.train, f"output_dir='{folder}'"])
+    for key, n in (("--trainings", trainings), ("--timings", timings)):
+        require(n is None or n >= LEAST_COMPARISONS, key, f"be at least {LEAST_COMPARISONS}", n)
+    study, found = make_study(), dict[str, Any]()
+    at, (loss, speed) = study.scales[AT], study.claims
+    arms = compose_arms(study, at, SIDES, [*at.train, f"output_dir='{output_dir}'"])
     check_fair(arms, baseline=BASELINE)
-    arm = all_composed(asked, at, [ARM], at.bench)[ARM]
+    arm = compose_arms(study, at, [ARM], at.bench)[ARM]
     if trainings is not None:
-        evidence = trained(arms, trainings, claims=claims)
-        found["trainings"] = {"words": [*at.words, *at.train], **judged(asked, asked.claims[0], evidence)}
+        found["trainings"] = {"words": [*at.overrides, *at.train], **judged(study, loss, trained(arms, trainings))}
     if timings is not None:
-        evidence = timed(arm, timings, folder, claims=claims, say=say)
-        found["timings"] = {"words": list(arm.overrides), "rounds": ROUNDS, **judged(asked, asked.claims[1], evidence)}
+        evidence = timed(arm, timings, Path(output_dir) / "studies" / study.name, log=log)
+        found["timings"] = {"words": list(arm.overrides), "rounds": ROUNDS, **judged(study, speed, evidence)}
     machine = {key: value for key, value in hardware.describe(arm.run.trainer.device, arm.run.trainer.threads).items() if key != "host"}
     return {"date": date.today().isoformat(), "hardware": machine, **found, "ok": all(part["ok"] for part in found.values())}
 
@@ -114,22 +115,20 @@ def calibrate(*, trainings: int | None, timings: int | None, output_dir: str, sa
 # --- evidence ----------------------------------------------------------------------------------------------------------------------
 
 
-def trained(arms: Mapping[str, Composed], comparisons: int, *, claims: Mapping[str, str]) -> list[Evidence]:
+def trained(arms: Mapping[str, Composed], comparisons: int) -> list[Evidence]:
     """Train what is missing: six runs a comparison.
 
     Errors:
         as for `calibrate`.
     """
     sides = [(arm, seed) for i in range(comparisons) for arm, seeds in seeds_of(i).items() for seed in seeds]
-    cells = [Wanted(arm=arm, seed=seed, composed=with_seed(arms[arm], seed)) for arm, seed in sides]
-    grid, of = grid_of(cells, label="A/A", claims=claims)
-    ended = train(grid)
-    records: dict[int, Record] = {}
-    for i, cell in enumerate(cells):
-        if (record := record_of(of[i], problems=[])) is None:
-            result = ended.get(of[i].plan.identity)
-            raise UnfinishedError(f"{of[i].label}: {result.reason if result else 'no result'}; what finished is kept")
-        records[cell.seed] = record
+    cells = Cells([Wanted(arm=arm, seed=seed, composed=with_seed(arms[arm], seed)) for arm, seed in sides], label="A/A")
+    ended = cells.train()
+    for _, cell in cells.of:
+        if outcome(cell.plan) is None:
+            result = ended.get(cell.plan.identity)
+            raise FailedError(f"{cell.label}: {result.reason if result else 'no result'}; what finished is kept")
+    records = {run.seed: record for run, record in cells.records([])}
     return [paired(records, i) for i in range(comparisons)]
 
 
@@ -138,52 +137,48 @@ def paired(records: Mapping[int, Record], comparison: int) -> Evidence:
     return Evidence(runs={(arm, pair): records[seed] for arm, seeds in seeds_of(comparison).items() for pair, seed in enumerate(seeds)})
 
 
-def timed(arm: Composed, comparisons: int, folder: Path, *, claims: Mapping[str, str], say: Say) -> list[Evidence]:
+def timed(arm: Composed, comparisons: int, folder: Path, *, log: Callable[[str], None]) -> list[Evidence]:
     """Hold what is missing: three sessions a comparison, each in a fresh process.
 
     Errors:
-        sessions.SessionError: one ended without a result.
+        SessionError: one ended without a result.
     """
-    sessions = []
-    for seed in range(LEAST * comparisons):
-        one = with_seed(arm, seed)
-        arms = {ARM: list(one.overrides)}
-        sessions.append(Session(kind="steps", what="aa", seed=seed, arms=arms, runs={ARM: one.run}, how={"rounds": ROUNDS}))
-    said = [found["measured"] for found in hold_all(sessions, folder, claims=claims, say=say)]
-    return [controlled(said[LEAST * i : LEAST * (i + 1)]) for i in range(comparisons)]
+    seeds = range(LEAST_PAIRS * comparisons)
+    asked = [Asked(kind="steps", what="aa", seed=seed, arms={ARM: with_seed(arm, seed)}, how={"rounds": ROUNDS}) for seed in seeds]
+    sessions = hold_all(asked, folder, log=log)
+    return [controlled(sessions[LEAST_PAIRS * i : LEAST_PAIRS * (i + 1)]) for i in range(comparisons)]
 
 
-def controlled(said: Sequence[Mapping[str, Any]]) -> Evidence:
+def controlled(sessions: Sequence[Session]) -> Evidence:
     """The sessions of one comparison: the arm's first instance against its second."""
-    both = [one["control"]["tokens_per_s"] for one in said]
-    sides = [{ARM: {"tokens_per_s": first}, BASELINE: {"tokens_per_s": second}} for first, second in both]
-    return Evidence(bench={pair: {"arms": side} for pair, side in enumerate(sides)})
+    both = [dict(zip(SIDES, session["measured"]["control"]["tokens_per_s"], strict=True)) for session in sessions]
+    arms = [{arm: {"tokens_per_s": speed} for arm, speed in sides.items()} for sides in both]
+    return Evidence(bench={pair: {"measured": {"arms": of}} for pair, of in enumerate(arms)})
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------------------------
 
 
-def judged(asked: Study, claim: Claim, evidence: Sequence[Evidence]) -> dict[str, Any]:
+def judged(study: Study, claim: Claim, evidence: Sequence[Evidence]) -> dict[str, Any]:
     """The verdict on each comparison, and how many are wrong."""
-    nothing, counts, each = _nothing(claim.scale), dict.fromkeys(COUNTED, 0), []
+    nothing, verdicts, each = _nothing(claim.scale), [], []
     for one in evidence:
-        arm, baseline = outcomes(claim, asked, one)
-        verdict = judge(claim, arm=arm, baseline=baseline, at=AT)
-        for name, holds in says(verdict, nothing=nothing, truth=nothing).items():
-            counts[name] += holds
+        found = measurements(claim, study, one)
+        verdict = Judge(claim, found, against=BASELINE, at=AT).verdict()
+        values = {side: [m.value for m in found if m.arm == side] for side in SIDES}  # in the order of the pairs
         shown = verdict.interval
-        values = {side: [of[claim.metric][pair].value for pair in claim.seeds] for side, of in ((ARM, arm), (BASELINE, baseline))}
         gain = None if shown is None else {"mid": shown.mid, "low": shown.low, "high": shown.high}
         each.append({**values, "verdict": verdict.word.value, "gain": gain})
-    of = len(evidence)
-    shares = {name: share(count, of) for name, count in counts.items()}
+        verdicts.append(verdict)
+    of, counts = len(evidence), count(verdicts, nothing=nothing, truth=nothing)
+    shares = {name: share(n, of) for name, n in counts.items()}
     bars = [
         bar("A/A called different", "at most 5%", [shares["different"]], most=claim.alpha),
         bar("A/A confirmed as a gain", "at most 5%", [shares["confirmed"]], most=claim.alpha),
         bar("A/A refuted", "at most 2.5%", [shares["refuted"]], most=claim.alpha / 2),
         bar("interval holds no change", "93% to 97%", [shares["covered"]], least=0.93, most=0.97),
     ]
-    row = {"design": claim.metric.value, "noise": "real", "truth": "A/A", "pairs": LEAST, "studies": of, **shares}
+    row = {"design": claim.metric, "noise": "real", "truth": "A/A", "pairs": LEAST_PAIRS, "studies": of, **shares}
     ok = all(bar["verdict"] != "broken" for bar in bars)
     return {"claim": claim.id, "bars": bars, "rows": [row], "counts": counts, **spread(claim, each), "each": each, "ok": ok}
 
@@ -193,7 +188,7 @@ def spread(claim: Claim, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     have nothing in common scatter √2 times as much as their sides. And the mean gain of all pairs together, which sees a bias that three
     cannot. `None`: runs that diverged left fewer than two.
     """
-    ratio, sign = claim.scale is Scale.ratio, 1 if claim.metric in MORE_IS_BETTER else -1
+    ratio, sign = claim.scale is Scale.ratio, 1 if METRICS[claim.metric].better is Better.higher else -1
     unit: Callable[[float], float] = math.log if ratio else float
     sides = [[unit(value) for value in one[side] if value is not None] for one in each for side in SIDES]
     both = [[(a, b) for a, b in zip(one[ARM], one[BASELINE], strict=True) if a is not None and b is not None] for one in each]
@@ -216,19 +211,38 @@ def _pooled(groups: Sequence[Sequence[float]]) -> float | None:
 
 def render(result: Mapping[str, Any]) -> str:
     """The figures and the tables, as text."""
-    lines = []
-    for kind in ("trainings", "timings"):
-        if kind not in result:
-            continue
-        part = result[kind]
-        (row,) = part["rows"]
-        counts = ", ".join(f"{name} {part['counts'][name]}" for name in ("different", "confirmed", "refuted", "covered"))
-        lines += [f"{row['design']}: {row['studies']} real A/A comparisons of {row['pairs']} pairs: {counts}", *told_bars(part["bars"])]
-        if part["sigma"] is not None and part["sigma_of_pairs"] is not None:
-            lines.append(f"standard deviation {part['sigma']:.4g}, of a pair's gain {part['sigma_of_pairs']:.4g}")
-        if (mean := part["all_pairs"]) is not None:
-            lines.append(
-                f"gain over all {mean['pairs']} pairs {mean['mid']:.4f} [{mean['low']:.4f}, {mean['high']:.4f}], p = {mean['p']:.3f}"
-            )
-        lines += ["", *table(part["rows"]), ""]
-    return "\n".join(lines).rstrip()
+    return "\n\n".join("\n".join(_part(result[kind])) for kind in ("trainings", "timings") if kind in result)
+
+
+def _part(part: Mapping[str, Any]) -> list[str]:
+    (row,) = part["rows"]
+    counts = ", ".join(f"{name} {part['counts'][name]}" for name in ("different", "confirmed", "refuted", "covered"))
+    lines = [f"{row['design']}: {row['studies']} real A/A comparisons of {row['pairs']} pairs: {counts}", *bar_lines(part["bars"])]
+    if part["sigma"] is not None and part["sigma_of_pairs"] is not None:
+        lines.append(f"standard deviation {part['sigma']:.4g}, of a pair's gain {part['sigma_of_pairs']:.4g}")
+    if (mean := part["all_pairs"]) is not None:
+        lines.append(f"gain over all {mean['pairs']} pairs {mean['mid']:.4f} [{mean['low']:.4f}, {mean['high']:.4f}], p = {mean['p']:.3f}")
+    return [*lines, "", *table(part["rows"])]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Count the wrong verdicts of real runs: an arm compared with itself.")
+    parser.add_argument("--trainings", type=int, metavar="N", help="train N comparisons, 6 runs each")
+    parser.add_argument("--timings", type=int, metavar="N", help="time N comparisons, 3 sessions each")
+    parser.add_argument("--output-dir", metavar="DIR", default="outputs", help="of these runs and sessions (default: outputs)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts as JSON")
+    options = parser.parse_args(argv)
+    with refusals():
+        require(not (options.trainings is None and options.timings is None), "--trainings or --timings", "be given", "neither")
+        if options.json:
+            check_writable("--json", options.json)
+        try:
+            result = calibrate(trainings=options.trainings, timings=options.timings, output_dir=options.output_dir)
+        except (StoppedError, SessionError, FailedError) as error:
+            print(f"nocap: {error}", file=sys.stderr)
+            return EXIT_CODES["preempted" if isinstance(error, StoppedError) else "failed"]
+        return finish(result, render(result), options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,26 +1,37 @@
-"""How often verdicts are wrong: simulated studies, each from a claim to its verdict, under noise as it was measured and under worse."""
+"""How often verdicts are wrong: simulated studies, each from a claim to its verdict, under measured noise and under worse noise.
+
+`python experiments/verdict_trust/simulated.py [--studies N] [--json FILE]`: nothing is trained.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nocap.config.compose import EXIT_CODES, refusals
 from nocap.config.keys import require
+from nocap.judge.claim import Claim, Guard, Mechanism
+from nocap.judge.power import plan
 from nocap.judge.stats import Array
-from nocap.study.claim import Claim, Guard, Mechanism, Metric, Scale
-from nocap.study.plan import plan
-from nocap.study.verdict import Outcome, Outcomes, Verdict, Word, judge
+from nocap.judge.verdict import Judge, Verdict, Word
+from nocap.show.table import markdown
+from nocap.store.measurement import METRICS, Measurement, Scale
+from nocap.store.record import check_writable, write_json, writing
 
-LEAST_STUDIES = 100
+STUDIES, LEAST_STUDIES = 2000, 100  # a row
 GUARD_SIGMA = 0.0013  # nats between seeds, as of GPT-2 124M's public records; 0.0019 with the heavy-tailed ones
 POWER = 0.8  # that the studies are planned for
 SEED = 20261120
 AT = "simulated"
+SIDES = ("arm", "baseline")
 COUNTED = ("different", "confirmed", "refuted", "found", "covered")  # "found": both different and confirmed
 
 # Standard normal noise of (arm or baseline, study, seed), and two that are worse. Skew in both arms would cancel in the pair.
@@ -51,7 +62,7 @@ class Design:
     """A claim of any gain at all, planned to see `effect` through one run's `sigma`; the guard's sigma is a quiet recipe's loss."""
 
     name: str
-    metric: Metric
+    metric: str
     scale: Scale
     effect: float  # as the planner takes it
     sigma: float
@@ -64,11 +75,11 @@ class Design:
         return math.log1p(self.effect) if self.scale is Scale.ratio else self.effect
 
 
-LOSS = Design(name="loss .005, sigma .0013", metric=Metric.val_loss, scale=Scale.difference, effect=0.005, sigma=0.0013)
-NOISY = Design(name="loss .002, sigma .0019", metric=Metric.val_loss, scale=Scale.difference, effect=0.002, sigma=0.0019)
+LOSS = Design(name="loss .005, sigma .0013", metric="val_loss", scale=Scale.difference, effect=0.005, sigma=0.0013)
+NOISY = Design(name="loss .002, sigma .0019", metric="val_loss", scale=Scale.difference, effect=0.002, sigma=0.0019)
 TIME = Design(
     name="time to target 1%, CV .5%, loss guarded at .005",
-    metric=Metric.time_to_target_s,
+    metric="time_to_target_s",
     scale=Scale.ratio,
     effect=0.01,
     sigma=0.005,
@@ -86,14 +97,14 @@ def claim_of(design: Design) -> Claim:
         pairs = max(pairs, plan(effect=guard, sigma=GUARD_SIGMA, scale=Scale.difference, power=POWER).pairs)
     return Claim(
         id="simulated",
-        statement=f"the arm's {design.metric.value} is better",
+        statement=f"the arm's {design.metric} is better",
         source="made up",
         arm="arm",
         metric=design.metric,
         scale=design.scale,
         expected=[1.0 if design.scale is Scale.ratio else 0.0, None],
-        target=3.3821 if design.metric is Metric.time_to_target_s else None,
-        guards=[] if guard is None else [Guard(metric=Metric.val_loss, scale=Scale.difference, margins={AT: guard})],
+        target=3.3821 if design.metric == "time_to_target_s" else None,
+        guards=[] if guard is None else [Guard(metric="val_loss", scale=Scale.difference, margins={AT: guard})],
         mechanism=Mechanism(bound=None, formula="none: nothing is trained"),
         seeds=list(range(pairs)),
         looks=design.looks,
@@ -109,25 +120,26 @@ def simulate(design: Design, *, planted: bool, worse: float = 0.0, noise: str, s
     signal = design.sigma * primary - np.array([gain, 0.0])[:, None, None]  # of a metric where less is better
     values = {claim.metric: 1000 * np.exp(signal) if design.scale is Scale.ratio else 3.4 + signal}
     values |= {guard.metric: loss for guard in claim.guards}
-    counts = dict.fromkeys(COUNTED, 0)
     truth, nothing = (math.exp(x) if design.scale is Scale.ratio else x for x in (gain, 0.0))
-    for study in range(studies):
-        arm, baseline = ({metric: _outcomes(of[side, study]) for metric, of in values.items()} for side in (0, 1))
-        verdict = _last_look(claim, arm=arm, baseline=baseline)
-        for name, holds in says(verdict, nothing=nothing, truth=truth).items():
-            counts[name] += holds
+    verdicts = [_last_look(claim, _measured(values, study)) for study in range(studies)]
     return {
         "design": design.name,
         "noise": noise,
         "truth": ("the planned effect" if planted else "A/A") + (f", guard worse by {worse:g}" if worse else ""),
         "pairs": len(claim.seeds),
         "studies": studies,
-        **{name: share(count, studies) for name, count in counts.items()},
+        **{name: share(n, studies) for name, n in count(verdicts, nothing=nothing, truth=truth).items()},
     }
 
 
-def says(verdict: Verdict, *, nothing: float, truth: float) -> dict[str, bool]:
-    """What is counted of one verdict. Without an interval, as where a run diverged, it calls nothing different and holds nothing."""
+def count(verdicts: Iterable[Verdict], *, nothing: float, truth: float) -> dict[str, int]:
+    """How many verdicts are what, by `COUNTED`. `nothing` and `truth`: no gain and the true one, on the claim's scale."""
+    each = [_properties(verdict, nothing=nothing, truth=truth) for verdict in verdicts]
+    return {name: sum(one[name] for one in each) for name in COUNTED}
+
+
+def _properties(verdict: Verdict, *, nothing: float, truth: float) -> dict[str, bool]:
+    """Without an interval, as where a run diverged, it calls nothing different and holds nothing."""
     shown, confirmed = verdict.interval, verdict.word is Word.confirmed
     different = shown is not None and not shown.low <= nothing <= shown.high
     return {
@@ -139,17 +151,24 @@ def says(verdict: Verdict, *, nothing: float, truth: float) -> dict[str, bool]:
     }
 
 
-def _last_look(claim: Claim, *, arm: Outcomes, baseline: Outcomes) -> Verdict:
+def _last_look(claim: Claim, measurements: list[Measurement]) -> Verdict:
     """A study stops at the first look that decides."""
+    judge = Judge(claim, measurements, against="baseline", at=AT)
     for look in range(1, claim.looks + 1):
-        verdict = judge(claim, arm=arm, baseline=baseline, at=AT, look=look)
+        verdict = judge.verdict(look)
         if verdict.word is not Word.inconclusive:
             break
     return verdict
 
 
-def _outcomes(values: Array) -> Mapping[int, Outcome]:
-    return {seed: Outcome(value=float(value)) for seed, value in enumerate(values)}
+def _measured(values: Mapping[str, Array], study: int) -> list[Measurement]:
+    """`values`: metric → of (arm or baseline, study, seed)."""
+    return [
+        Measurement(arm=arm, repeat=seed, metric=METRICS[name], value=float(value))
+        for name, of in values.items()
+        for arm, seeds in zip(SIDES, of[:, study], strict=True)
+        for seed, value in enumerate(seeds)
+    ]
 
 
 def share(count: int, of: int) -> dict[str, float]:
@@ -160,17 +179,17 @@ def share(count: int, of: int) -> dict[str, float]:
     return {"share": count / of, "low": float(found.low), "high": float(found.high)}
 
 
-def calibrate(*, studies: int, say: Callable[[str], Any] = lambda line: None) -> dict[str, Any]:
+def calibrate(*, studies: int, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Every row, and the three figures that must hold: each over the designs under normal noise that were planned with fixed seeds.
 
     Errors:
-        ValueError: too few studies to say anything.
+        ValueError: too few studies.
     """
     require(studies >= LEAST_STUDIES, "--studies", f"be at least {LEAST_STUDIES}", studies)
     rng, rows = np.random.default_rng(SEED), []
 
     def add(design: Design, *, planted: bool, worse: float = 0.0, noise: str = "normal") -> dict[str, Any]:
-        say(f"{design.name}: {'planted' if planted else 'A/A'}, {noise}")
+        log(f"{design.name}: {'planted' if planted else 'A/A'}, {noise}")
         rows.append(simulate(design, planted=planted, worse=worse, noise=noise, studies=studies, rng=rng))
         return rows[-1]
 
@@ -202,23 +221,46 @@ def bar(name: str, wanted: str, shares: list[dict[str, float]], *, least: float 
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The figures and the table, as text."""
-    lines = [*told_bars(result["bars"]), "", *table(result["rows"])]
+    """The bars and the table, as text."""
+    lines = [*bar_lines(result["bars"]), "", *table(result["rows"])]
     return "\n".join([*lines, "", f"{result['studies']} simulated studies a row, each judged as a real one is"])
 
 
-def told_bars(bars: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [f"{bar['what']} ({bar['wanted']}): {', '.join(map(tell, bar['found']))}: {bar['verdict']}" for bar in bars]
+def bar_lines(bars: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"{bar['what']} ({bar['wanted']}): {', '.join(map(_share, bar['found']))}: {bar['verdict']}" for bar in bars]
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    head = ("design", "noise", "truth", "pairs", *COUNTED)
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows:
-        shares = " | ".join(f"{row[name]['share']:.1%}" for name in COUNTED)
-        lines.append(f"| {row['design']} | {row['noise']} | {row['truth']} | {row['pairs']} | {shares} |")
-    return lines
+    keys = ("design", "noise", "truth", "pairs")
+    cells = [[*(str(row[key]) for key in keys), *(f"{row[name]['share']:.1%}" for name in COUNTED)] for row in rows]
+    return markdown((*keys, *COUNTED), cells)
 
 
-def tell(found: Mapping[str, float]) -> str:
+def _share(found: Mapping[str, float]) -> str:
     return f"{found['share']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
+
+
+def finish(result: Mapping[str, Any], text: str, path: Path | None) -> int:
+    """Print it, write it to `path`; the exit code: 1 where a bar is broken."""
+    print(text)
+    if path:
+        with writing("--json", path):
+            write_json(path, result)
+    return EXIT_CODES["finished" if result["ok"] else "failed"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Count the wrong verdicts of simulated studies: minutes, nothing is trained.")
+    parser.add_argument("--studies", type=int, metavar="N", default=STUDIES, help=f"simulated studies a row (default: {STUDIES})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts as JSON")
+    options = parser.parse_args(argv)
+    with refusals():
+        if options.json:
+            check_writable("--json", options.json)
+        log: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if sys.stderr.isatty() else (lambda line: None)
+        result = calibrate(studies=options.studies, log=log)
+        return finish(result, render(result), options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -207,8 +207,8 @@ def _flops(components: Mapping[str, float], parts: list[str]) -> float:
 class Older:
     """What began before its claim was registered."""
 
-    arm: list[str]  # runs and sessions of the claim's arm: its verdict is exploratory
-    baseline: list[str]  # runs of the baseline, which may serve
+    arm: list[str]  # with the claim's arm in them: its verdict is exploratory
+    baseline: list[str]  # with the baseline alone, which may serve
 
 
 def older(claim: Claim, study: Study, evidence: Evidence, *, registered: Mapping[str, datetime]) -> Older:
@@ -222,7 +222,7 @@ def older(claim: Claim, study: Study, evidence: Evidence, *, registered: Mapping
 
 
 def _used(claim: Claim, study: Study, evidence: Evidence) -> Iterator[tuple[str, str | None, str]]:
-    """Name, arm and start of each run and session; a session's arm is None, as it is of several."""
+    """Name, arm and start of each run and session; the arm is None where a session has several."""
     instruments = {metric.made_by for metric in claim.metrics}
     for (arm, seed), run in evidence.runs.items():
         if arm in study.sides(claim) and seed in claim.seeds and "train" in instruments:
@@ -233,5 +233,7 @@ def _used(claim: Claim, study: Study, evidence: Evidence) -> Iterator[tuple[str,
     places = [FIELD_OF[instrument] for instrument in instruments - {"train"}]
     places += ["pace"] if any(metric.name == "time_to_target_s" for metric in claim.metrics) else []
     for place in places:
-        for session in getattr(evidence, place).values():
-            yield f"a {place} session", None, str(session.get("started", ""))
+        for key, session in getattr(evidence, place).items():
+            arm, seed = key if isinstance(key, tuple) else (None, key)
+            if seed in claim.seeds and arm in (None, *study.sides(claim)):
+                yield f"a {place} session", arm, str(session.get("started", ""))
