@@ -21,10 +21,10 @@ import torch
 
 from nocap.config import hardware
 from nocap.config.trainer import Device, Precision
-from nocap.speed.arms import Arm, compose_arm
-from nocap.speed.clock import Clock
-from nocap.speed.contestant import Contestant
-from nocap.speed.measure import bench
+from nocap.measure.arms import Arm, compose_arm
+from nocap.measure.bench import bench
+from nocap.measure.clock import Clock
+from nocap.measure.contestant import Contestant
 from nocap.store.record import write_json
 from nocap.training.step import Update
 
@@ -142,7 +142,7 @@ def tell(report: dict[str, Any]) -> str:
 **Question.** Can a verdict of `nocap.bench` be believed on a shared CPU? Of 20 trials each, a planted 10% slowdown must be found in
 at least 18, a planted 1% be reversed in at most 1, and the same arm be called different in at most 1.
 
-**Method.** Each trial is one whole bench (`nocap.speed.measure.bench`, the function behind the command): the baseline, its control, and
+**Method.** Each trial is one whole bench (`nocap.measure.bench.bench`, the function behind the command): the baseline, its control, and
 three arms of the same config. After each of its steps an arm carries out 96×96 matrix products, as many as take 10%, 1% or none of the
 step's CPU time; what they took is timed while the bench runs. One thread, process CPU time; rounds until all intervals (99%) are ±3%,
 or {report["seconds"]:g} s. Config: `{" ".join(WORDS)}`.

@@ -29,10 +29,10 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.generation.engine import Cached, Engine, Recompute
-from nocap.generation.latency import allocated_bytes, random_prompt
-from nocap.generation.sample import Sampler, generate
 from nocap.judge.text import table
+from nocap.measure.decode import Cached, Engine, Recompute
+from nocap.measure.generation import Sampler, generate
+from nocap.measure.latency import allocated_bytes, random_prompt
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 

@@ -11,10 +11,10 @@ import pytest
 
 from nocap.config import hardware
 from nocap.config.trainer import Device, Precision
-from nocap.speed.arms import compose_arms
-from nocap.speed.clock import Clock
-from nocap.speed.contestant import Contestant
-from nocap.speed.measure import bench
+from nocap.measure.arms import compose_arms
+from nocap.measure.bench import bench
+from nocap.measure.clock import Clock
+from nocap.measure.contestant import Contestant
 from tests.conftest import REPO
 
 BASE = ["model=tiny", "tokenizer=gpt2", "trainer.device=cpu", "trainer.micro_batch=4", "trainer.batch_tokens=1024"]

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.profiling.names import PARTS
+from nocap.measure.names import PARTS
 from nocap.store.identity import digest
 
 LEAST = 3  # pairs: fewer have no verdict

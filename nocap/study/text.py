@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nocap.judge.text import table
-from nocap.profiling.names import PARTS
+from nocap.measure.names import PARTS
 from nocap.store.runs import shorten
 
 Facts = Mapping[str, Any]

@@ -16,7 +16,7 @@ import numpy as np
 
 from nocap.config.trainer import Device
 from nocap.judge.stats import Interval, signed_rank, signed_rank_needs
-from nocap.speed.rounds import Times
+from nocap.measure.arms import Times
 
 LIMIT = {
     Device.cpu: 0.03,

@@ -33,10 +33,10 @@
   function drawRoofline() {
     const at = data.points.map((point) => point.intensity);
     const [low, high] = [Math.min(1, ...at) / 4, Math.max(1, ...at) * 16];
-    const roofs = data.roofs.map((roof, i) => {
-      const ridge = roof.flops / data.bytes_per_s;
+    const peaks = data.peaks.map((peak, i) => {
+      const ridge = peak.flops / data.bytes_per_s;
       const x = [low, ridge, Math.max(high, 2 * ridge)];
-      return { x, y: x.map((v) => Math.min(roof.flops, v * data.bytes_per_s)), mode: "lines", line: { color: tint("soft"), width: 1.5, dash: i ? "6px,4px" : "solid" }, hovertext: `${plain(roof.name)}: ${number(roof.flops / 1e9, 1)} GFLOP/s`, hoverinfo: "text" };
+      return { x, y: x.map((v) => Math.min(peak.flops, v * data.bytes_per_s)), mode: "lines", line: { color: tint("soft"), width: 1.5, dash: i ? "6px,4px" : "solid" }, hovertext: `${plain(peak.name)}: ${number(peak.flops / 1e9, 1)} GFLOP/s`, hoverinfo: "text" };
     });
     const points = {
       x: at,
@@ -49,7 +49,7 @@
       hovertext: data.points.map((point) => `<b>${plain(point.name)}</b><br>${number(point.flop_s / 1e9, 1)} GFLOP/s at ${number(point.intensity, 1)} FLOPs a byte`),
       hoverinfo: "text",
     };
-    draw("roofline", [...roofs, points], { height: 420, xaxis: { type: "log", text: "FLOPs a byte moved" }, yaxis: { type: "log", text: "FLOP/s", exponentformat: "SI" } });
+    draw("roofline", [...peaks, points], { height: 420, xaxis: { type: "log", text: "FLOPs a byte moved" }, yaxis: { type: "log", text: "FLOP/s", exponentformat: "SI" } });
   }
 
   function drawCurve() {

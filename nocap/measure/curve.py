@@ -11,10 +11,10 @@ import torch
 
 from nocap.config.run import Run
 from nocap.config.trainer import Precision
-from nocap.measure.roof import least_ms
+from nocap.measure.clock import Clock
+from nocap.measure.contestant import random_tokens
+from nocap.measure.steps import measurable
 from nocap.options.attention import first_window
-from nocap.profiling.ceilings import at_length
-from nocap.profiling.measure import measurable, random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.step import autocast, build, take_step
 
@@ -34,7 +34,7 @@ def exponent(lengths: Sequence[float], costs: Sequence[float]) -> dict[str, floa
     return {"exponent": float(fit.slope), "low": float(fit.slope) - half, "high": float(fit.slope) + half}
 
 
-def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int], *, vocab_size: int) -> list[dict[str, Any]]:
+def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Milliseconds of attention alone (scores and weighted sum of one layer, forward and backward) and of a step, by arm and length."""
     found = []
     for name, at in arms.items():
@@ -43,7 +43,7 @@ def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int], *, v
         row: dict[str, Any] = {"name": name, "T": list(lengths), "attention_ms": alone, "attention": exponent(lengths, alone)}
         if (window := first_window(runs[0])) is not None:
             row["window"] = window
-        row["step_ms"] = [step_ms(run, vocab_size=vocab_size) for run in runs]
+        row["step_ms"] = [step_ms(run) for run in runs]
         row["step"] = exponent(lengths, row["step_ms"])
         found.append(row)
     return found
@@ -52,7 +52,7 @@ def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int], *, v
 def attention_ms(run: Run) -> float:
     """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a hybrid's, on average."""
     windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
-    return sum(_mixer_ms(run, windows.index(kind)) * windows.count(kind) for kind in set(windows)) / len(windows)
+    return sum(_mixer_ms(run, windows.index(window)) * windows.count(window) for window in set(windows)) / len(windows)
 
 
 def _mixer_ms(run: Run, layer: int) -> float:
@@ -60,36 +60,35 @@ def _mixer_ms(run: Run, layer: int) -> float:
     torch.set_num_threads(run.trainer.threads)
     run.attention.prepare(run, torch.device(device.value))
     mixer = run.attention.mixer(run, layer)
-    shape = (run.trainer.micro_batch, m.seq_len, m.d_model // m.n_head)
-
-    def heads(n: int) -> torch.Tensor:
-        """As the projections leave them: (B, T, H, D) in memory."""
-        made = torch.randn(shape[0], shape[1], n, shape[2], device=device.value).transpose(1, 2)
-        return made.requires_grad_()
-
-    q, k, v = heads(m.n_head), heads(run.attention.n_kv_heads), heads(run.attention.n_kv_heads)
+    B, T, D = run.trainer.micro_batch, m.seq_len, m.d_model // m.n_head
+    # As the projections leave them: (B, T, H, D) in memory.
+    heads = (m.n_head, run.attention.n_kv_heads, run.attention.n_kv_heads)
+    q, k, v = (torch.randn(B, T, n, D, device=device.value).transpose(1, 2).requires_grad_() for n in heads)
     if run.trainer.precision is Precision.bf16:
         v = v.detach().bfloat16().requires_grad_()
-    grad = torch.ones_like(_mix(run, mixer, q, k, v))
 
-    def once() -> None:
-        torch.autograd.grad(_mix(run, mixer, q, k, v), (q, k, v), grad)
+    def mixed() -> torch.Tensor:
+        with autocast(run, run.trainer.precision):
+            return mixer(q, k, v)
 
-    return least_ms(once, device)
-
-
-def _mix(run: Run, mixer: Callable[..., torch.Tensor], *qkv: torch.Tensor) -> torch.Tensor:
-    with autocast(run, run.trainer.precision):
-        return mixer(*qkv)
+    grad = torch.ones_like(mixed())
+    return Clock.of(device, run.trainer.threads).least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
 
 
-def step_ms(run: Run, *, vocab_size: int) -> float:
+def step_ms(run: Run) -> float:
     """A training step of one micro-batch, eager."""
-    one = measurable(run)
-    with random_tokens(one, vocab_size) as job:
+    with random_tokens(measurable(run)) as job:
         trainee, ledger = build(job), Ledger(started=job.started)
         take_step(job, trainee, ledger, step=0)
-        return least_ms(lambda: take_step(job, trainee, ledger, step=0), run.trainer.device, repeats=1)
+        clock = Clock.of(run.trainer.device, torch.get_num_threads())
+        return clock.least_ms(lambda: take_step(job, trainee, ledger, step=0), repeats=1)
+
+
+def at_length(run: Run, T: int) -> Run:
+    """The run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
+    t = run.trainer
+    tokens = t.micro_batch * T
+    return replace(run, model=replace(run.model, seq_len=T), trainer=replace(t, batch_tokens=tokens * t.devices, val_tokens=tokens))
 
 
 def with_window(run: Run, T: int, *, window: int) -> Run:

@@ -1,4 +1,4 @@
-"""What `python -m nocap.generate` is asked, without torch. It is no part of a run's config, so that it changes no run's identity."""
+"""What `python -m nocap.generate` can be asked. No torch, and no part of a run's config, so that it changes no run's identity."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from nocap.config.trainer import Device
 
 @dataclass(kw_only=True, slots=True)
 class Generate:
-    """A door's request; `help` says what a key means."""
+    """The keys of the command; `help` describes each."""
 
     run: str = field(metadata={"help": "a run's folder, name or identity"})
-    prompt: str = field(default="", metadata={"help": "what the text goes on from; empty: the beginning of a document"})
+    prompt: str = field(default="", metadata={"help": "the text to continue; empty: the beginning of a document"})
     max_tokens: int = field(default=200, metadata={"help": "new tokens a sample; fewer where the model's context ends"})
     samples: int = field(default=1, metadata={"help": "texts, decoded in one batch"})
     temperature: float = field(default=1.0, metadata={"help": "0 takes the most probable token"})
@@ -23,7 +23,7 @@ class Generate:
     compile: bool = field(default=False, metadata={"help": "decode through torch.compile"})
     device: Device | None = field(default=None, metadata={"help": "cpu or cuda (default: a GPU where there is one)"})
     threads: int | None = field(default=None, metadata={"help": "CPU threads (default: the cores there are)"})
-    output_dir: str = field(default="outputs", metadata={"help": "names and identities are looked for in its runs"})
+    output_dir: str = field(default="outputs", metadata={"help": "its runs are searched for names and identities"})
 
     def __post_init__(self) -> None:
         for key in ("max_tokens", "samples"):

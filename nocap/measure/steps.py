@@ -1,39 +1,31 @@
-"""Run the step: the loop's own, on random tokens, with its model, optimizer and micro-batch."""
+"""Run the training step of a config on random tokens, plain and under the profiler."""
 
 from __future__ import annotations
 
-import re
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch.profiler import record_function
 
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
-from nocap.data.shards import write_shard
-from nocap.data.tokens import Shard
-from nocap.profiling import timeline
-from nocap.profiling.parts import MARK, STEP, Ranges
-from nocap.profiling.timeline import Timeline
+from nocap.measure.contestant import random_tokens
+from nocap.measure.parts import MARK, STEP, Ranges, Timeline, profiler, read
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.step import Job, Trainee, build, configure_numerics, take_step
-from nocap.training.world import join
 
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Clocks of one step as it is trained, without a profiler."""
+    """Clocks of one step as it is trained."""
 
     wall_ms: float
     cpu_ms: float  # of this process
@@ -41,10 +33,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    plain: list[Step]  # eager, as the parts are
+    plain: list[Step]  # eager, as the parts are, without a profiler
     compiled: list[Step] | None  # where the config asks for compilation
-    timeline: Timeline  # of the fastest profiled step, the least disturbed
     profiled: list[Step]
+    timeline: Timeline  # of the fastest profiled step, the least disturbed
     calls: dict[str, int]  # module path → calls in that step
     kept: dict[str, int]  # module path → bytes that one micro-batch's forward keeps for its backward
     part: dict[str, str]
@@ -68,67 +60,48 @@ def measurable(run: Run) -> Run:
     return replace(run, trainer=replace(t, compile=Compile.off, batch_tokens=min(microbatches(run), MOST_MICROBATCHES) * micro))
 
 
-def measure(run: Run, *, vocab_size: int, repeats: int, trace: Path | None) -> Measured:
+def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
     """Train a few steps and watch.
 
     Errors:
         torch.OutOfMemoryError: the device's memory does not hold the step.
     """
-    floor_mib = _resident_mib("VmRSS")
+    before_mib = memory.resident_mib()
     configure_numerics(run)
     eager = measurable(run)
-    with random_tokens(eager, vocab_size) as job:
-        trainee, marks = build(job), _Marks(started=job.started)
-        ranges, kept = Ranges(eager), _warm_up(job, trainee)
-        _reset_peaks(run.trainer.device)
+    with random_tokens(eager) as job:
+        trainee, marks, ranges = build(job), _Marks(started=job.started), Ranges(eager)
+        kept = _warm_up(job, trainee)
+        memory.reset_peak(torch.device("cpu"))
+        memory.reset_peak(job.world.device)
         plain = [step_clock(job, trainee, marks, step=1 + i) for i in range(repeats)]
-        highest_mib = _resident_mib("VmHWM")
-        best: tuple[Step, Timeline, dict[str, int]] | None = None
-        profiled = []
+        resident_mib = memory.resident_mib(highest=True) - before_mib
+        profiled, best = [], None
         for i in range(repeats):
             ranges.reset()
-            with ranges.around(trainee.model), timeline.profiler(on_cuda=run.trainer.device is Device.cuda) as prof:
+            with ranges.around(trainee.model), profiler(on_cuda=run.trainer.device is Device.cuda) as prof:
                 clock = step_clock(job, trainee, marks, step=1 + repeats + i)
             profiled.append(clock)
             if best is None or clock.wall_ms < best[0].wall_ms:
-                best = clock, timeline.read(prof, ranges, on_cuda=run.trainer.device is Device.cuda), dict(ranges.calls)
+                best = clock, read(prof, ranges, on_cuda=run.trainer.device is Device.cuda), ranges.calls
                 if trace is not None:
                     prof.export_chrome_trace(str(trace))
         assert best is not None
-        parts = _memory(trainee, best[1], kept, run.trainer.device, resident_mib=highest_mib - floor_mib)
+        _, timeline, calls = best
+        parts_mib = _memory(trainee, timeline, kept, run.trainer.device, resident_mib=resident_mib)
         del trainee
         compiled = _compiled(replace(eager, trainer=replace(eager.trainer, compile=run.trainer.compile)), job, repeats)
     return Measured(
         plain=plain,
         compiled=compiled,
-        timeline=best[1],
         profiled=profiled,
-        calls=best[2],
+        timeline=timeline,
+        calls=calls,
         kept=kept,
         part=ranges.part,
         microbatches=microbatches(eager),
-        memory=parts,
+        memory=parts_mib,
     )
-
-
-@contextmanager
-def random_tokens(run: Run, vocab_size: int) -> Iterator[Job]:
-    """A job whose data are made up: enough for a step, in a file that the loop's own reader maps."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "random.bin"
-        n = run.trainer.batch_tokens + run.model.seq_len * run.data.read_sequences + 1
-        ids = np.random.default_rng(run.seed).integers(0, vocab_size, n, dtype=np.uint16)
-        write_shard(path, ids)
-        shard = Shard(path=str(path), tokens=n, sha256="", max_id=int(ids.max()))
-        yield Job(
-            run=run,
-            train_shards=(shard,),
-            val_shards=(shard,),
-            vocab_size=vocab_size,
-            run_dir=Path(folder),
-            world=join(run.trainer.device),
-            started=time.monotonic(),
-        )
 
 
 def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step:
@@ -139,7 +112,7 @@ def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step
 
 
 def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
-    """A first step, not timed: it makes the optimizer's state, and shows by module what the forward keeps for the backward."""
+    """A first step, not timed: it makes the optimizer's state. Returns what the forward keeps for the backward, in bytes by module."""
     kept: dict[str, int] = {}
     ranges = Ranges(job.run)
 
@@ -152,7 +125,7 @@ def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
     return kept
 
 
-def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Device, resident_mib: float) -> dict[str, float]:
+def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Device, *, resident_mib: float) -> dict[str, float]:
     """MiB of the step's memory in parts, as measured. Slack is what the process took for the step and no tensor had at the peak."""
     parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers)
     peak = parts["parameters"] + parts["optimizer"] + seen.peak / memory.MIB  # gradients come and go within the step
@@ -163,22 +136,6 @@ def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Devi
     return {**parts, "activations": sum(kept.values()) / memory.MIB, "peak": peak, "slack": slack}
 
 
-def _reset_peaks(device: Device) -> None:
-    if device is Device.cuda:
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # Linux: the high-water mark begins anew
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _resident_mib(key: str) -> float:
-    """This process's memory now (`VmRSS`) or at its highest (`VmHWM`); elsewhere than on Linux, at its highest."""
-    try:
-        found = re.search(rf"^{key}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)
-    except OSError:
-        found = None
-    return int(found.group(1)) / 1024 if found else memory.peak_mib(torch.device("cpu"))
-
-
 def _compiled(run: Run, job: Job, repeats: int) -> list[Step] | None:
     """The same step compiled as the config asks, timed whole; `None` where it asks for nothing."""
     if run.trainer.compile is Compile.off:
@@ -187,11 +144,3 @@ def _compiled(run: Run, job: Job, repeats: int) -> list[Step] | None:
     trainee, ledger = build(job), Ledger(started=job.started)
     step_clock(job, trainee, ledger, step=0)  # compiles
     return [step_clock(job, trainee, ledger, step=1 + i) for i in range(repeats)]
-
-
-def facts(steps: list[Step] | None) -> dict[str, Any] | None:
-    """The fastest of some steps, and all of them."""
-    if not steps:
-        return None
-    fastest = min(steps, key=lambda step: step.wall_ms)
-    return {"wall_ms": fastest.wall_ms, "cpu_ms": fastest.cpu_ms, "all_wall_ms": [step.wall_ms for step in steps]}

@@ -1,7 +1,7 @@
-"""How fast a model answers and what it holds meanwhile: prefill and decoding, with a cache, compiled, and by recomputing the prefix.
+"""How fast a model answers and what it allocates: prefill and decoding, with a cache, compiled, and by recomputing the prefix.
 
-Times are wall-clock from token to token, sampling included, which is what somebody waits for. Nothing is left out of them but the first
-call of every shape, which is made before.
+Times are wall-clock from token to token, sampling included: what somebody waits for. Only the first call of every shape, made before,
+is not in them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,68 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.generation.engine import Cached, Engine, Recompute, UncachedError, check_cached, engine_for
-from nocap.generation.sample import Sampler
+from nocap.config.trainer import Device, Precision
+from nocap.measure.decode import Cached, Engine, Recompute, UncachedError, check_cached, engine_for
+from nocap.measure.generation import Sampler, Trained
+from nocap.measure.request import Generate
+from nocap.measure.text import render_latency
 from nocap.model.language_model import LanguageModel
+from nocap.options.attention import kernel_name
+from nocap.store.record import write_json, writing
 
 ROUNDS = 3  # engines take turns, so that a machine whose speed drifts slows all of them
 RECOMPUTED = 4  # positions a round at which the prefix is recomputed, spread over all that are decoded
+
+
+def report(
+    asked: Generate,
+    trained: Trained,
+    prompt: list[int],
+    *,
+    run_dir: Path,
+    threads: int,
+    batch_sizes: Sequence[int],
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    """Time each batch size, print the table and leave `latency.json` in the run's folder. Without a prompt, half the context is random
+    tokens. Returns the content of the file.
+
+    Errors:
+        ValueError: the prompt leaves no room for two tokens.
+    """
+    model, run, place = trained.model, trained.run, Device(trained.device.type)
+    context = run.model.seq_len
+    one = torch.tensor([prompt]) if asked.prompt else random_prompt(context // 2 or 1, vocab_size=trained.encoding.n_vocab)
+    T = one.shape[1]
+    new = min(asked.max_tokens, context - T)
+    if new < 2:
+        raise ValueError(f"prompt must leave room for 2 tokens in model.seq_len={context} with --latency, got {T} tokens")
+    kv_bytes, rows = kv_bytes_per_token(model, run, log=log), list[dict[str, Any]]()
+    for batch in batch_sizes:
+        sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=batch, max_tokens=new + 1)
+        prompt_BT = one.expand(batch, -1).to(trained.device)
+        rows += [timed.plain(T) for timed in measure(model, run, prompt_BT, new=new, sampler=sampler, compiled=asked.compile)]
+    content = {
+        "run": run_dir.name,
+        "checkpoint_step": trained.step,
+        "prompt_tokens": T,
+        "new_tokens": new,
+        "precision": "fp32",
+        "kernel": {"prefill": kernel_name(run.attention, place, Precision.fp32), "decode": "scaled_dot_product_attention"},
+        "kv_bytes_per_token": kv_bytes,
+        "hardware": hardware.describe(place, threads),
+        "rows": rows,
+    }
+    with writing("run", run_dir / "latency.json"):
+        write_json(run_dir / "latency.json", content)
+    where = f"fp32 on {hardware.device_name(place)}, {threads} CPU thread(s)"
+    print(f"{run_dir.name} at step {trained.step}: {T} tokens of prompt, {new} new; {where}")
+    print(render_latency(rows))
+    if kv_bytes is not None:
+        print(f"KV cache: {kv_bytes:,.0f} bytes a token, over the whole context of {context}")
+    return content
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,7 +95,7 @@ class Timed:
     token_s: list[float] = field(default_factory=list)
     allocated_bytes_per_token: float | None = None
 
-    def row(self, prompt_tokens: int) -> dict[str, Any]:
+    def plain(self, prompt_tokens: int) -> dict[str, Any]:
         """As JSON. Rates are of the median, which other work on the machine moves least; the 95th percentile shows what it does."""
         prefill_s, (p50_s, p95_s) = float(np.median(self.prefill_s)), np.percentile(self.token_s, [50, 95]).tolist()
         return {
@@ -57,14 +113,12 @@ class Timed:
 def measure(model: LanguageModel, run: Run, prompt_BT: Tensor, *, new: int, sampler: Sampler, compiled: bool) -> list[Timed]:
     """Time `new` tokens after the prompt with a cache, compiled too if asked, and by recomputing the prefix, in turns."""
     batch, T = prompt_BT.shape
-    again = Recompute(model)
-    engines: dict[str, Engine] = {}
+    again, engines = Recompute(model), dict[str, Engine]()
     with suppress(UncachedError):
         check_cached(model, run)
-        engines["cache"] = Cached(model, run, batch=batch, capacity=T + new)
-        if compiled:
-            engines["cache, compiled"] = Cached(model, run, batch=batch, capacity=T + new, compiled=True)
-    timed = {name: Timed(engine=name, batch=batch) for name in (*engines, "no cache")}
+        for name in ("cache", "cache, compiled") if compiled else ("cache",):
+            engines[name] = Cached(model, run, batch=batch, capacity=T + new, compiled=name != "cache")
+    timed, recomputed = {name: Timed(engine=name, batch=batch) for name in engines}, Timed(engine="no cache", batch=batch)
     for name, engine in engines.items():
         first, *rest = run_through(engine, prompt_BT, 2, sampler).token_s
         timed[name].compile_s = first - rest[0] if name == "cache, compiled" else None
@@ -75,17 +129,16 @@ def measure(model: LanguageModel, run: Run, prompt_BT: Tensor, *, new: int, samp
             through = run_through(engine, prompt_BT, new, sampler)
             timed[name].prefill_s.append(through.prefill_s)
             timed[name].token_s += through.token_s
-        timed["no cache"].prefill_s.append(run_through(again, prompt_BT, 0, sampler).prefill_s)
+        recomputed.prefill_s.append(run_through(again, prompt_BT, 0, sampler).prefill_s)
         for i in places:
             began = time.perf_counter()
             sampler(again.prefill(text_BT[:, : T + i + 1]), i).tolist()
-            timed["no cache"].token_s.append(time.perf_counter() - began)
+            recomputed.token_s.append(time.perf_counter() - began)
     for name, engine in engines.items():
         engine.prefill(prompt_BT)
         timed[name].allocated_bytes_per_token = allocated_bytes(engine.decode, prompt_BT[:, 0]) / batch
-    middle_BT = text_BT[:, : T + new // 2]
-    timed["no cache"].allocated_bytes_per_token = allocated_bytes(again.prefill, middle_BT) / batch
-    return list(timed.values())
+    recomputed.allocated_bytes_per_token = allocated_bytes(again.prefill, text_BT[:, : T + new // 2]) / batch
+    return [*timed.values(), recomputed]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,32 +191,13 @@ def _without_native_stderr() -> Iterator[None]:
         os.close(nowhere)
 
 
-def kv_bytes_per_token(model: LanguageModel, run: Run, *, say: Callable[[str], None]) -> float | None:
-    """Bytes of cache a token of context, for one sequence of the model's whole context: windows make it less. None, with a line, where the
-    model has no cache."""
-    whole = engine_for(model, run, batch=1, capacity=run.model.seq_len, say=say)
+def kv_bytes_per_token(model: LanguageModel, run: Run, *, log: Callable[[str], None]) -> float | None:
+    """Bytes of cache a token of context, for one sequence of the model's whole context: windows make it less. None, with a line in the
+    log, where the model has no cache."""
+    whole = engine_for(model, run, batch=1, capacity=run.model.seq_len, log=log)
     return whole.n_bytes / run.model.seq_len if isinstance(whole, Cached) else None
 
 
 def random_prompt(tokens: int, *, vocab_size: int) -> Tensor:
-    """(1, tokens) of something: what the tokens are changes no time."""
+    """(1, tokens) of random tokens: which ones changes no time."""
     return torch.randint(vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
-
-
-def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Head and cells for people."""
-    head = ["batch", "engine", "prefill tokens/s", "decode tokens/s", "ms p50", "ms p95", "MiB allocated/token", "compile s"]
-    cells = [
-        [
-            str(row["batch"]),
-            row["engine"],
-            f"{row['prefill_tokens_per_s']:,.0f}",
-            f"{row['decode_tokens_per_s']:,.1f}",
-            f"{row['ms_per_token']['p50']:.2f}",
-            f"{row['ms_per_token']['p95']:.2f}",
-            f"{row['allocated_bytes_per_token'] / 2**20:.3f}",
-            "–" if row["compile_s"] is None else f"{row['compile_s']:.1f}",
-        ]
-        for row in rows
-    ]
-    return head, cells

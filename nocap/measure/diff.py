@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from nocap.judge.text import NONE, table
-from nocap.profiling.names import KIND, PARTS
+from nocap.measure.names import KIND, PARTS
 from nocap.store.record import SCHEMA_VERSION
 
-Facts = Mapping[str, Any]
+Json = Mapping[str, Any]
 MEASURES = ("ms", "operations", "allocations", "allocated_mib", "flops", "bytes", "kept_mib")
 MOST_ROWS = 12
 
 
-def difference(before: Facts, after: Facts) -> dict[str, Any]:
+def difference(before: Json, after: Json) -> dict[str, Any]:
     """Part by part and module by module, the largest change in time first; without times where the machines differ.
 
     Errors:
-        ValueError: one of them is no profile of this version.
+        ValueError: one of them is not a profile of this version.
     """
     for found in (before, after):
         if found.get("kind") != KIND or found.get("schema_version") != SCHEMA_VERSION:
@@ -38,7 +38,7 @@ def difference(before: Facts, after: Facts) -> dict[str, Any]:
     }
 
 
-def _changed(a: Facts, b: Facts, prefix: str = "") -> dict[str, list[Any]]:
+def _changed(a: Json, b: Json, prefix: str = "") -> dict[str, list[Any]]:
     """Config keys that differ, with both values."""
     found: dict[str, list[Any]] = {}
     for key in dict.fromkeys([*a, *b]):
@@ -50,7 +50,7 @@ def _changed(a: Facts, b: Facts, prefix: str = "") -> dict[str, list[Any]]:
     return found
 
 
-def _moved(before: list[Facts], after: list[Facts], keys: tuple[str, ...], measures: tuple[str, ...]) -> list[dict[str, Any]]:
+def _moved(before: list[Json], after: list[Json], keys: tuple[str, ...], measures: tuple[str, ...]) -> list[dict[str, Any]]:
     old, new = ({tuple(row[key] for key in keys): row for row in rows} for rows in (before, after))
     moved = []
     for name in dict.fromkeys([*old, *new]):
@@ -61,8 +61,8 @@ def _moved(before: list[Facts], after: list[Facts], keys: tuple[str, ...], measu
     return sorted(moved, key=lambda row: -abs(row[measures[0]][1] - row[measures[0]][0]))
 
 
-def tell(found: Facts) -> str:
-    """The difference as a person reads it."""
+def render(found: Json) -> str:
+    """The difference as tables for a terminal."""
     lines = ["changed: " + (", ".join(f"{key} {a}→{b}" for key, (a, b) in found["changed"].items()) or "nothing in the config")]
     if found["times_refused"]:
         lines.append(f"times not compared: {found['times_refused']}")

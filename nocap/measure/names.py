@@ -1,10 +1,10 @@
-"""What a profile calls things, for those who read one without torch."""
+"""The parts of a profile and their names for readers. No torch."""
 
 from __future__ import annotations
 
 KIND = "profile"  # of record, beside its schema_version
 
-# part → what a reader sees. A module's own operations, without its children's, are its part.
+# A module's own operations, without its children's, are its part.
 PARTS = {
     "embedding": "embedding",
     "norm": "norms",
