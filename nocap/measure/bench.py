@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from datetime import date
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -69,31 +69,19 @@ CONTROL = ("verdict", "speed", "half_width", "tokens_per_s", "warm_up_s", "secon
 # --- the arms while they are timed
 
 
-class Timed(Protocol):
-    """What a bench needs of an arm that is warm."""
-
-    def block(self) -> float:
-        """Seconds a token over a block of steps."""
-
-    def facts(self) -> StepFacts: ...
-
-    def close(self) -> None:
-        """Give the memory back."""
-
-
 class Lane:
     """An arm's place in the bench, also when it could not be timed."""
 
     def __init__(self, arm: Arm) -> None:
         self.arm, self.status, self.reason = arm, "measured", ""
         self.facts: StepFacts | None = None
-        self._timed: Timed | None = None
+        self._timed: Contestant | None = None
 
     @property
     def measured(self) -> bool:
         return self.status == "measured"
 
-    def warm(self, make: Callable[[Arm], Timed]) -> None:
+    def warm(self, make: Callable[[Arm], Contestant]) -> None:
         try:
             self._timed = make(self.arm)
         except Exception as error:  # one arm that cannot run stops no other
@@ -141,7 +129,7 @@ def bench(
     *,
     seconds: float,
     rounds: int | None = None,
-    make: Callable[[Arm, Clock], Timed] = lambda arm, clock: Contestant(arm, clock=clock),
+    make: Callable[[Arm, Clock], Contestant] = lambda arm, clock: Contestant(arm, clock=clock),
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time the arms against the first one, which runs twice: the second is the control. The result as JSON types.
@@ -174,7 +162,7 @@ def bench(
     }
 
 
-def _warm_up(lanes: Sequence[Lane], make: Callable[[Arm], Timed], budget: Budget, log: Callable[[str], None]) -> None:
+def _warm_up(lanes: Sequence[Lane], make: Callable[[Arm], Contestant], budget: Budget, log: Callable[[str], None]) -> None:
     for i, lane in enumerate(lanes):
         if i > 1 and budget.rounds is None and budget.spent() > WARM_SHARE * budget.seconds:
             lane.leave_out(f"the arms before it took {budget.spent():.0f} s of {budget.seconds:g} s to warm up")

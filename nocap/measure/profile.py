@@ -21,11 +21,10 @@ from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure import ceilings as bounds
 from nocap.measure.clock import Clock
-from nocap.measure.curve import curve, with_window
 from nocap.measure.names import KIND, MODEL_PARTS, PARTS
 from nocap.measure.parts import Seen
-from nocap.measure.roofline import Count, Peak, Work, count, measure_peak
-from nocap.measure.steps import Measured, Step, measure
+from nocap.measure.roofline import Count, Peak, Work, by_part, count, measure_peak
+from nocap.measure.steps import Measured, Step, curve, measure, with_window
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import first_window, kernel_name
 from nocap.training import memory
@@ -102,42 +101,32 @@ def _curve(run: Run, compose: Callable[[Sequence[str]], Run], lengths: list[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Totals:
-    """What something cost in a whole optimizer step."""
-
-    ms: float
-    calls: int
-    operations: int
-    flops: float
-    bytes: float  # moved
-    bound_ms: float  # no faster by the roofline
-    allocations: int
-    allocated_mib: float
-    kept_mib: float  # for the backward, of one micro-batch
-
-    def plain(self, whole_ms: float) -> dict[str, Any]:
-        """As JSON, with the share of the step and how close it is to the roofline."""
-        return {
-            **asdict(self),
-            "share": self.ms / whole_ms,
-            "flop_s": self.flops / self.ms * 1e3 if self.ms else None,
-            "of_bound": self.bound_ms / self.ms if self.ms else None,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A module in one direction."""
+    """What a module cost in one direction, over a whole optimizer step."""
 
     path: str
     part: str
     layer: int | None
     direction: str
-    totals: Totals
+    ms: float
+    calls: int
+    operations: int
+    flops: float
+    bytes: float  # moved
+    bound_ms: float  # by the roofline
+    allocations: int
+    allocated_mib: float
+    kept_mib: float  # for the backward, of one micro-batch
 
-    def plain(self, whole_ms: float) -> dict[str, Any]:
-        place = {"path": self.path, "part": self.part, "layer": self.layer, "direction": self.direction}
-        return {**place, **self.totals.plain(whole_ms)}
+
+SUMMED = tuple(f.name for f in fields(Row))[4:]
+
+
+def _plain(costs: dict[str, Any], whole_ms: float) -> dict[str, Any]:
+    """A row, or a sum of rows, as JSON: with its share of the step, and how close it is to the roofline."""
+    ms = costs["ms"]
+    rates = {"flop_s": costs["flops"] / ms * 1e3 if ms else None, "of_bound": costs["bound_ms"] / ms if ms else None}
+    return {**costs, "share": ms / whole_ms, **rates}
 
 
 def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
@@ -146,7 +135,7 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
     scale, clock = _clock(run, measured)
     flops, basis = flops_per_token(run, vocab_size=vocab_size)
     rows = list(_rows(run, counted, peak, measured, scale))
-    attributed_ms = sum(row.totals.ms for row in rows)
+    attributed_ms = sum(row.ms for row in rows)
     whole_ms = attributed_ms + measured.timeline.unattributed_ms * scale * n / measured.microbatches
     return {
         "kind": KIND,
@@ -174,7 +163,7 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
         },
         "parts": _summed(rows, ("part",), whole_ms),
         "layers": _summed([row for row in rows if row.layer is not None], ("layer", "part"), whole_ms),
-        "rows": [row.plain(whole_ms) for row in rows],
+        "rows": [_plain(asdict(row), whole_ms) for row in rows],
         "memory_mib": _memory(counted, measured),
     }
 
@@ -207,9 +196,13 @@ def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float
         work = counted.work.get((path, direction), Work())
         part = measured.part.get(path, path if path in PARTS else "other")
         times = _times(part, n, measured.microbatches)
-        ms, moved = seen.ms * scale * times, outside.get(part)
-        totals = Totals(
-            ms=ms,
+        moved, layer = outside.get(part), re.match(r"blocks\.(\d+)", path)
+        yield Row(
+            path=path,
+            part=part,
+            layer=int(layer.group(1)) if layer else None,
+            direction=direction,
+            ms=seen.ms * scale * times,
             calls=round(measured.calls.get(path, int(seen.ms > 0)) * times),
             operations=round(seen.operations * times),
             flops=work.flops * n,
@@ -219,8 +212,6 @@ def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float
             allocated_mib=seen.allocated * times / MIB,
             kept_mib=measured.kept.get(path, 0) / MIB if direction == "forward" else 0.0,
         )
-        layer = re.match(r"blocks\.(\d+)", path)
-        yield Row(path=path, part=part, layer=int(layer.group(1)) if layer else None, direction=direction, totals=totals)
 
 
 def _times(part: str, n: int, m: int) -> float:
@@ -247,26 +238,29 @@ def _summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list
         groups.setdefault(tuple(getattr(row, key) for key in keys), []).append(row)
     summed = []
     for values, members in groups.items():
-        sums = {f.name: sum(getattr(row.totals, f.name) for row in members) for f in fields(Totals)}
-        sums["calls"] = sum(row.totals.calls for row in members if row.direction == "forward")
-        ways = {f"{way}_ms": sum(row.totals.ms for row in members if row.direction == way) for way in ("forward", "backward")}
-        summed.append({**dict(zip(keys, values, strict=True)), **Totals(**sums).plain(whole_ms), **ways})
+        total = {**dict(zip(keys, values, strict=True)), **{key: sum(getattr(row, key) for row in members) for key in SUMMED}}
+        total["calls"] = sum(row.calls for row in members if row.direction == "forward")
+        for way in ("forward", "backward"):
+            total[f"{way}_ms"] = sum(row.ms for row in members if row.direction == way)
+        summed.append(_plain(total, whole_ms))
     order = list(PARTS)
     return sorted(summed, key=lambda row: (row.get("layer", 0), order.index(row["part"])))
 
 
 def _memory(counted: Count, measured: Measured) -> dict[str, Any]:
     """Measured beside counted; `kept` by part is one micro-batch's."""
-    p, by_part = counted.parameters / MIB, dict[str, float]()
-    for path, n in measured.kept.items():
-        by_part[measured.part[path]] = by_part.get(measured.part[path], 0.0) + n / MIB
+    p = counted.parameters / MIB
     return {
-        "measured": {**measured.memory, "kept": by_part},
+        "measured": {**measured.memory, "kept": _mib_by_part(measured.kept, measured.part)},
         "counted": {
             "parameters": p,
             "gradients": p,
             "optimizer": counted.optimizer / MIB,
             "activations": sum(counted.kept.values()) / MIB,
-            "kept": {part: n / MIB for part, n in counted.kept_by_part().items()},
+            "kept": _mib_by_part(counted.kept, counted.part),
         },
     }
+
+
+def _mib_by_part(kept: dict[str, int], part: dict[str, str]) -> dict[str, float]:
+    return {name: n / MIB for name, n in by_part(kept, part).items()}

@@ -121,15 +121,20 @@ class Count:
         return merged
 
     def kept_by_part(self) -> dict[str, int]:
-        merged: dict[str, int] = {}
-        for path, n in self.kept.items():
-            merged[self.part[path]] = merged.get(self.part[path], 0) + n
-        return merged
+        return by_part(self.kept, self.part)
 
     @property
     def needed_bytes(self) -> int:
         """Memory that a step holds for certain: parameters, gradients, optimizer state, and what one forward keeps."""
         return 2 * self.parameters + self.optimizer + sum(self.kept.values()) + self.largest
+
+
+def by_part(amounts: dict[str, int], part: dict[str, str]) -> dict[str, int]:
+    """What modules have, added up over each part."""
+    sums: dict[str, int] = {}
+    for path, n in amounts.items():
+        sums[part[path]] = sums.get(part[path], 0) + n
+    return sums
 
 
 def count(run: Run, *, vocab_size: int) -> Count:

@@ -125,7 +125,7 @@ def part_params(run: Run) -> dict[str, int]:
 
 def lengths(arms: Arms, *, T: Sequence[int]) -> Facts:
     """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward. A window does not grow."""
-    from nocap.measure.curve import attention_ms, exponent, with_window
+    from nocap.measure.steps import attention_ms, exponent, with_window
 
     found = {}
     for name, run in composed(arms).items():

@@ -1,7 +1,7 @@
 """The numbers of a checkout, bit for bit: what shows that a refactoring changed none.
 
-    python benchmarks/same_numbers.py record OUT.json [--repo DIR] [--jobs 2]
-    python benchmarks/same_numbers.py compare OLD.json NEW.json [--allow KEY ...]
+    python tests/tools/same_numbers.py record OUT.json [--repo DIR] [--jobs 2]
+    python tests/tools/same_numbers.py compare OLD.json NEW.json [--allow KEY ...]
 
 `record` trains small models of every option through the door, `python -m nocap.train`, and reads what the runs leave: the rows without
 what depends on the machine's speed, parts of the summary, and a hash of the last checkpoint's tensors. It imports nothing of nocap, so
@@ -82,6 +82,11 @@ SUMMARY = {"val_loss", "val_bpb", "flops_per_token", "params", "kernel", "memory
 
 # The venv may hold an editable install: only the recorded checkout may stay on the path, for Hydra looks for plugins in all of it.
 SITE = "import os, sys\nsys.path[:] = [p for p in sys.path if p == {repo!r} or not os.path.exists(os.path.join(p, 'nocap', 'train.py'))]\n"
+FIND = """\
+from importlib.util import find_spec
+for name in ("nocap", "hydra_plugins"):  # a newer checkout has no hydra_plugins
+    if spec := find_spec(name):
+        print(*spec.submodule_search_locations, sep="\\n")"""
 
 
 def record(repo: Path, jobs: int) -> dict[str, Any]:
@@ -93,8 +98,7 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("NOCAP_", "WANDB_", "TORCHELASTIC_", "TORCHINDUCTOR_"))}
         env |= {"PYTHONPATH": f"{root / 'site'}{os.pathsep}{repo}", "NOCAP_CACHE": str(root / "cache"), "OMP_NUM_THREADS": "1"}
         env |= {"WANDB_MODE": "disabled", "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor")}
-        code = "import nocap, hydra_plugins; print(nocap.__file__, *hydra_plugins.__path__, sep='\\n')"
-        found = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=True).stdout
+        found = subprocess.run([sys.executable, "-c", FIND], cwd=root, env=env, capture_output=True, text=True, check=True).stdout
         strange = [path for path in found.splitlines() if not path.startswith(f"{repo}{os.sep}") and "site-packages" not in path]
         assert not strange, f"{repo} would run with {strange}"
         write_inputs(root / "inputs")
@@ -235,7 +239,7 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("record", help="train the configs and write their numbers")
     verb.add_argument("out", type=Path)
-    verb.add_argument("--repo", type=Path, default=Path(__file__).parents[1], help="the checkout; default: this one")
+    verb.add_argument("--repo", type=Path, default=Path(__file__).parents[2], help="the checkout; default: this one")
     verb.add_argument("--jobs", type=int, default=2, help="runs at a time")
     verb = verbs.add_parser("compare", help="say what differs between two recordings")
     verb.add_argument("old", type=Path)

@@ -1,6 +1,6 @@
 """What a cache of keys and values, and compiling the step that decodes a token, gain over recomputing the prefix for each token.
 
-    python benchmarks/decode.py
+    python experiments/smallmind/decode.py
 
 Two shapes with random weights, fp32, one sequence, on the CPU: `smallmind` (4 layers, 8 heads, 256 wide, 512 tokens of vocabulary, block
 128; texts of 50 tokens from an empty start and up to the end of the block), and `long` (6 layers, 6 heads, 384 wide, 257 tokens of

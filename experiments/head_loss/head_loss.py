@@ -1,7 +1,7 @@
 """What chunking the loss and checkpointing activations save in memory, and what they cost in time.
 
-    python benchmarks/head_loss.py
-    python benchmarks/head_loss.py --device cuda --precision bf16 --micro-batch 16 --seq-len 1024 --json head_loss.json
+    python experiments/head_loss/head_loss.py
+    python experiments/head_loss/head_loss.py --device cuda --precision bf16 --micro-batch 16 --seq-len 1024 --json head_loss.json
 
 The head with its loss (final norm, unembedding, cross-entropy; forward and backward) of the model's width and the GPT-2 vocabulary: plain
 and chunked, each eager and compiled, on the same tokens. Its peak counts every allocation after the weights and the input are there, the

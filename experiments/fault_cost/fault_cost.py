@@ -1,6 +1,6 @@
 """What being safe costs at d12's size: the calls that save, check and watch, timed, as a share of training at the default cadence.
 
-    python benchmarks/fault_cost.py
+    python experiments/fault_cost/fault_cost.py
 
 A real d12 with AdamW's state (1.5 GB on disk) is saved, found and pruned as the loop does it; the calls of each step are timed in loops.
 One step of 2,048 tokens gives the training time to compare with; for a GPU, the script says how short a step may be before the calls
@@ -80,7 +80,7 @@ def main() -> None:
         beats, spikes, metrics = Beats.create(root, ranks=1), Spikes(), Metrics(root / "metrics.jsonl")
         row = {"step": 1, "tokens": 1} | {f"train/key{i}": 1 / (i + 3) for i in range(16)}
         each_step_s = {
-            "signs of life": (2 * microbatches(run) + 1) * seconds(lambda: beats.beat(0, 1), n=1000),
+            "heartbeats": (2 * microbatches(run) + 1) * seconds(lambda: beats.beat(0, 1), n=1000),
             "spikes": seconds(lambda: spikes.see(1.0), n=1000),
             "a row": seconds(lambda: metrics.append(row), n=1000),
         }

@@ -1,6 +1,6 @@
 """What nocap.bench finds: a planted 10% slowdown, a planted 1%, and nothing at all, each a number of times.
 
-    python benchmarks/bench_power.py [--trials 20] [--seconds 60] [--out experiments/bench_power]
+    python experiments/bench_power/bench_power.py [--trials 20] [--seconds 60] [--out experiments/bench_power]
 
 Every trial is a whole bench on the CPU: a baseline, its control, and three arms of the same config that differ only in matrix products
 which two of them carry out after every step, calibrated to 10% and 1% of the step's CPU time and timed while they run. Writes results.json
@@ -147,7 +147,7 @@ three arms of the same config. After each of its steps an arm carries out 96×96
 step's CPU time; what they took is timed while the bench runs. One thread, process CPU time; rounds until all intervals (99%) are ±3%,
 or {report["seconds"]:g} s. Config: `{" ".join(WORDS)}`.
 
-**Command.** `python benchmarks/bench_power.py --trials {n} --seconds {report["seconds"]:g}`
+**Command.** `python experiments/bench_power/bench_power.py --trials {n} --seconds {report["seconds"]:g}`
 
 **Machine.** {machine["cpu"]}, {machine["cores"]} cores, {native} bf16, torch {machine["torch"]}, {report["date"]}.
 Load average while it ran: {min(loads):.1f} to {max(loads):.1f}.

@@ -1,7 +1,7 @@
 """Cells per minute of a pool of two on two cores, against two lanes started by hand, each training its half
 of the same runs one after the other.
 
-    python benchmarks/pool_throughput.py
+    python experiments/pool_throughput/pool_throughput.py
 
 Pool and hand take turns, A B B A, each in output folders of its own. Prints JSON.
 """
