@@ -20,7 +20,7 @@ from nocap.measure import bench as measure
 from nocap.measure.arms import Arm, Times, compose_arm, compose_arms, interleave, order, step_config, suite
 from nocap.measure.bench_verdict import LIMIT, Narrow, confidence_for, judge
 from nocap.measure.clock import Clock, clock_of
-from nocap.measure.contestant import Contestant, DivergedError, StepFacts
+from nocap.measure.contestant import Contestant, DivergedError, StepInfo
 from nocap.measure.text import render_bench
 from nocap.training import memory
 
@@ -179,7 +179,7 @@ def test_level_and_power_by_simulation(noise: Callable[..., np.ndarray[Any, Any]
 
 # --- a bench on a clock of its own -------------------------------------------------------------------------------------------------
 
-FACTS = StepFacts(
+INFO = StepInfo(
     tokens_per_step=256,
     steps_per_block=1,
     warm_up_s=0.0,
@@ -203,8 +203,8 @@ class Fake:
             raise self._error
         return self._block()
 
-    def facts(self) -> StepFacts:
-        return FACTS
+    def info(self) -> StepInfo:
+        return INFO
 
     def close(self) -> None:
         pass

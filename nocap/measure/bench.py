@@ -19,7 +19,7 @@ from nocap.judge.stats import signed_rank_needs
 from nocap.measure.arms import Arm, Times, interleave, step_config
 from nocap.measure.bench_verdict import LIMIT, Narrow, Verdict, confidence_for, judge
 from nocap.measure.clock import Clock, clock_of
-from nocap.measure.contestant import Contestant, StepFacts
+from nocap.measure.contestant import Contestant, StepInfo
 from nocap.measure.roofline import matmul_flops
 from nocap.training import memory
 
@@ -43,7 +43,7 @@ class Speed:
 class ArmResult:
     """An arm in the result; `None` where there is nothing to report."""
 
-    facts: StepFacts | None
+    info: StepInfo | None
     label: str
     status: str  # measured, not measured, failed, or does not fit
     reason: str | None
@@ -58,9 +58,9 @@ class ArmResult:
     seconds_per_token: list[list[float]] | None  # (rounds, 2)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON: the same keys for every arm, the facts' among them."""
+        """As JSON: the same keys for every arm, the info' among them."""
         content = asdict(self)
-        return {**dict.fromkeys(f.name for f in fields(StepFacts)), **(content.pop("facts") or {}), **content}
+        return {**dict.fromkeys(f.name for f in fields(StepInfo)), **(content.pop("info") or {}), **content}
 
 
 CONTROL = ("verdict", "speed", "half_width", "tokens_per_s", "warm_up_s", "seconds_per_token")  # of the baseline against itself
@@ -74,7 +74,7 @@ class Lane:
 
     def __init__(self, arm: Arm) -> None:
         self.arm, self.status, self.reason = arm, "measured", ""
-        self.facts: StepFacts | None = None
+        self.info: StepInfo | None = None
         self._timed: Contestant | None = None
 
     @property
@@ -102,7 +102,7 @@ class Lane:
 
     def close(self) -> None:
         if self._timed is not None:
-            self.facts = self._timed.facts()
+            self.info = self._timed.info()
             self._timed.close()
             self._timed = None
 
@@ -222,17 +222,17 @@ def _judged(lanes: Sequence[Lane], times: Times, rule: Narrow, peaks: dict[str, 
 
 
 def _arm_result(lane: Lane, times: Times, verdict: Verdict | None, base: Lane, peaks: dict[str, dict[str, Any]]) -> ArmResult:
-    facts, ratio = lane.facts if lane.measured else None, verdict.ratio if verdict else None
+    info, ratio = lane.info if lane.measured else None, verdict.ratio if verdict else None
     tokens_per_s = step_ms = by_flops = None
     mfu: dict[str, float | None] = {"nominal": None, "measured": None}
-    if facts and base.facts:
+    if info and base.info:
         tokens_per_s = 1 / float(np.median(times.mean(axis=1)))
-        step_ms = facts.tokens_per_step / tokens_per_s * 1e3
-        by_flops = base.facts.flops_per_token / facts.flops_per_token
-        peak, flops = peaks[lane.arm.run.trainer.precision.value], facts.flops_per_token * tokens_per_s
+        step_ms = info.tokens_per_step / tokens_per_s * 1e3
+        by_flops = base.info.flops_per_token / info.flops_per_token
+        peak, flops = peaks[lane.arm.run.trainer.precision.value], info.flops_per_token * tokens_per_s
         mfu = {kind: flops / peak[kind] if peak[kind] else None for kind in mfu}
     return ArmResult(
-        facts=lane.facts,
+        info=lane.info,
         label=lane.arm.label,
         status=lane.status,
         reason=lane.reason or None,

@@ -1,9 +1,9 @@
-"""From times to verdicts: the ratio of each arm to the baseline, the control, and whether the machine was quiet enough to say.
+"""From times to verdicts: the ratio of each arm to the baseline, the control, and whether the machine was quiet enough for a verdict.
 
 A round gives one log ratio an arm, to one of the baseline's two instances. Their centre and interval come from Wilcoxon's signed ranks: a
 round that the machine spoilt is an outlier, and those are common; for equal arms the log ratio is symmetric because the two can be
 exchanged, which is all that the test asks for. (To the mean of both it would not be: noise slows and never quickens.) Rounds go on
-until the intervals are narrow enough. Their width says nothing about where they lie, so that stopping on it leaves the level nearly
+until the intervals are narrow enough. Their width does not depend on where they lie, so that stopping on it leaves the level nearly
 alone; 99% instead of 95% pays for the rest, and for rounds that resemble their neighbours (`tests/test_speed.py` simulates both).
 """
 
@@ -31,7 +31,7 @@ def confidence_for(comparisons: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What can be said of an arm. `ratio` is a speed: above 1 the arm makes more tokens a second; `None` with too few rounds."""
+    """The verdict on an arm. `ratio` is a speed: above 1 the arm makes more tokens a second; `None` with too few rounds."""
 
     word: str
     ratio: Interval | None

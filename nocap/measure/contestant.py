@@ -30,7 +30,7 @@ from nocap.training.step import Job, Update, build, configure_numerics, take_ste
 from nocap.training.world import World, join
 
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
-BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks say twice as much as few long ones
+BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks give an interval half as wide as few long ones do
 COMPILED_ARMS = 128  # versions of one module's code that may live side by side
 
 
@@ -58,7 +58,7 @@ class DivergedError(Exception):
 
 
 @dataclass(kw_only=True, slots=True)
-class StepFacts:
+class StepInfo:
     """What is known of an arm's step besides its times."""
 
     tokens_per_step: int
@@ -117,13 +117,13 @@ class Contestant:
             self._peak_mib = max(self._peak_mib, memory.peak_mib(device) - others_mib)
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
-    def facts(self) -> StepFacts:
+    def info(self) -> StepInfo:
         """On the CPU the peak of memory is counted (parameters, gradients, optimizer, activations), on CUDA measured."""
         run, model = self.run, self._trainee.model
         parts = {**memory.parts_mib(model.parameters(), self._trainee.optimizers), "activations": self._saved_mib}
         on_gpu = self._job.world.device.type == "cuda"
         flops, basis = flops_per_token(run, vocab_size=self._job.vocab_size)
-        return StepFacts(
+        return StepInfo(
             tokens_per_step=run.trainer.batch_tokens,
             steps_per_block=self.steps,
             warm_up_s=self.warm_up_s,

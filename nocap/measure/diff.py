@@ -8,6 +8,7 @@ from typing import Any
 from nocap.judge.text import NONE, table
 from nocap.measure.names import KIND, PARTS
 from nocap.store.record import SCHEMA_VERSION
+from nocap.store.runs import flat
 
 Json = Mapping[str, Any]
 MEASURES = ("ms", "operations", "allocations", "allocated_mib", "flops", "bytes", "kept_mib")
@@ -24,30 +25,19 @@ def difference(before: Json, after: Json) -> dict[str, Any]:
         if found.get("kind") != KIND or found.get("schema_version") != SCHEMA_VERSION:
             got = f"kind {found.get('kind')!r}, version {found.get('schema_version')!r}"
             raise ValueError(f"--diff must be given profiles of schema_version {SCHEMA_VERSION}, got {got}")
+    old, new = (dict(flat(found["config"])) for found in (before, after))
     prints = [found["hardware"]["fingerprint"] for found in (before, after)]
     refused = None if prints[0] == prints[1] else f"other hardware: {before['hardware']['name']}, {after['hardware']['name']}"
     measures = MEASURES if refused is None else MEASURES[1:]
     return {
         "kind": "profile difference",
-        "changed": _changed(before["config"], after["config"]),
+        "changed": {key: [old.get(key), new.get(key)] for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)},
         "times_refused": refused,
         "step_ms": None if refused else [before["step"]["ms"], after["step"]["ms"]],
         "peak_mib": [found["memory_mib"]["measured"]["peak"] for found in (before, after)],
         "parts": _moved(before["parts"], after["parts"], ("part",), measures),
         "rows": _moved(before["rows"], after["rows"], ("path", "direction"), measures),
     }
-
-
-def _changed(a: Json, b: Json, prefix: str = "") -> dict[str, list[Any]]:
-    """Config keys that differ, with both values."""
-    found: dict[str, list[Any]] = {}
-    for key in dict.fromkeys([*a, *b]):
-        old, new = a.get(key), b.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found |= _changed(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found[f"{prefix}{key}"] = [old, new]
-    return found
 
 
 def _moved(before: list[Json], after: list[Json], keys: tuple[str, ...], measures: tuple[str, ...]) -> list[dict[str, Any]]:

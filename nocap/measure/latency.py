@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from nocap.config import hardware
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.measure.decode import Cached, Engine, Recompute, UncachedError, check_cached, engine_for
 from nocap.measure.generation import Sampler, Trained
+from nocap.measure.parts import memory_events, profiler
 from nocap.measure.request import Generate
 from nocap.measure.text import render_latency
 from nocap.model.language_model import LanguageModel
@@ -170,11 +170,9 @@ def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
         before = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
         call(*arguments)
         return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - before)
-    with _without_native_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+    with _without_native_stderr(), profiler(on_cuda=False) as seen:
         call(*arguments)
-    assert seen.profiler is not None
-    assert seen.profiler.kineto_results is not None
-    return sum(max(0, event.nbytes()) for event in seen.profiler.kineto_results.events() if event.name() == "[memory]")
+    return sum(max(0, n) for _, _, n in memory_events(seen))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-KIND = "profile"  # of record, beside its schema_version
+KIND = "profile"  # of the record, beside its schema_version
 
 # A module's own operations, without its children's, are its part.
 PARTS = {

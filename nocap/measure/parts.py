@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.hooks import RemovableHandle
 
 from nocap.config.option import Option, said
 from nocap.config.run import Run
@@ -102,37 +101,30 @@ class Ranges:
     @contextmanager
     def around(self, model: nn.Module) -> Iterator[None]:
         """Watch the model inside the block."""
-        handles: list[RemovableHandle] = []
-        replaced: list[tuple[nn.Module, str, Any]] = []
+        with ExitStack() as undo:
 
-        def replace(module: nn.Module, name: str, by: Any) -> None:
-            replaced.append((module, name, getattr(module, name)))
-            setattr(module, name, by)
+            def replace(module: nn.Module, name: str, by: Any) -> None:
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, by)
 
-        for path, module in model.named_modules():
-            if part := part_of(self.run, path, module):
-                self._watch(path or "model", part, module, handles)
-            if isinstance(module, CausalSelfAttention) and not isinstance(module.mixer, nn.Module):
-                self.part[f"{path}.mixer"] = "scores"
-                replace(module, "mixer", self._wrapped(f"{path}.mixer", module.mixer))
-            if isinstance(module, GPT | Block | Head) and module.joined:
-                watched = tuple((name, self._watched(path, name, idea), part) for name, idea, part in module.joined)
-                replace(module, "joined", watched)
-                if isinstance(module, Block) and module.of_qkv:
-                    replace(module, "of_qkv", (watched,))
-        try:
+            for path, module in model.named_modules():
+                if part := part_of(self.run, path, module):
+                    self._watch(path or "model", part, module, undo)
+                if isinstance(module, CausalSelfAttention) and not isinstance(module.mixer, nn.Module):
+                    self.part[f"{path}.mixer"] = "scores"
+                    replace(module, "mixer", self._wrapped(f"{path}.mixer", module.mixer))
+                if isinstance(module, GPT | Block | Head) and module.joined:
+                    watched = tuple((name, self._watched(path, name, idea), part) for name, idea, part in module.joined)
+                    replace(module, "joined", watched)
+                    if isinstance(module, Block) and module.of_qkv:
+                        replace(module, "of_qkv", (watched,))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for module, name, before in replaced:
-                setattr(module, name, before)
 
-    def _watch(self, path: str, part: str, module: nn.Module, handles: list[RemovableHandle]) -> None:
+    def _watch(self, path: str, part: str, module: nn.Module, undo: ExitStack) -> None:
         self.part[path] = part
-        handles.append(module.register_forward_pre_hook(lambda *_: self._enter(path)))
+        undo.callback(module.register_forward_pre_hook(lambda *_: self._enter(path)).remove)
         # Also when the forward ends by an exception, as activation checkpointing ends its recomputation.
-        handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        undo.callback(module.register_forward_hook(lambda *_: self._leave(), always_call=True).remove)
 
     def _watched(self, place: str, name: str, idea: Idea) -> Any:
         """The idea, each of whose joints in this place is one of its moments in the profile."""
@@ -140,15 +132,15 @@ class Ranges:
         self.part[path] = "ideas"
         return SimpleNamespace(**{joint: self._wrapped(path, getattr(idea, joint)) for joint in MODEL_JOINTS})
 
-    def _wrapped(self, path: str, mixer: Callable[..., Any]) -> Callable[..., Any]:
-        def mix(*args: Any) -> Any:
+    def _wrapped(self, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any) -> Any:
             self._enter(path)
             try:
-                return mixer(*args)
+                return call(*args)
             finally:
                 self._leave()
 
-        return mix
+        return watched
 
 
 # --- what the profiler saw
@@ -238,11 +230,9 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
 
 def _allocations(prof: profile, rows: dict[Key, Seen], moments: dict[int, list[tuple[float, Key]]]) -> int:
     """Add each allocation to the row that was running in its thread, and return the peak of the running sum."""
-    results: Any = prof.profiler and prof.profiler.kineto_results
-    start_ns = results.trace_start_ns()
     starts = {thread: [time for time, _ in times] for thread, times in moments.items()}
     held = peak = 0
-    for at_us, thread, n in sorted(_memory_events(results, start_ns)):
+    for at_us, thread, n in sorted(memory_events(prof)):
         held += n
         peak = max(peak, held)
         times = starts.get(thread)
@@ -253,8 +243,10 @@ def _allocations(prof: profile, rows: dict[Key, Seen], moments: dict[int, list[t
     return peak
 
 
-def _memory_events(results: Any, start_ns: int) -> Iterator[tuple[float, int, int]]:
+def memory_events(prof: profile) -> Iterator[tuple[float, int, int]]:
     """(microseconds from the trace's start, thread, bytes; negative where freed)."""
+    results: Any = prof.profiler and prof.profiler.kineto_results
+    start_ns = results.trace_start_ns()
     for event in results.events():
         if event.name() == "[memory]":
             yield (event.start_ns() - start_ns) / 1e3, event.start_thread_id(), event.nbytes()
