@@ -30,7 +30,7 @@ from nocap.training.step import Job, Update, build, configure_numerics, take_ste
 from nocap.training.world import World, join
 
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
-BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks give an interval half as wide as few long ones do
+BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
 COMPILED_ARMS = 128  # versions of one module's code that may live side by side
 
 
