@@ -14,7 +14,7 @@ from nocap.config import hardware
 from nocap.config.trainer import Device
 from nocap.launch.plan import COPIES
 from nocap.measure.request import Generate
-from nocap.store.record import write_json, writing
+from nocap.store.record import check_writable, write_json, writing
 from nocap.store.runs import find_one
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.compose import from_words, refusals  # Hydra comes with it: --help does without
 
     with refusals():
+        if options.json:
+            check_writable("--json", options.json)
         content = _generate(options, from_words(Generate, options.overrides))
         if options.json:
             with writing("--json", options.json):

@@ -15,6 +15,7 @@ from nocap.store.record import check_writable, read_json, write_json, writing
 if TYPE_CHECKING:
     from nocap.config.run import Run
 
+USAGE = "python -m nocap.profile [flags] [key=value …]"
 ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are needed. OVERRIDES are those of
 nocap.train, whose --help lists them. On a CPU one thread is used unless trainer.threads is given."""
 
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nocap.profile", description=ABOUT, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration")
     add("--json", type=Path, metavar="FILE", help="write the profile as JSON")

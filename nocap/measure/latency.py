@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from nocap.model.language_model import LanguageModel
 from nocap.options.attention import kernel_name
 from nocap.store.record import write_json, writing
 
+COMPILED = "cache, compiled"
 ROUNDS = 3  # engines take turns, so that a machine whose speed drifts slows all of them
 RECOMPUTED = 4  # positions a round at which the prefix is recomputed, spread over all that are decoded
 
@@ -58,7 +59,7 @@ def report(
     new = min(asked.max_tokens, context - T)
     if new < 2:
         raise ValueError(f"prompt must leave room for 2 tokens in model.seq_len={context} with --latency, got {T} tokens")
-    kv_bytes, rows = kv_bytes_per_token(model, run, log=log), list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
     for batch in batch_sizes:
         sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=batch, max_tokens=new + 1)
         prompt_BT = one.expand(batch, -1).to(trained.device)
@@ -70,17 +71,13 @@ def report(
         "new_tokens": new,
         "precision": "fp32",
         "kernel": {"prefill": kernel_name(run.attention, place, Precision.fp32), "decode": "scaled_dot_product_attention"},
-        "kv_bytes_per_token": kv_bytes,
+        "kv_bytes_per_token": kv_bytes_per_token(model, run, log=log),
         "hardware": hardware.describe(place, threads),
         "rows": rows,
     }
     with writing("run", run_dir / "latency.json"):
         write_json(run_dir / "latency.json", content)
-    where = f"fp32 on {hardware.device_name(place)}, {threads} CPU thread(s)"
-    print(f"{run_dir.name} at step {trained.step}: {T} tokens of prompt, {new} new; {where}")
-    print(render_latency(rows))
-    if kv_bytes is not None:
-        print(f"KV cache: {kv_bytes:,.0f} bytes a token, over the whole context of {context}")
+    print(render_latency(content, context=context))
     return content
 
 
@@ -94,6 +91,10 @@ class Timed:
     prefill_s: list[float] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
     allocated_bytes_per_token: float | None = None
+
+    def add(self, through: Through) -> None:
+        self.prefill_s.append(through.prefill_s)
+        self.token_s += through.token_s
 
     def plain(self, prompt_tokens: int) -> dict[str, Any]:
         """As JSON. Rates are of the median, which other work on the machine moves least; the 95th percentile shows what it does."""
@@ -113,32 +114,31 @@ class Timed:
 def measure(model: LanguageModel, run: Run, prompt_BT: Tensor, *, new: int, sampler: Sampler, compiled: bool) -> list[Timed]:
     """Time `new` tokens after the prompt with a cache, compiled too if asked, and by recomputing the prefix, in turns."""
     batch, T = prompt_BT.shape
-    again, engines = Recompute(model), dict[str, Engine]()
-    with suppress(UncachedError):
-        check_cached(model, run)
-        for name in ("cache", "cache, compiled") if compiled else ("cache",):
-            engines[name] = Cached(model, run, batch=batch, capacity=T + new, compiled=name != "cache")
-    timed, recomputed = {name: Timed(engine=name, batch=batch) for name in engines}, Timed(engine="no cache", batch=batch)
+    again, engines = Recompute(model), _engines(model, run, batch=batch, capacity=T + new, compiled=compiled)
+    timed = {name: Timed(engine=name, batch=batch) for name in (*engines, "no cache")}
     for name, engine in engines.items():
-        first, *rest = run_through(engine, prompt_BT, 2, sampler).token_s
-        timed[name].compile_s = first - rest[0] if name == "cache, compiled" else None
+        first, second = run_through(engine, prompt_BT, 2, sampler).token_s
+        timed[name].compile_s = first - second if name == COMPILED else None
     text_BT = torch.cat([prompt_BT, run_through(engines.get("cache", again), prompt_BT, new, sampler).tokens], dim=1)
-    places = np.unique(np.linspace(0, new - 1, RECOMPUTED).round().astype(int)).tolist()
     for _ in range(ROUNDS):
         for name, engine in engines.items():
-            through = run_through(engine, prompt_BT, new, sampler)
-            timed[name].prefill_s.append(through.prefill_s)
-            timed[name].token_s += through.token_s
-        recomputed.prefill_s.append(run_through(again, prompt_BT, 0, sampler).prefill_s)
-        for i in places:
-            began = time.perf_counter()
-            sampler(again.prefill(text_BT[:, : T + i + 1]), i).tolist()
-            recomputed.token_s.append(time.perf_counter() - began)
+            timed[name].add(run_through(engine, prompt_BT, new, sampler))
+        timed["no cache"].add(_recompute(again, text_BT, T, new, sampler))
     for name, engine in engines.items():
         engine.prefill(prompt_BT)
         timed[name].allocated_bytes_per_token = allocated_bytes(engine.decode, prompt_BT[:, 0]) / batch
-    recomputed.allocated_bytes_per_token = allocated_bytes(again.prefill, text_BT[:, : T + new // 2]) / batch
-    return [*timed.values(), recomputed]
+    timed["no cache"].allocated_bytes_per_token = allocated_bytes(again.prefill, text_BT[:, : T + new // 2]) / batch
+    return list(timed.values())
+
+
+def _engines(model: LanguageModel, run: Run, *, batch: int, capacity: int, compiled: bool) -> dict[str, Engine]:
+    """Those with a cache; none where the model has none."""
+    try:
+        check_cached(model, run)
+    except UncachedError:
+        return {}
+    names = ("cache", COMPILED) if compiled else ("cache",)
+    return {name: Cached(model, run, batch=batch, capacity=capacity, compiled=name == COMPILED) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +148,16 @@ class Through:
     prefill_s: float
     token_s: list[float]
     tokens: Tensor  # (B, 1 + N)
+
+
+def _recompute(engine: Recompute, text_BT: Tensor, T: int, new: int, sampler: Sampler) -> Through:
+    """The prompt of T tokens, then the prefix again at some places of the text after it."""
+    through = run_through(engine, text_BT[:, :T], 0, sampler)
+    for i in np.unique(np.linspace(0, new - 1, RECOMPUTED).round().astype(int)).tolist():
+        began = time.perf_counter()
+        sampler(engine.prefill(text_BT[:, : T + i + 1]), i).tolist()
+        through.token_s.append(time.perf_counter() - began)
+    return through
 
 
 def run_through(engine: Engine, prompt_BT: Tensor, n: int, sampler: Sampler) -> Through:

@@ -13,7 +13,12 @@ Json = Mapping[str, Any]
 MOST_PAIRS = 12  # combinations of options shown; the JSON has all
 
 
-def render_latency(rows: Sequence[Json]) -> str:
+def render_latency(content: Json, *, context: int) -> str:
+    hard, kv_bytes = content["hardware"], content["kv_bytes_per_token"]
+    first = (
+        f"{content['run']} at step {content['checkpoint_step']}: {content['prompt_tokens']} tokens of prompt, {content['new_tokens']} new; "
+        f"fp32 on {hard['name']}, {hard['threads']} CPU thread(s)"
+    )
     head = ["batch", "engine", "prefill tokens/s", "decode tokens/s", "ms p50", "ms p95", "MiB allocated/token", "compile s"]
     cells = [
         [
@@ -26,9 +31,10 @@ def render_latency(rows: Sequence[Json]) -> str:
             f"{row['allocated_bytes_per_token'] / 2**20:.3f}",
             _or_none(row["compile_s"], ".1f"),
         ]
-        for row in rows
+        for row in content["rows"]
     ]
-    return table(head, cells)
+    cache = [] if kv_bytes is None else [f"KV cache: {kv_bytes:,.0f} bytes a token, over the whole context of {context}"]
+    return "\n".join([first, table(head, cells), *cache])
 
 
 # --- the bench
