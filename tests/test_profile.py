@@ -408,7 +408,7 @@ def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -
     page.write(with_bounds(profiled[0]), path)
     written = path.read_text(encoding="utf-8")
     assert "What an option can win at most" in written
-    assert "Ms against the sequence length" in written
+    assert "Milliseconds against the sequence length" in written
     if not CHROMIUM.exists():
         pytest.skip(f"no browser at {CHROMIUM}")
     from playwright.sync_api import sync_playwright

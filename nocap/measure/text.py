@@ -180,7 +180,7 @@ def _layers(found: Sequence[Json]) -> Table:
         layers.setdefault(row["layer"], {})[row["part"]] = row["ms"]
     shown = [part for part in PARTS if any(part in parts for parts in layers.values())]
     rows = [[str(layer), *(_ms(parts.get(part, 0.0)) for part in shown), _ms(sum(parts.values()))] for layer, parts in layers.items()]
-    return Table(title="ms by layer", head=["layer", *(PARTS[part].partition(",")[0] for part in shown), "all"], rows=rows)
+    return Table(title="milliseconds by layer", head=["layer", *(PARTS[part].partition(",")[0] for part in shown), "all"], rows=rows)
 
 
 def _memory(memory: Json) -> Table:
@@ -215,7 +215,7 @@ def _curve(found: Sequence[Json]) -> Table:
             costs = "  ".join(f"{T}: {_ms(ms)}" for T, ms in zip(row["T"], row[f"{key}_ms"], strict=True))
             fit = row[key]
             rows.append([row["name"] + window, what, f"T^{fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]", costs])
-    return Table(title="ms against the sequence length", head=["attention", "of", "fitted", "ms at T"], rows=rows)
+    return Table(title="milliseconds against the sequence length", head=["attention", "of", "fitted", "ms at T"], rows=rows)
 
 
 def _ms(value: float) -> str:
