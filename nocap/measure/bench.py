@@ -30,15 +30,6 @@ class BaselineError(RuntimeError):
     """The baseline cannot be timed, and nothing can be compared with it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
-    """Tokens/s over the baseline's, with its interval."""
-
-    ratio: float
-    low: float
-    high: float
-
-
 @dataclass(kw_only=True, slots=True)
 class ArmResult:
     """An arm in the result; `None` where there is nothing to report."""
@@ -48,7 +39,7 @@ class ArmResult:
     status: str  # measured, not measured, failed, or does not fit
     reason: str | None
     verdict: str | None
-    speed: Speed | None
+    speed: dict[str, float] | None  # ratio, low, high: tokens/s over the baseline's, with its interval
     half_width: float | None  # of the speed's logarithm
     tokens_per_s: float | None
     step_ms: float | None
@@ -237,7 +228,7 @@ def _arm_result(lane: Lane, times: Times, verdict: Verdict | None, base: Lane, p
         status=lane.status,
         reason=lane.reason or None,
         verdict=verdict.word if verdict else None,
-        speed=Speed(ratio=ratio.mid, low=ratio.low, high=ratio.high) if ratio else None,
+        speed={"ratio": ratio.mid, "low": ratio.low, "high": ratio.high} if ratio else None,
         half_width=verdict.half_width if verdict else None,
         tokens_per_s=tokens_per_s,
         step_ms=step_ms,
