@@ -15,7 +15,7 @@ from nocap.config.keys import InputError
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
-from nocap.generation.engine import Cached, Recompute, UncachedError, check_cached
+from nocap.measure.decode import Cached, Recompute, UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
@@ -215,7 +215,7 @@ def test_ideas_that_take_each_token_by_itself_decode_from_a_cache(strangers: Any
 
 def test_a_mixer_that_says_nothing_has_no_cache(strangers: Any):
     run = strangers("attention=softcap")
-    with pytest.raises(UncachedError, match="says no cache_slots"):
+    with pytest.raises(UncachedError, match="defines no cache_slots"):
         check_cached(build_model(run, vocab_size=V).eval(), run)
 
 

@@ -24,7 +24,7 @@ from nocap.config.compose import compose
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
-from nocap.speed.arms import step_config
+from nocap.measure.arms import step_config
 from nocap.store.identity import config_that_counts
 from nocap.store.source import QUIET, digest, module_path, source_hashes
 from nocap.training.loop import train

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose, composed
-from nocap.speed import measure
+from nocap.measure import bench as measure
 from nocap.store.record import read_json
 from nocap.study import session
 from nocap.study.sessions import Session, SessionError, hold_all
@@ -96,7 +96,7 @@ def test_decoding_writes_one_text_with_every_engine():
 
 
 def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch):
-    from nocap.generation import engine
+    from nocap.measure import decode as engine
 
     real = engine.Recompute.prefill
     monkeypatch.setattr(engine.Recompute, "prefill", lambda self, tokens_BT: -real(self, tokens_BT))

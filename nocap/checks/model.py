@@ -14,7 +14,8 @@ from nocap.checks.trial import FailedError, SkippedError, Trial
 from nocap.config import hardware
 from nocap.config.option import said
 from nocap.config.run import Run
-from nocap.generation.engine import Cached, Recompute, engine_for, static_step
+from nocap.measure.decode import Cached, Recompute, engine_for, static_step
+from nocap.measure.roofline import count
 from nocap.model.counted import counted
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model, count_parameters
@@ -22,7 +23,6 @@ from nocap.model.language_model import LanguageModel
 from nocap.options.attention import Attention
 from nocap.options.ideas import Idea
 from nocap.options.mlp import Mlp
-from nocap.profiling.count import count
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.step import Job, build, configure_numerics, take_step
@@ -148,7 +148,7 @@ def decodes(trial: Trial) -> str:
     run, lines = trial.run, list[str]()
     model = jolted(trial).eval()
     T = min(run.model.seq_len, 128)
-    engine = engine_for(model, run, batch=1, capacity=T, say=lines.append)
+    engine = engine_for(model, run, batch=1, capacity=T, log=lines.append)
     if isinstance(engine, Recompute):
         if (claim := _claim(trial)) and "logits differ" in lines[0]:
             raise FailedError(f"{claim}, and {lines[0].removeprefix('no cache: ').partition(';')[0]}")

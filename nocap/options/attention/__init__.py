@@ -29,7 +29,7 @@ class Attention(Option):
         kernel_name(device, precision) -> str    for the record; else the option's kind
 
     And of the module that `build` makes: rows() -> dict, the row of the profile for each module inside by its name (see
-    `nocap.profiling.names`); else it is one row.
+    `nocap.measure.names`); else it is one row.
     """
 
     n_kv_heads: int
