@@ -21,7 +21,7 @@ Tokens are random; on a CPU an arm has one thread unless trainer.threads is give
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.compose import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     with refusals():
         return EXIT_CODES["finished" if _bench(options) else "failed"]

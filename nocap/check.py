@@ -25,7 +25,7 @@ run; the runs are small, on made-up tokens, and leave nothing behind. An option 
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.compose import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way its processes and folders go

@@ -25,12 +25,13 @@ BATCH_SIZES = "1,4,16"
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.compose import from_words, refusals  # Hydra comes with it: --help does without
+    from nocap.config.compose import from_overrides  # Hydra comes with it: --help does without
+    from nocap.config.errors import refusals
 
     with refusals():
         if options.json:
             check_writable("--json", options.json)
-        content = _generate(options, from_words(Generate, options.overrides))
+        content = _generate(options, from_overrides(Generate, options.overrides))
         if options.json:
             with writing("--json", options.json):
                 write_json(options.json, content)

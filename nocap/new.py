@@ -22,7 +22,7 @@ PLACEHOLDERS = re.compile(r"\b(NAME|CLASS|WORD)\b")
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.compose import refusals  # Hydra comes with it: --help does without
+    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
         group, name = options.group, options.name

@@ -22,7 +22,7 @@ nocap.train, whose --help lists them. On a CPU one thread is used unless trainer
 
 def main(argv: list[str] | None = None) -> None:
     options, unknown = _parser().parse_known_intermixed_args(outside.arguments(argv))
-    from nocap.config.compose import refusals
+    from nocap.config.errors import refusals
 
     with refusals():
         _check(options, unknown)

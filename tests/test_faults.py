@@ -484,7 +484,7 @@ def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: U
     words = (f"trainer.devices={ranks}", "trainer.hang_timeout_s=15", f"output_dir={tmp_path / 'out'}")
     done = door(*MEDIUM, *words, env=faulty(fault), timeout=240)
     assert done.code == 0, done.err
-    assert f"nocap: rank {ranks - 1} at step 13 hung: no sign of life for 15 s" in done.err
+    assert f"nocap: rank {ranks - 1} at step 13 hung: no heartbeat for 15 s" in done.err
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
     assert not processes(the_run(tmp_path / "out"))
 

@@ -29,7 +29,7 @@ from tests.test_tracking import inspect
 
 def checked(out: Path, *cells: str, swept: Sequence[str] = ("attention", "seed"), said: list[str] | None = None) -> Grid:
     words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
-    return check(words, swept=swept, compose=composed, say=(said if said is not None else []).append)
+    return check(words, swept=swept, compose=composed, log=(said if said is not None else []).append)
 
 
 def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path: Path) -> None:
@@ -239,12 +239,12 @@ def test_diverged_run_is_a_result(tmp_path: Path, door: Door) -> None:
     assert "nocap: diverged, which is its result: " in again.err
 
 
-def test_on_a_terminal_there_is_a_live_board(tmp_path: Path) -> None:
+def test_on_a_terminal_each_running_cell_has_a_bar(tmp_path: Path) -> None:
     code, text = on_a_terminal("-m", "nocap.train", "-m", *CELL, "seed=0", f"output_dir={tmp_path}", cwd=tmp_path)
     assert code == 0
-    assert "─ 1 running" in text
-    assert re.search(r"adamw-s0  step \d/3  \d+ s", text)
-    assert "\x1b[2F\x1b[J" in text  # drawn over
+    assert re.search(r"all cells .*\d/3", text)
+    assert re.search(r"adamw-s0 .*\d/3", text)
+    assert "\x1b[2K" in text  # drawn over
     assert "step      0/3" not in text  # the cell's own lines
     assert re.search(r"\[1/1\] done +nano-flash-gelu4x-wsd-adamw-s0  val", text)
 

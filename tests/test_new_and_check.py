@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nocap import check, new, outside
-from nocap.__main__ import DOORS
+from nocap.__main__ import COMMANDS
 from nocap.checks import table
 from nocap.config import registry
 from tests.conftest import REPO, Door
@@ -52,7 +52,7 @@ def written(folder: Path, group: str, source: str, **keys: object) -> Path:
 
 
 def test_doors_and_table_know_every_group() -> None:
-    assert {"new", "check"} <= DOORS.keys()
+    assert {"new", "check"} <= COMMANDS.keys()
     assert set(table.FOR) == set(registry.groups())
     assert {what for whats in table.FOR.values() for what in whats} == set(table.CHECKS)
 

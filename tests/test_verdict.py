@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy import stats as scipy_stats
 
-from nocap.config.compose import explain
+from nocap.config.errors import explain
 from nocap.judge import stats
 from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.power import plan

@@ -20,7 +20,8 @@ from typing import Any
 from simulated import SIDES, bar, bar_lines, count, finish, share, table
 
 from nocap.config import hardware
-from nocap.config.compose import EXIT_CODES, Composed, refusals
+from nocap.config.compose import Composed
+from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.keys import require
 from nocap.judge.claim import LEAST_PAIRS, Claim, Mechanism
 from nocap.judge.stats import interval, pooled_sd

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nocap.config.compose import EXIT_CODES, refusals
+from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.keys import require
 from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.power import plan

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nocap.checks.trial import FailedError, SkippedError, Trial
 from nocap.config import hardware
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.measure.decode import Cached, Recompute, engine_for, static_step
 from nocap.measure.roofline import count
@@ -95,7 +95,7 @@ def counts(trial: Trial) -> str:
     flops, basis = flops_per_token(run, vocab_size=trial.data.vocab_size)
     if not flops > 0:
         raise FailedError(f"{flops:g} FLOPs a token, by {basis}")
-    if isinstance(trial.option, Mlp) and (claimed := said(trial.option, "flops_per_token", of="build")):
+    if isinstance(trial.option, Mlp) and (claimed := declared(trial.option, "flops_per_token", of="build")):
         T, C = run.model.seq_len, run.model.d_model
         really = counted(lambda: run.mlp.build(C), (1, T, C)) / T
         if abs(claimed(C) - really) > 0.01 * really:
@@ -179,7 +179,7 @@ def _follow(engine: Cached, again: Recompute, first: Tensor, T: int, *, static: 
 def _claim(trial: Trial) -> str | None:
     """What the option says of itself that makes a cache right."""
     option = trial.option
-    if isinstance(option, Attention) and said(option, "cache_slots", of=("build", "mixer")):
+    if isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer")):
         return "it says cache_slots"
     return "it says PER_TOKEN" if isinstance(option, Idea) and option.PER_TOKEN else None
 

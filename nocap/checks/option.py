@@ -78,7 +78,8 @@ def _launcher(trial: Trial, *more: str) -> Option:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from nocap.config.compose import CONFIG_ERRORS, explain, register
+    from nocap.config.compose import register
+    from nocap.config.errors import CONFIG_ERRORS, explain
     from nocap.config.paths import conf_dir
 
     register()
@@ -87,7 +88,7 @@ def _launcher(trial: Trial, *more: str) -> Option:
             keys: Any = OmegaConf.to_container(compose("train", trial.words(*more), return_hydra_config=True).hydra.launcher, resolve=True)
     except CONFIG_ERRORS as error:
         raise ValueError(explain(error)) from error
-    kind, target = keys.get("kind"), keys.pop("_target_")
+    kind, target = keys.get("kind"), keys.pop("_target_", None)
     if kind not in registry.options("launcher"):
         raise FailedError(f"it makes {target}, which is no launcher option: defaults must be [/schema/launcher/KIND@_here_]")
     try:

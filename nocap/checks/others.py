@@ -138,9 +138,7 @@ def has_slots(trial: Trial) -> str:
         if not isinstance(share := slots.take(run), Share):
             raise FailedError(f"take must return a Share while nothing runs, got {share!r}")
         slots.give_back(share)
-    if slots.at_once(run) < 1:
-        raise FailedError(f"at_once must be at least 1, got {slots.at_once(run)}")
-    said = slots.say([run, run])
-    if said is not None and (not isinstance(said, str) or "\n" in said):
-        raise FailedError(f"say must return a line or None, got {said!r}")
-    return f"{slots.at_once(run)} at once{f': {said}' if said else ''}"
+    about = slots.describe([run, run])
+    if about is not None and (not isinstance(about, str) or "\n" in about):
+        raise FailedError(f"describe must return a line or None, got {about!r}")
+    return about or "a share for a cell, and again once it is given back"

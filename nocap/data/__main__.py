@@ -29,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.verb is None:
         parser.print_help()
         return 0
-    from nocap.config.compose import compose, refusals  # Hydra, only where it is needed
+    from nocap.config.compose import compose  # Hydra, only where it is needed
+    from nocap.config.errors import refusals
 
     with refusals():
         run = compose(arguments.overrides)

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from nocap import outside
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Precision
@@ -132,7 +132,7 @@ def _products(run: Run, counted: Count, peak: Peak) -> dict[str, float]:
 
 def _needed(run: Run, counted: Count) -> float:
     """The share of the computed scores that lies in the window: chunks compute a border that another kernel can skip."""
-    if first_window(run) is None or said(run.attention, "keys_met", of=("build", "mixer")) is None:
+    if first_window(run) is None or declared(run.attention, "keys_met", of=("build", "mixer")) is None:
         return 1.0
     tokens = run.trainer.micro_batch * run.model.seq_len
     return component_flops(run, vocab_size=1)["scores"] * tokens / counted.by_part()["scores"].flops

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.model.attention import CausalSelfAttention, Mixer
 from nocap.model.gpt import GPT, Block
@@ -193,7 +193,7 @@ def attend(q_BH1D: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visible: Tensor | Non
 
 def _cache_slots(run: Run, capacity: int) -> list[int]:
     """Tokens that each layer's cache holds."""
-    slots = said(run.attention, "cache_slots", of=("build", "mixer"))
+    slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
     if slots is None:
         raise UncachedError(f"attention.kind={run.attention.kind} defines no cache_slots of its mixer")
     return [slots(layer, capacity) for layer in range(run.model.n_layer)]

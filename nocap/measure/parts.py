@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from nocap.config.option import Option, said
+from nocap.config.option import Option, declared
 from nocap.config.run import Run
 from nocap.model.attention import CausalSelfAttention
 from nocap.model.gpt import GPT, Block, Branch, Head
@@ -43,7 +43,7 @@ def part_of(run: Run, path: str, module: nn.Module) -> str | None:
         return "ideas"
     if names[0] == "blocks" and names[3:4] == ["f"] and names[2] in ("attention", "mlp"):
         option: Option = getattr(run, names[2])
-        rows, inner = said(option, "rows", of="build"), ".".join(names[4:])
+        rows, inner = declared(option, "rows", of="build"), ".".join(names[4:])
         found: str | None = rows().get(inner) if rows else names[2] if not inner else None
         return found
     return _BY_NAME.get(names[-1]) or _BY_TYPE.get(type(module))

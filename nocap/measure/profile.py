@@ -15,7 +15,7 @@ import torch
 
 from nocap.config import hardware
 from nocap.config.compose import to_plain
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
@@ -227,7 +227,7 @@ def _bytes_outside(run: Run, counted: Count) -> dict[str, float]:
     its state."""
     p = counted.parameters
     moved = {"accumulate": 3.0 * p * (microbatches(run) - 1), "clip": p * (1.0 if run.trainer.grad_clip is None else 3.0)}
-    elementwise = said(run.optimizer, "elementwise", of="build")
+    elementwise = declared(run.optimizer, "elementwise", of="build")
     return {**moved, "optimizer": 3.0 * p + 2.0 * counted.optimizer} if elementwise and elementwise() else moved
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.model.counted import counted
 from nocap.model.gpt import Context, build_model
@@ -49,12 +49,12 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
         "head": 6.0 * m.d_model * vocab_size,
     }
     by_counting = []
-    if keys_met := said(run.attention, "keys_met", of=("build", "mixer")):
+    if keys_met := declared(run.attention, "keys_met", of=("build", "mixer")):
         found["scores"] = 12.0 * m.d_model * sum(keys_met(layer, T) if causal else T for layer in range(m.n_layer))
     else:
         found |= _attention(replace(run, attention=run.attention.countable()))
         by_counting.append(f"attention={run.attention.kind}")
-    if mlp := said(run.mlp, "flops_per_token", of="build"):
+    if mlp := declared(run.mlp, "flops_per_token", of="build"):
         found["mlp"] = m.n_layer * mlp(m.d_model)
     else:
         found["mlp"] = m.n_layer * counted(lambda: run.mlp.build(m.d_model), (1, T, m.d_model)) / T

@@ -17,7 +17,7 @@ from nocap.store.source import source_hashes
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
     """The parts, each comparable by itself: `nocap.compare --why` shows where two runs part ways.
 
-    A run with `trainer.init_from` has one more, `init`: see `nocap.launch.trunk`.
+    A run with `trainer.init_from` has one more, `init`: see `nocap.launch.init_checkpoint`.
     """
     on_cpu = run.trainer.device is Device.cpu
     return {

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_intermixed_args(outside.arguments(argv))
     if options.power is None and not options.overrides and not options.board:
         parser.error("a study's folder, or one of --board --power is required")
-    from nocap.config.compose import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     with refusals():
         _check_together(options)
@@ -111,14 +111,15 @@ def _studies(given: Sequence[str], *, mode: str) -> int:
     Errors:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
-    from nocap.config.compose import EXIT_CODES, from_words
+    from nocap.config.compose import from_overrides
+    from nocap.config.errors import EXIT_CODES
     from nocap.study.cells import FailedError, StoppedError
     from nocap.study.plan import check_budget
     from nocap.study.sessions import SessionError
 
     folders = [Path(word) for word in given if "=" not in word]
     require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
-    options = from_words(Study, [word for word in given if "=" in word])
+    options = from_overrides(Study, [word for word in given if "=" in word])
     plans = [(folder, _prepared(folder, options)) for folder in folders]
     used = options.budget_h is None or any(plan.needs_budget for _, plan in plans)
     require(used, "budget_h", "be left out where no scale's length comes from a budget", options.budget_h)
@@ -161,7 +162,7 @@ def _one(folder: Path, plan: Plan, options: Study, *, mode: str) -> int:
 
 
 def _judge(folder: Path, plan: Plan, options: Study, *, run: bool) -> int:
-    from nocap.config.compose import EXIT_CODES
+    from nocap.config.errors import EXIT_CODES
     from nocap.config.hardware import describe
     from nocap.study import report, text
     from nocap.study.conduct import carry_out

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nocap.config.compose import Composed
-from nocap.launch.board import Board
-from nocap.launch.grid import Cell, RefusedError, check
+from nocap.launch.grid import Cell, RefusedError, Result, check
 from nocap.launch.plan import outcome, plan
-from nocap.launch.runner import Result, Runner
+from nocap.launch.runner import Runner
 from nocap.options.launcher.pool import Devices
 from nocap.store.runs import Record, read
 from nocap.study.arms import with_seed
@@ -46,9 +45,8 @@ class Cells:
     def __init__(self, runs: Sequence[Wanted], *, label: str) -> None:
         known = {run.composed.overrides: run.composed for run in runs}
         try:
-            grid = check(
-                [run.composed.overrides for run in runs], swept=("seed",), compose=lambda o: known[tuple(o)], say=lambda line: None
-            )
+            overrides = [run.composed.overrides for run in runs]
+            grid = check(overrides, swept=("seed",), compose=lambda one: known[tuple(one)], log=lambda line: None)
         except RefusedError as refused:
             raise ValueError(refused.lines[0]) from refused
         dataset = grid.cells[0].plan.dataset
@@ -77,7 +75,7 @@ class Cells:
         if self.done == len(self.grid.cells):
             return {}
         self.grid.write()
-        runner = Runner(self.grid, slots=Devices(jobs=None), board=Board())
+        runner = Runner(self.grid, slots=Devices(jobs=None))
         results = runner.run()
         if runner.stopping:
             raise StoppedError("stopped; what was trained is saved, and the same command goes on")

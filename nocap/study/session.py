@@ -16,7 +16,7 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.compose import compose
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.measure.arms import Arm, step_config
 from nocap.model.flops import component_flops
@@ -73,7 +73,7 @@ def steps(arms: Arms, *, rounds: int) -> Facts:
 def counts(run: Run) -> Facts:
     """What needs no clock: FLOPs of a token by part, bytes of a token in the cache."""
     m, T = run.model, run.model.seq_len
-    held = said(run.attention, "cache_slots", of=("build", "mixer"))
+    held = declared(run.attention, "cache_slots", of=("build", "mixer"))
     slots = sum(held(layer, T) for layer in range(m.n_layer)) if held else None
     kv = None if slots is None else 2 * slots / T * run.attention.n_kv_heads * (m.d_model // m.n_head) * 4
     return {"component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size), "kv_bytes": kv}

@@ -12,7 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nocap.config.compose import explain, refuse_interpolations
+from nocap.config.compose import refuse_interpolations
+from nocap.config.errors import explain
 from nocap.config.keys import require
 from nocap.judge.claim import BASELINE, LEAST_PAIRS, Claim
 from nocap.store.measurement import Metric

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Attention(Option):
     """Causal self-attention. An option has a `mixer`, or replaces the whole module by `build`.
 
-    What else may be said of a mixer, by the class that brings it or a later one (see `nocap.config.option.said`):
+    What else may be declared of a mixer, by the class that brings it or a later one (see `nocap.config.option.declared`):
 
         keys_met(layer, T) -> float              keys a query meets on average; else FLOPs are counted
         cache_slots(layer, capacity) -> int      it is softmax over the last so many keys, and decodes from a cache of them; else the
@@ -83,7 +83,7 @@ def first_window(run: Run) -> int | None:
 
 def kernel_name(attention: Attention, device: Device, precision: Precision) -> str:
     """The attention kernel that runs, for the record."""
-    from nocap.config.option import said
+    from nocap.config.option import declared
 
-    named = said(attention, "kernel_name", of=("build", "mixer"))
+    named = declared(attention, "kernel_name", of=("build", "mixer"))
     return str(named(device, precision)) if named else attention.kind

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Mlp(Option):
     """The second branch of a block.
 
-    May be said of what `build` makes (see `nocap.config.option.said`):
+    May be declared of what `build` makes (see `nocap.config.option.declared`):
 
         flops_per_token(d_model) -> float    of forward and backward; else they are counted
         rows() -> dict                       the row of the profile for each module inside by its name; else it is one row
