@@ -24,7 +24,7 @@ from nocap.options.model import NormPlacement, ResidualScale
 from nocap.options.norm.channels import ChannelNorm, NormKind
 from nocap.options.optimizer.adamw import AdamW, Decay
 from nocap.options.position.rope import Rope
-from nocap.options.schedule.wsd import Wsd
+from nocap.options.schedule.decay import Wsd
 from nocap.options.tokenizer.vocabulary import Vocabulary
 from nocap.training.optimizer import build_optimizers
 from nocap.training.step import autocast

@@ -47,25 +47,25 @@ def gpt2(default_folder: Path) -> tiktoken.Encoding:
     import tiktoken
 
     folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(default_folder))
-    got: list[tiktoken.Encoding] = []
-    failed: list[Exception] = []
+    outcome: list[tiktoken.Encoding | Exception] = []
 
     def fetch() -> None:
         try:
-            got.append(tiktoken.get_encoding("gpt2"))
+            outcome.append(tiktoken.get_encoding("gpt2"))
         except Exception as error:  # handed to the caller below, where only what a missing network raises is refused
-            failed.append(error)
+            outcome.append(error)
 
     thread = threading.Thread(target=fetch, name="fetch-gpt2-vocabulary", daemon=True)
     thread.start()
     thread.join(FETCH_TIMEOUT_S)
-    if got:
-        return got[0]
-    if failed and not isinstance(failed[0], OSError | ValueError):
-        raise failed[0]
-    cause = f"no answer in {FETCH_TIMEOUT_S:g} s" if not failed else type(failed[0]).__name__
+    found = outcome[0] if outcome else None
+    if isinstance(found, tiktoken.Encoding):
+        return found
+    if found is not None and not isinstance(found, OSError | ValueError):
+        raise found
+    cause = f"no answer in {FETCH_TIMEOUT_S:g} s" if found is None else type(found).__name__
     files = " and ".join(f"{name} as {sha1}" for sha1, name in GPT2_FILES.items())
     raise ValueError(
         f"tokenizer=gpt2: its vocabulary must be in TIKTOKEN_CACHE_DIR or be fetched, got {cause}; "
         f"put GPT-2's {files} into {folder}, run once with a network, or use tokenizer=bytes"
-    ) from (failed[0] if failed else None)
+    ) from found

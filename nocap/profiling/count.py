@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from nocap.config.run import Run
 from nocap.measure.roof import Roof
-from nocap.model.counted import op_flops
+from nocap.model.flops import op_flops
 from nocap.model.gpt import build_model
 from nocap.profiling.parts import Ranges
 from nocap.training import memory

@@ -3,7 +3,7 @@
 The step's modules, those of the run's options, and what they import, hashed one by one. Left out is what no number comes from, by two
 rules. `QUIET` names rooms: how a run is asked for, kept, shown and measured. And in the other rooms these do not count: comments,
 docstrings, what is for the type checker, the words of an error (what is raised, the message of an assert, all but the condition of
-`require`, what is assigned to `rule`), and what is said (`print`, `say`, `tell`).
+`require`, what is assigned to `rule`), and what is said (`print`, `say`, `tell`, `log`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ QUIET = {
     "nocap.data.shards": "makes and checks shards, whose content is in the data's hash",
     "nocap.store.files": "writes files whole",
     "nocap.config.hardware": "names and peaks",
-    "nocap.model.counted": "FLOPs",
     "nocap.model.flops": "FLOPs",
     "nocap.options": "a folder",
     "nocap.outside": "finds files, each of which is hashed",
@@ -42,7 +41,7 @@ QUIET = {
 }
 # Groups whose options make no number beyond what is hashed otherwise: the tokens by their content.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
-SAID = ("print", "say", "tell")
+SAID = ("print", "say", "tell", "log")
 
 
 def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
