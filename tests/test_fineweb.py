@@ -208,4 +208,4 @@ def test_a_record_that_is_none_is_refused(tmp_path, door):
     (record,) = [tmp_path / "cache" / "fineweb" / "someone--fineweb--main.json"]
     record.parent.mkdir(parents=True)
     record.write_text("{}")
-    assert f"{record}: must be what the hub said" in refused(door())
+    assert f"{record}: must be the record of" in refused(door())

@@ -20,7 +20,7 @@ class Dataset:
     train: tuple[Shard, ...]
     val: tuple[Shard, ...]
     vocab_size: int
-    source: dict[str, object]  # for the record, as JSON; `text` says whether the tokens stand for text
+    source: dict[str, object]  # for the record, as JSON; `text`: whether the tokens are text
 
     @property
     def fingerprint(self) -> str:

@@ -21,7 +21,7 @@ _SUCCESSORS, _FIRST, _CHOICES = 0, 1, 2  # what a draw is for
 
 
 def synthetic(lengths: dict[str, int], source_seed: int, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
-    """The chain over the vocabulary's ids as shards, `lengths` tokens a split. No token stands for text."""
+    """The chain over the vocabulary's ids as shards, `lengths` tokens a split. They are not text."""
     size = tokenizer.vocab_size
 
     def make(target: Path) -> Made:

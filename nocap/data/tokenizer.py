@@ -1,4 +1,4 @@
-"""nocap's own vocabularies as tiktoken encodings, and what a token stands for."""
+"""The built-in vocabularies as tiktoken encodings, and the bytes of text in a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPT2_FILES = {"6d1cbeee0f20b3d9449abfede4726ed8212e3aee": "vocab.bpe", "6c7ea1a7
 
 
 def token_bytes(encoding: tiktoken.Encoding) -> npt.NDArray[np.int32]:
-    """Bytes of text that each token stands for, of shape (n_vocab,); end-of-text and other special tokens stand for none."""
+    """Bytes of text in each token, of shape (n_vocab,); none in end-of-text and other special tokens."""
     special = {encoding.encode_single_token(text) for text in encoding.special_tokens_set}
     lengths = [0 if token in special else len(encoding.decode_single_token_bytes(token)) for token in range(encoding.n_vocab)]
     return np.array(lengths, dtype=np.int32)
@@ -39,11 +39,8 @@ def bytes_encoding() -> tiktoken.Encoding:
 
 
 def gpt2(default_folder: Path) -> tiktoken.Encoding:
-    """GPT-2's encoding, whose files tiktoken keeps in `$TIKTOKEN_CACHE_DIR`, else in this folder.
-
-    Errors:
-        ValueError: they are not here and cannot be fetched; says how to get them.
-    """
+    """GPT-2's encoding, whose files tiktoken keeps in `$TIKTOKEN_CACHE_DIR`, else in this folder. `ValueError` where they are missing and
+    cannot be fetched."""
     import tiktoken
 
     folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(default_folder))

@@ -77,7 +77,7 @@ class Fineweb(Data):
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             ok = False
         if not ok:
-            raise ValueError(f"{record}: must be what the hub said of {self.repo} at {self.revision}; remove it to ask again")
+            raise ValueError(f"{record}: must be the record of {self.repo} at {self.revision}; remove it to ask again")
         return known
 
     def _ask_hub(self, name: str, commit: str | None) -> tuple[str, dict[str, Any]]:

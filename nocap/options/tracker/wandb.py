@@ -82,8 +82,8 @@ class WandbSession(TrackerSession):
     def __init__(self, run: Any) -> None:
         self._run = run
         self._silenced = False
-        # A server that knows this run says at which step to continue, and wandb drops earlier rows. Those are the rows that the server
-        # has: a resumed run repeats them exactly, but for its clock. Offline it is 0.
+        # wandb drops rows before this step. A server that knows the run has them: a resumed run repeats them, but for its clock.
+        # Offline it is 0.
         self._first_step = int(run.starting_step)
         self._hint = f"wandb sync {shlex.quote(os.path.abspath(run.settings.sync_dir))}"
         self.url_or_hint: str | None = self._hint if run.offline else run.url
@@ -112,7 +112,7 @@ class WandbSession(TrackerSession):
         failure = f"stopped mirroring at step {step}"
         if self._calls.qsize() > BACKLOG:
             self._silence(f"{failure}: wandb has not taken {BACKLOG} rows")
-        # A null says "unknown" in the record; W&B has no such value, only a curve without that point.
+        # A null is an unknown value in the record; in W&B it is a curve without that point.
         self._submit(failure, partial(self._run.log, {key: value for key, value in row.items() if value is not None}, step=step))
 
     def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
