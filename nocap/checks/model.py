@@ -16,8 +16,7 @@ from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.measure.decode import Cached, Recompute, engine_for, static_step
 from nocap.measure.roofline import count
-from nocap.model.counted import counted
-from nocap.model.flops import flops_per_token
+from nocap.model.flops import counted, flops_per_token
 from nocap.model.gpt import build_model, count_parameters
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import Attention

@@ -20,7 +20,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.measure.clock import Clock
 from nocap.measure.parts import Ranges
-from nocap.model.counted import op_flops
+from nocap.model.flops import op_flops
 from nocap.model.gpt import build_model
 from nocap.training import memory
 from nocap.training.kept import kept_state, state_numbers

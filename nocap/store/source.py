@@ -3,7 +3,7 @@
 The step's modules, those of the run's options, and what they import, hashed one by one. Left out is what no number comes from, by two
 rules. `QUIET` names rooms: how a run is asked for, kept, shown and measured. And in the other rooms these do not count: comments,
 docstrings, what is for the type checker, the words of an error (what is raised, the message of an assert, all but the condition of
-`require`, what is assigned to `rule`), and what is said (`print`, `say`, `tell`).
+`require`, what is assigned to `rule`), and what is printed (`print`, `say`, `tell`; `log` of a text, for the `log` of a row is a number).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ QUIET = {
     "nocap.data.shards": "makes and checks shards, whose content is in the data's hash",
     "nocap.store.files": "writes files whole",
     "nocap.config.hardware": "names and peaks",
-    "nocap.model.counted": "FLOPs",
     "nocap.model.flops": "FLOPs",
     "nocap.options": "a folder",
     "nocap.outside": "finds files, each of which is hashed",
@@ -120,6 +119,12 @@ def _imports(tree: ast.Module) -> list[str]:
     return names
 
 
+def _is_text(call: ast.Call) -> bool:
+    """Whether the call's one argument is a text, as in `log(f"step {step}")`."""
+    texts = [a for a in call.args if isinstance(a, ast.JoinedStr) or (isinstance(a, ast.Constant) and isinstance(a.value, str))]
+    return len(texts) == len(call.args) == 1 and not call.keywords
+
+
 class _WhatCounts(ast.NodeTransformer):
     """Takes out of a module what changes no number; see the top of this file."""
 
@@ -145,7 +150,7 @@ class _WhatCounts(ast.NodeTransformer):
             return None  # a docstring
         if isinstance(call, ast.Call):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
-            if name in SAID:
+            if name in SAID or (name == "log" and _is_text(call)):
                 return None
             if name == "require":
                 return ast.Expr(ast.Call(func=call.func, args=call.args[:1], keywords=[]))
