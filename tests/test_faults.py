@@ -484,7 +484,7 @@ def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: U
     words = (f"trainer.devices={ranks}", "trainer.hang_timeout_s=15", f"output_dir={tmp_path / 'out'}")
     done = door(*MEDIUM, *words, env=faulty(fault), timeout=240)
     assert done.code == 0, done.err
-    assert f"nocap: rank {ranks - 1} at step 13 hung: no sign of life for 15 s" in done.err
+    assert f"nocap: rank {ranks - 1} at step 13 hung: no heartbeat for 15 s" in done.err
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
     assert not processes(the_run(tmp_path / "out"))
 
@@ -534,8 +534,8 @@ def test_13_spikes_are_those_of_the_definition() -> None:
     spikes, seen = Spikes(), {}
     for step, loss in enumerate(losses):
         if step == 250:
-            spikes = Spikes(json.loads(json.dumps(spikes.state())))  # through a checkpoint
-        if (sigmas := spikes.see(float(loss))) is not None:
+            spikes = Spikes(json.loads(json.dumps(spikes.losses)))  # through a checkpoint
+        if (sigmas := spikes.add(float(loss))) is not None:
             seen[step] = sigmas
     expected = {}
     for step in range(ENOUGH, 400):
@@ -871,7 +871,7 @@ def test_23_malformed_inputs_are_each_one_line(tmp_path: Path, undisturbed: Undi
     """40 shards, 30 configs, 30 checkpoints, each with something else wrong → each refused in one line that names the file."""
     import torch
 
-    from nocap.training.kept import kept_state
+    from nocap.training.optimizer_trial import optimizer_shapes
 
     chance, lines = random.Random(100), []
     write_shard(tmp_path / "sound.bin", np.arange(3000) % 257)
@@ -888,15 +888,15 @@ def test_23_malformed_inputs_are_each_one_line(tmp_path: Path, undisturbed: Undi
             load(path)
         lines.append((path, str(caught.value)))
     model = torch.nn.Linear(7, 5)
-    kept = kept_state(load(undisturbed.run_dir / "config.yaml"), model)
+    shapes = optimizer_shapes(load(undisturbed.run_dir / "config.yaml"), model)
     for n in range(30):
         made, save = writer(tmp_path / f"checkpoints{n}")
         save(step=4, state={})
         path = made.root / "step-00000004"
-        fits = partial(checkpoint.misfit, model=model, kept=kept)
-        assert fits(path) is None
+        misfit = partial(checkpoint.misfit, model=model, optimizer_shapes=shapes)
+        assert misfit(path) is None
         spoil_checkpoint(chance, path)
-        found = checkpoint.find(made.root, fits=fits)
+        found = checkpoint.find(made.root, misfit=misfit)
         assert found.path is None
         lines.append((path, found.invalid[0]))
     assert len(lines) == 100

@@ -37,7 +37,7 @@ PACKAGE = REPO / "nocap"
 STACK = ("attention=hybrid", "attention.pattern=LG", "mlp=swiglu", "optimizer=muon", "objective.z_loss=0.001", "model.qk_norm=true")
 
 # Lines of rooms that count whose words may change all the same: what is refused, raised or said.
-REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.say\(|tell\(job|print\(|f?\"")
+REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.log\(|print\(|f?\"")
 
 
 def job_of(run: Run, folder: Path) -> Job:
@@ -51,7 +51,7 @@ def job_of(run: Run, folder: Path) -> Job:
         run_dir=folder,
         world=join(run.trainer.device),
         started=time.monotonic(),
-        say=lambda line: None,
+        log=lambda line: None,
     )
 
 

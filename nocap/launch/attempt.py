@@ -16,11 +16,11 @@ from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, write_r
 from nocap.launch.signals import born_deaf, heard
 from nocap.store import lock
 from nocap.store.record import read_json
-from nocap.training.beats import Beats
+from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
 
-LOOK_S = 0.2  # between looks at the signs of life
+LOOK_S = 0.2  # between looks at the heartbeats
 
 
 def hold(plan: Plan, *, wait_s: float = 0.0) -> IO[str]:
@@ -75,7 +75,7 @@ def _train(plan: Plan, started: float, asked: list[int]) -> int:
 class Attempt:
     """A run that this process holds: the head of its record, a worker, and in the end a summary.
 
-    A worker or rank that dies, or gives no sign of life for `trainer.hang_timeout_s`, is lost; the run then starts again from its last
+    A worker or rank that dies, or gives no heartbeat for `trainer.hang_timeout_s`, is lost; the run then starts again from its last
     checkpoint, `trainer.max_restarts` times. One that ends with an error of its own would do so again: it is not started again.
     """
 
@@ -96,7 +96,7 @@ class Attempt:
     def _begin(self, started: float) -> None:
         run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
         write_record_head(self.plan)
-        self._beats = Beats.create(run_dir, ranks=run.trainer.devices)
+        self._heartbeat = Heartbeat.create(run_dir, ranks=run.trainer.devices)
         whole = {
             **os.environ,
             "NOCAP_PARENT": str(os.getpid()),
@@ -147,13 +147,13 @@ class Attempt:
             self._worker.send_signal(signal.SIGTERM)
 
     def _look(self) -> None:
-        """Kill a worker whose ranks give no sign of life. Ranks die with their agent."""
+        """Kill a worker whose ranks give no heartbeat. Ranks die with their agent."""
         now, limit = time.monotonic(), self.plan.run.trainer.hang_timeout_s
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        if self._beats.silent_s() > limit:
-            self._hang = f"{self._beats.behind()} hung: no sign of life for {limit:g} s (trainer.hang_timeout_s)"
+        if self._heartbeat.silent_s() > limit:
+            self._hang = f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
             self._worker.kill()
 
     def summary(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Attempt:
         found = read_json(run_dir / "summary.json")
         if found is not None and not (self._hang and found["status"] == "failed"):
             return found
-        error = self._hang or f"the worker ended with {ending(self._worker.wait())} {self._beats.step(0)} and left no summary"
+        error = self._hang or f"the worker ended with {ending(self._worker.wait())} {self._heartbeat.where(0)} and left no summary"
         if self._hang or not self._stopping:
             self._say(error)
         status, self._hang = "preempted" if self._stopping and not self._hang else "failed", ""

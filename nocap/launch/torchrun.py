@@ -15,7 +15,7 @@ from nocap.launch import plan as planning
 from nocap.launch.attempt import hold
 from nocap.launch.worker import work
 from nocap.store.record import read_json
-from nocap.training.beats import Beats
+from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
 from nocap.training.terminal import table
 from nocap.training.world import join
@@ -39,7 +39,7 @@ def train_as_rank(run: Run, *, choices: Mapping[str, str | None], started: float
             if (ended := planning.outcome(plan)) is None:
                 holder = hold(plan)
                 planning.write_record_head(plan)
-                Beats.create(plan.run_dir, ranks=world.size)
+                Heartbeat.create(plan.run_dir, ranks=world.size)
         except ValueError as error:
             problem = str(error)
     problem, ended, run_dir = world.from_main((problem, ended, str(plan.run_dir)))

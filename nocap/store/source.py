@@ -3,7 +3,7 @@
 The step's modules, those of the run's options, and what they import, hashed one by one. Left out is what no number comes from, by two
 rules. `QUIET` names rooms: how a run is asked for, kept, shown and measured. And in the other rooms these do not count: comments,
 docstrings, what is for the type checker, the words of an error (what is raised, the message of an assert, all but the condition of
-`require`, what is assigned to `rule`), and what is said (`print`, `say`, `tell`).
+`require`, what is assigned to `rule`), and what is printed (`print`, `log`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from nocap.config.run import Run
 STEP = ("nocap.training.loop", "nocap.training.step")
 QUIET = {
     "nocap": "a version",
-    "nocap.training.books": "rows, checkpoints and accounts of what has happened",
     "nocap.config": "declarations and refusals; what was chosen is in the config",
     "nocap.data.shards": "makes and checks shards, whose content is in the data's hash",
     "nocap.store.files": "writes files whole",
@@ -34,15 +33,17 @@ QUIET = {
     "nocap.store": "a folder",
     "nocap.training": "a folder",
     "nocap.training.checkpoint": "saves and restores, bit for bit by its tests",
-    "nocap.training.kept": "tries small tensors",
     "nocap.training.ledger": "seconds",
     "nocap.training.memory": "bytes",
+    "nocap.training.optimizer_trial": "tries a copy",
+    "nocap.training.recorder": "rows, checkpoints and totals of what has happened",
     "nocap.store.record": "files of rows",
     "nocap.training.spikes": "looks at losses",
+    "nocap.training.state": "saves and restores, bit for bit by its tests",
 }
 # Groups whose options make no number beyond what is hashed otherwise: the tokens by their content.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
-SAID = ("print", "say", "tell")
+LOGS = ("print", "log")
 
 
 def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
@@ -145,7 +146,7 @@ class _WhatCounts(ast.NodeTransformer):
             return None  # a docstring
         if isinstance(call, ast.Call):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
-            if name in SAID:
+            if name in LOGS:
                 return None
             if name == "require":
                 return ast.Expr(ast.Call(func=call.func, args=call.args[:1], keywords=[]))

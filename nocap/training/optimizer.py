@@ -1,4 +1,4 @@
-"""What every optimizer option may use: the usual groups; and their rates."""
+"""What every optimizer option may use: the usual parameter groups and their learning rates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 Optimizers = list[torch.optim.Optimizer]
-Kind = tuple[bool, bool, int]  # of a parameter, as optimizers tell them apart: inside the blocks, a table of embeddings, dimensions
-
-
-# --- groups ------------------------------------------------------------------------------------------------------------------------
 
 
 def decayed(named: Mapping[str, nn.Parameter], weight_decay: float, *, everything: bool = False) -> list[dict[str, Any]]:
@@ -30,16 +26,10 @@ def decayed(named: Mapping[str, nn.Parameter], weight_decay: float, *, everythin
     return [group for group in groups if group["params"]]
 
 
-def kinds_of(model: nn.Module) -> dict[str, Kind]:
-    """Parameter's name → its kind."""
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    return {name: (name.startswith("blocks."), id(p) in tables, p.ndim) for name, p in model.named_parameters()}
-
-
 def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """Name → parameter of the matrices inside the blocks: not vectors, and not tables of embeddings."""
-    kinds = kinds_of(model)
-    return {name: p for name, p in model.named_parameters() if kinds[name] == (True, False, 2)}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {name: p for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables}
 
 
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
