@@ -18,11 +18,7 @@ class Heartbeat:
     """A row a rank: heartbeats so far, its step, and `time.monotonic()` of the last one (one clock for all processes of a machine)."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Map the file that `create` made.
-
-        Errors:
-            OSError, ValueError: there is none.
-        """
+        """Map the file that `create` made; OSError or ValueError where there is none."""
         self._rows = np.memmap(run_dir / NAME, dtype=np.float64, mode="r+").reshape(-1, 3)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The clock ledger: where the wall-clock went. One line is open at any time, so the lines sum to the wall by construction."""
+"""The clock ledger: where the wall-clock time went. One line is open at any time, so the lines sum to the wall by construction."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +62,10 @@ def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
     """Split the groups by the factors that ideas put on rate and decay; without ideas, nothing."""
     factors: dict[int, tuple[float, float]] = {}
     for name, p in model.named_parameters():
-        lr = decay = 1.0
-        for idea in run.ideas.values():
-            rate = idea.rates(name)
-            lr, decay = lr * rate.lr, decay * rate.weight_decay
-        if (lr, decay) != (1.0, 1.0):
-            factors[id(p)] = lr, decay
+        scales = [idea.rates(name) for idea in run.ideas.values()]
+        factor = math.prod(scale.lr for scale in scales), math.prod(scale.weight_decay for scale in scales)
+        if factor != (1.0, 1.0):
+            factors[id(p)] = factor
     for optimizer in optimizers if factors else ():
         for group in list(optimizer.param_groups):
             for lr, decay in sorted({factors[id(p)] for p in group["params"] if id(p) in factors}):
@@ -87,14 +86,11 @@ def rates(optimizers: Optimizers) -> dict[str, float]:
     """Each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for another group with a peak of its own."""
     found: dict[str, float] = {}
     for optimizer in optimizers:
-        peaks: list[float] = []
-        for group in optimizer.param_groups:
-            if group["peak_lr"] in peaks:
-                continue
-            peaks.append(group["peak_lr"])
-            words = ["lr", *([type(optimizer).__name__.lower()] if optimizer is not optimizers[0] else [])]
-            name = "_".join([*words, *([str(len(peaks))] if len(peaks) > 1 else [])])
+        prefix = "lr" if optimizer is optimizers[0] else f"lr_{type(optimizer).__name__.lower()}"
+        by_peak = {group["peak_lr"]: group["lr"] for group in optimizer.param_groups}
+        for number, lr in enumerate(by_peak.values(), start=1):
+            name = prefix if number == 1 else f"{prefix}_{number}"
             while name in found:
                 name += "_again"
-            found[name] = group["lr"]
+            found[name] = lr
     return found

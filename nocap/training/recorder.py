@@ -1,4 +1,4 @@
-"""Writes a run's record as it trains: rows, checkpoints, loss spikes, and the totals at its end. It computes no number of the training."""
+"""Writes a run's record as it trains: rows, checkpoints, loss spikes, totals at the end. It changes no number of the training."""
 
 from __future__ import annotations
 
