@@ -89,7 +89,7 @@ def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
     Invalid ones do not count, and go when they are older than a kept one. Returns a line for each that stays.
     """
     kept, lines, spared = 0, [], {name_of(step) for step in always}
-    for path in _newest_first(root):
+    for path in newest_first(root):
         if kept >= keep:
             if path.name not in spared:
                 shutil.rmtree(path)
@@ -155,7 +155,7 @@ class Found:
 
 def find(root: Path, *, misfit: Callable[[Path], str | None] = lambda path: None) -> Found:
     """The newest checkpoint below `root` whose files match their checksums, and which has no `misfit`."""
-    return first_valid(_newest_first(root), misfit=misfit)
+    return first_valid(newest_first(root), misfit=misfit)
 
 
 def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) -> Found:
@@ -193,7 +193,7 @@ def load_model(path: Path, model: nn.Module) -> None:
     put_weights(model, load_file(path / MODEL))
 
 
-def _newest_first(root: Path) -> list[Path]:
+def newest_first(root: Path) -> list[Path]:
     return sorted(root.glob("step-*"), reverse=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -79,9 +78,11 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     """
     root, init_from = job.run_dir / "checkpoints", job.run.trainer.init_from
     misfit = partial(checkpoint.misfit, model=trainee.model, optimizer_shapes=optimizer_shapes(job.run, trainee.model))
-    found = job.world.from_main(_newest(root, init_from, misfit) if job.world.is_main else None)
+    own = checkpoint.newest_first(root)
+    paths = own or ([Path(init_from).expanduser().absolute()] if init_from else [])
+    found = job.world.from_main(checkpoint.first_valid(paths, misfit=misfit) if job.world.is_main else None)
     assert found is not None
-    if found.path is None and found.invalid and not any(root.glob("step-*")):
+    if found.path is None and found.invalid and not own:
         raise InputError(f"trainer.init_from must be a valid checkpoint, got {found.invalid[0]}")
     for problem in found.invalid:
         job.log(f"checkpoint not used: {problem}")
@@ -98,14 +99,6 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     if job.world.is_main:
         job.on_start(recorder.metrics.cut_back(found.step))
     return found.step, recorder
-
-
-def _newest(root: Path, init_from: str | None, misfit: Callable[[Path], str | None]) -> checkpoint.Found:
-    """The run's own newest checkpoint, or the one that it is to begin from."""
-    found = checkpoint.find(root, misfit=misfit)
-    if found.path is not None or found.invalid or init_from is None:
-        return found
-    return checkpoint.first_valid([Path(init_from).expanduser().absolute()], misfit=misfit)
 
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, validates: bool = True) -> float:

@@ -87,7 +87,9 @@ def rates(optimizers: Optimizers) -> dict[str, float]:
     found: dict[str, float] = {}
     for optimizer in optimizers:
         prefix = "lr" if optimizer is optimizers[0] else f"lr_{type(optimizer).__name__.lower()}"
-        by_peak = {group["peak_lr"]: group["lr"] for group in optimizer.param_groups}
+        by_peak: dict[float, float] = {}
+        for group in optimizer.param_groups:
+            by_peak.setdefault(group["peak_lr"], group["lr"])
         for number, lr in enumerate(by_peak.values(), start=1):
             name = prefix if number == 1 else f"{prefix}_{number}"
             while name in found:
