@@ -25,8 +25,8 @@ from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
 from nocap.data.prepare import prepare
 from nocap.store.record import Metrics
-from nocap.training import checkpoint
-from nocap.training.beats import Beats
+from nocap.training import checkpoint, state
+from nocap.training.heartbeat import Heartbeat
 from nocap.training.ledger import Ledger
 from nocap.training.spikes import Spikes
 from nocap.training.step import Job, build, configure_numerics, take_step
@@ -74,14 +74,14 @@ def main() -> None:
         save_s = seconds(
             lambda: writer.save(step=next(steps), model=model, optimizers=optimizers, state={}, keep=2, must=True), n=args.repeats
         )
-        snapshot_s = seconds(lambda: checkpoint.snapshot(model, optimizers, copy=True), n=args.repeats)
+        snapshot_s = seconds(lambda: state.snapshot(model, optimizers, copy=True), n=args.repeats)
         find_s = seconds(lambda: checkpoint.find(writer.root), n=args.repeats)
 
-        beats, spikes, metrics = Beats.create(root, ranks=1), Spikes(), Metrics(root / "metrics.jsonl")
+        heartbeat, spikes, metrics = Heartbeat.create(root, ranks=1), Spikes(), Metrics(root / "metrics.jsonl")
         row = {"step": 1, "tokens": 1} | {f"train/key{i}": 1 / (i + 3) for i in range(16)}
         each_step_s = {
-            "heartbeats": (2 * microbatches(run) + 1) * seconds(lambda: beats.beat(0, 1), n=1000),
-            "spikes": seconds(lambda: spikes.see(1.0), n=1000),
+            "heartbeats": (2 * microbatches(run) + 1) * seconds(lambda: heartbeat.beat(0, 1), n=1000),
+            "spikes": seconds(lambda: spikes.add(1.0), n=1000),
             "a row": seconds(lambda: metrics.append(row), n=1000),
         }
     safe_s = save_s / CADENCE + sum(each_step_s.values())

@@ -23,7 +23,7 @@ from nocap.measure.parts import Ranges
 from nocap.model.flops import op_flops
 from nocap.model.gpt import build_model
 from nocap.training import memory
-from nocap.training.kept import kept_state, state_numbers
+from nocap.training.optimizer_trial import optimizer_numbers, optimizer_shapes
 from nocap.training.step import autocast
 
 PRODUCT = {Device.cpu: 2048, Device.cuda: 8192}  # rows and columns
@@ -155,7 +155,7 @@ def count(run: Run, *, vocab_size: int) -> Count:
                 loss = model(tokens, tokens)
             loss.total.backward()
         size = sum(p.numel() * p.element_size() for p in model.parameters())
-    state = 4 * state_numbers(kept_state(run, model), model)
+    state = 4 * optimizer_numbers(optimizer_shapes(run, model), model)
     return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, optimizer=state, largest=counter.largest)
 
 
