@@ -102,8 +102,8 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from nocap.judge.power import plan_from, render
     from nocap.store.runs import load
-    from nocap.study.from_runs import plan_from, render
 
     planned = plan_from(load(options.paths), effect=options.effect, power=options.power)
     print(render(planned))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nocap.judge.arms import ABSENT, spell
+from nocap.show.table import table as table
 from nocap.store.runs import shorten
 
 Facts = Mapping[str, Any]
@@ -158,22 +159,6 @@ def _notes(comparison: Facts) -> Iterator[str]:
 
 
 # --- shapes ------------------------------------------------------------------------------------------------------------------------
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; numbers to the right."""
-    columns = list(zip(head, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [_numeric(column[1:]) for column in columns]
-    lines = [
-        "  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(row, widths, right, strict=True))
-        for row in (head, *rows)
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _numeric(cells: Sequence[str]) -> bool:
-    return any(cell != NONE for cell in cells) and all(cell[:1] in "0123456789+−-–>[" for cell in cells)
 
 
 def _count(n: int, word: str) -> str:

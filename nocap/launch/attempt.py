@@ -17,7 +17,7 @@ from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, write_r
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lock
 from nocap.store.record import read_json
-from nocap.training.beats import Beats
+from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
 
@@ -118,7 +118,7 @@ class Attempt:
     def _start(self, started: float) -> None:
         run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
         write_record_head(self.plan)
-        self._beats = Beats.create(run_dir, ranks=run.trainer.devices)
+        self._heartbeat = Heartbeat.create(run_dir, ranks=run.trainer.devices)
         env = {
             "GOMP_SPINCOUNT": "1000",  # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
             **os.environ,
@@ -173,8 +173,8 @@ class Attempt:
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        if self._beats.silent_s() > limit:
-            self._hang = f"{self._beats.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
+        if self._heartbeat.silent_s() > limit:
+            self._hang = f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
             self._worker.kill()
 
     def summary(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Attempt:
         found = read_json(run_dir / "summary.json")
         if found is not None and not (self._hang and found["status"] == "failed"):
             return found
-        error = self._hang or f"the worker ended with {ending(self._worker.wait())} {self._beats.step(0)} and left no summary"
+        error = self._hang or f"the worker ended with {ending(self._worker.wait())} {self._heartbeat.where(0)} and left no summary"
         if self._hang or not self._stopping:
             self._log(error)
         status, self._hang = "preempted" if self._stopping and not self._hang else "failed", ""

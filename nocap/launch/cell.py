@@ -22,7 +22,7 @@ from nocap.config.keys import require
 from nocap.launch import attempt
 from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan, write_record_head
 from nocap.store.record import read_json
-from nocap.training.beats import Beats
+from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
 from nocap.training.terminal import table
 
@@ -82,7 +82,7 @@ def _train_as_rank(plan: Plan) -> NoReturn:
             if (summary := outcome(plan)) is None:
                 holder = attempt.hold(plan)
                 write_record_head(plan)
-                Beats.create(plan.run_dir, ranks=world.size)
+                Heartbeat.create(plan.run_dir, ranks=world.size)
         except ValueError as error:
             problem = str(error)
     problem, summary, run_dir = world.from_main((problem, summary, plan.run_dir))

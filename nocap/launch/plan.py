@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ class Plan:
     init: InitCheckpoint | None = None  # what it begins from
     grid: str | None = None  # the grid that starts it
     notices: tuple[str, ...] = ()  # what a person should know before it starts
-    claims: Mapping[str, str] = field(default_factory=dict)  # id → hash: what was claimed of it before its first step
 
 
 def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None = None) -> Plan:
@@ -212,7 +211,6 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "threads": t.threads,
         "spent_s": _spent_s(plan, attempts),
         "grid": plan.grid,
-        "claims": dict(plan.claims),
     }
     return {
         "identity": plan.identity,

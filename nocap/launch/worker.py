@@ -27,10 +27,10 @@ from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.store import lock
 from nocap.store.record import Metrics, Row, read_json, write_json
 from nocap.store.tracking import open_tracker
-from nocap.training.beats import START_UP, Beats
-from nocap.training.books import Outcome
+from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
 from nocap.training.process import die_with_parent, leave
+from nocap.training.recorder import Outcome
 from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
 from nocap.training.terminal import Reporter, ending
@@ -92,9 +92,9 @@ def start_ranks(run: Run, run_dir: Path) -> int:
 
 def _ranks_failed(run: Run, run_dir: Path, codes: dict[int, int]) -> int:
     """Report which rank was killed, and where. The others only wrote that they lost it."""
-    beats = Beats(run_dir)
+    heartbeat = Heartbeat(run_dir)
     killed = {rank: code for rank, code in codes.items() if code < 0}
-    message = ", ".join(f"rank {rank} ended with {ending(code)} {beats.step(rank)}" for rank, code in (killed or codes).items())
+    message = ", ".join(f"rank {rank} ended with {ending(code)} {heartbeat.where(rank)}" for rank, code in (killed or codes).items())
     print(f"nocap: {message}; see {run_dir / 'train.log'}", file=sys.stderr)
     if not killed:
         return EXIT_CODES["failed"]
@@ -109,8 +109,8 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     assert manifest is not None
     # Longer than the parent waits: it names the rank that hangs. The others know only that they waited.
     world = join(run.trainer.device, timeout_s=2 * run.trainer.hang_timeout_s)
-    beats = Beats(run_dir)
-    beats.beat(world.rank, START_UP)
+    heartbeat = Heartbeat(run_dir)
+    heartbeat.beat(world.rank, START_UP)
     reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
     writer = lock.acquire(run_dir / ".writer.lock", wait_s=WRITER_WAIT_S) if world.is_main else None
     sessions: list[TrackerSession] = []
@@ -136,9 +136,9 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         spent_s=manifest["attempts"][-1]["spent_s"],
         on_start=on_start,
         on_row=on_row,
-        say=reporter.say,
+        log=reporter.log,
         stop_asked=lambda: bool(signals),
-        beat=lambda step: beats.beat(world.rank, step),
+        heartbeat=lambda step: heartbeat.beat(world.rank, step),
     )
     try:
         outcome = train(job)
@@ -148,7 +148,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     except Exception as error:
         for session in sessions:
             session.finish(summary={}, status="failed")
-        return _report_failure(run, run_dir, world, error, started, behind=beats.behind())
+        return _report_failure(run, run_dir, world, error, started, behind=heartbeat.behind())
     finally:
         reporter.close()
         if writer is not None:
@@ -174,7 +174,7 @@ def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcom
 
     def summary() -> dict[str, Any]:
         clock = outcome.ledger.seconds()
-        return summarize(run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, facts=outcome.facts)
+        return summarize(run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, totals=outcome.totals)
 
     session.finish(summary=summary(), status=outcome.status)
     write_json(run_dir / "summary.json", {**summary(), "tracker": session.url_or_hint})

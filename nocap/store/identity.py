@@ -33,7 +33,7 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
 
 
 def config_that_counts(run: Run) -> dict[str, Any]:
-    """The resolved config without the keys that change how a run is shown, kept or spread, but no number in it."""
+    """The resolved config without the keys that change no number: how a run is shown, stored or spread over devices."""
     config = run.that_count("identity", to_plain(run))
     if run.trainer.device is Device.cuda:
         config["trainer"].pop("threads")

@@ -1,4 +1,4 @@
-"""A study's arms as runs: composed once an arm and a place, and checked to be a fair comparison. No torch."""
+"""A study's arms: the overrides of each, composed, and checked to be a fair comparison."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nocap.config.keys import require
 from nocap.config.registry import keys_that_count
 from nocap.study.spec import ENGINES, At, Study
 
-ENGINE = "engine="  # a word of a study, not of a config
+ENGINE = "engine="  # an override of a study, not of a config
 
-# What two arms must share for their losses to mean the same: their data, and every key that says so.
+# What two arms must share for their losses to mean the same: their data, and every key declared so.
 SAME = ("data", *keys_that_count("losses"))
 
 
@@ -21,14 +21,19 @@ def with_seed(arm: Composed, seed: int) -> Composed:
     return replace(arm, overrides=(*arm.overrides, f"seed={seed}"), run=replace(arm.run, seed=seed))
 
 
-def words_of(study: Study, at: At, arm: str, place: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """The study's words, the scale's, the place's (`train` or `bench`), the arm's own, and what tuning found."""
+def more(arm: Composed, *overrides: str) -> Composed:
+    """The arm with further overrides."""
+    return composed([*arm.overrides, *overrides]) if overrides else arm
+
+
+def arm_overrides(study: Study, at: At, arm: str, place: Sequence[str]) -> list[str]:
+    """The study's, the scale's, the place's (`at.train` or `at.bench`), and the arm's own."""
     own = [word for word in (*study.arms[arm], *at.own.get(arm, ())) if not word.startswith(ENGINE)]
-    return [*study.words, *at.words, *place, *own, *more]
+    return [*study.overrides, *at.overrides, *place, *own]
 
 
 def engine_of(study: Study, at: At, arm: str) -> str:
-    """How an arm decodes: its word engine=…, or with a cache.
+    """How an arm decodes: its engine=…, or with a cache.
 
     Errors:
         ValueError: no such engine.
@@ -39,9 +44,7 @@ def engine_of(study: Study, at: At, arm: str) -> str:
     return engine
 
 
-def all_composed(
-    study: Study, at: At, arms: Sequence[str], place: Sequence[str], *, tuned: dict[str, list[str]] | None = None
-) -> dict[str, Composed]:
+def compose_arms(study: Study, at: At, arms: Sequence[str], place: Sequence[str]) -> dict[str, Composed]:
     """Arm → its composition.
 
     Errors:
@@ -50,7 +53,7 @@ def all_composed(
     found = {}
     for arm in arms:
         try:
-            found[arm] = composed(words_of(study, at, arm, place, (tuned or {}).get(arm, ())))
+            found[arm] = composed(arm_overrides(study, at, arm, place))
         except ValueError as error:
             raise ValueError(f"arm {arm}: {error}") from error
     return found
@@ -67,12 +70,8 @@ def check_fair(arms: dict[str, Composed], *, baseline: str) -> None:
         mine = to_plain(arm.run)
         for key in SAME:
             a, b = _dig(mine, key), _dig(theirs, key)
-            require(
-                a == b,
-                f"arm {name}: {key}",
-                f"be the baseline's ({baseline}: {_short(b, a)}), or losses mean different things",
-                _short(a, b),
-            )
+            rule = f"be the baseline's ({baseline}: {_short(b, a)}), or losses mean different things"
+            require(a == b, f"arm {name}: {key}", rule, _short(a, b))
 
 
 def _dig(tree: Any, key: str) -> Any:
@@ -82,7 +81,7 @@ def _dig(tree: Any, key: str) -> Any:
 
 
 def _short(value: Any, other: Any) -> Any:
-    """Of two objects the keys that differ."""
+    """Of two dicts the keys that differ."""
     if not isinstance(value, dict) or not isinstance(other, dict):
         return value
     return ", ".join(f"{key}={value[key]}" for key in value if value.get(key) != other.get(key))

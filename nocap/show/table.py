@@ -1,0 +1,120 @@
+"""Tables for terminals and Markdown, and the one set of number formats. What is missing is a dash, never a zero."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Sequence
+
+NONE = "–"
+MINUS = "−"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns two spaces apart, numbers to the right, never wrapped or cut. The head is bold where stdout is a terminal."""
+    from rich.console import Console  # 0.1 s that a command without a table should not pay
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title, *cells in zip(head, *rows, strict=True):
+        drawn.add_column(Text(title), justify="right" if _numeric(cells) else "left", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), width=sys.maxsize, force_terminal=sys.stdout.isatty())
+    with console.capture() as shown:
+        console.print(drawn)
+    return "\n".join(line.rstrip() for line in shown.get().splitlines())
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    return any(cell != NONE for cell in cells) and all(cell[:1] in "0123456789+−-–>[" for cell in cells)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; a bar in a cell would end it."""
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (list(head), ["---"] * len(head), *cells)]
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------------------------
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """`1,234.5`, with a true minus. Adding 0 takes the minus from a rounded −0."""
+    return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    return NONE if value is None else f"{round(value, digits) + 0.0:+,.{digits}f}".replace("-", MINUS)
+
+
+def loss(value: float | None) -> str:
+    return fixed(value, 4)
+
+
+def whole(value: float | None) -> str:
+    return fixed(value, 0)
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """`−14.3%` of 0.857 − 1."""
+    return NONE if share is None else f"{signed(100 * share, digits)}%"
+
+
+def ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """`1.019 [0.960, 1.082]`, the interval where there is one."""
+    if value is None:
+        return NONE
+    return f"{value:.3f}" + ("" if low is None or high is None else f" [{low:.3f}, {high:.3f}]")
+
+
+def p_value(p: float | None) -> str:
+    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def count(value: float | None) -> str:
+    """124,439,808 as `124.4M`."""
+    if value is None:
+        return NONE
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.{1 if abs(value) >= 10 * size else 2}f}{unit}"
+    return f"{value:.4g}"
+
+
+def three_digits(value: float | None) -> str:
+    """Milliseconds or seconds of any size: `1,234`, `61.6`, `0.123`."""
+    if value is None:
+        return NONE
+    return fixed(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3)
+
+
+def duration(seconds: float | None) -> str:
+    """`2.3 h`, `4.5 min`, `61.6 s`."""
+    if seconds is None:
+        return NONE
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def mib(value: float | None) -> str:
+    return fixed(value, 0)
+
+
+def plural(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *most, last = list(items) or [NONE]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def shorten(items: Iterable[str], *, most: int = 4) -> str:
+    """`a, b, c and 21 more`."""
+    shown = list(items)
+    return ", ".join(shown) if len(shown) <= most else f"{', '.join(shown[: most - 1])} and {len(shown) - most + 1} more"
