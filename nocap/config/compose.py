@@ -183,7 +183,7 @@ class Composer:
         Errors:
             ValueError: as for `compose`.
         """
-        seeds = [override for override in overrides if re.fullmatch(r"seed=(0|[1-9]\d*)", override)]
+        seeds = [override for override in overrides if re.fullmatch(r"seed=(0|-?[1-9]\d*)", override)]
         arm = tuple(override for override in overrides if override not in seeds)
         key = arm, bool(seeds)
         if key not in self._arms:
