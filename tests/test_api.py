@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nocap import api
+from nocap.launch.plan import plan
 from nocap.store.lock import acquire
 from tests.conftest import Door
 from tests.grids import CELL, steady
@@ -44,20 +45,18 @@ def test_what_api_trains_is_what_the_command_trains(tmp_path: Path, door: Door, 
 
     records = api.load(out)
     assert sorted(record.summary["seed"] for record in records) == [0, 1]
-    comparison = api.compare([out], baseline="seed=0")
+    comparison = api.compare([out])
     assert sum(len(arm["runs"]) for arm in comparison["arms"]) == 2
     assert len(api.frame(out)) == 2
 
 
 def test_errors_are_exceptions(tmp_path: Path) -> None:
     run = api.compose(*CELL, f"output_dir={tmp_path}")
+    shards = [override for override in CELL if not override.startswith("data")] + ["data=shards", "data.train=none.bin", "data.val=none.bin"]
     with pytest.raises(ValueError, match="must match at least one shard"):
-        api.train(*CELL, "data=shards", "data.train=none.bin", "data.val=none.bin", f"output_dir={tmp_path}")
+        api.train(*shards, f"output_dir={tmp_path}")
     with pytest.raises(ValueError, match="no run"):
         api.load(tmp_path)
-    (tmp_path / "runs").mkdir(exist_ok=True)
-    from nocap.launch.plan import plan
-
     run_dir = plan(run, choices={}).run_dir
     run_dir.mkdir(parents=True)
     with acquire(run_dir / ".lock"), pytest.raises(ValueError, match="must have one writer"):
