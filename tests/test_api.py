@@ -52,9 +52,9 @@ def test_what_api_trains_is_what_the_command_trains(tmp_path: Path, door: Door, 
 
 def test_errors_are_exceptions(tmp_path: Path) -> None:
     run = api.compose(*CELL, f"output_dir={tmp_path}")
-    shards = [override for override in CELL if not override.startswith("data")] + ["data=shards", "data.train=none.bin", "data.val=none.bin"]
+    shards = [override for override in CELL if not override.startswith("data")]
     with pytest.raises(ValueError, match="must match at least one shard"):
-        api.train(*shards, f"output_dir={tmp_path}")
+        api.train(*shards, "data=shards", "data.train=none.bin", "data.val=none.bin", f"output_dir={tmp_path}")
     with pytest.raises(ValueError, match="no run"):
         api.load(tmp_path)
     run_dir = plan(run, choices={}).run_dir
