@@ -75,19 +75,26 @@ def same_as_whole(branch: Path, whole: Path, *, steps: int = 12) -> None:
 # --- the same run ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk, devices: int) -> None:
-    words = (trunk.word, f"trainer.devices={devices}")
-    for name, more in {"whole": (), "branch": words}.items():
-        done = door(*SMALL, *BRANCH, *more, f"output_dir={tmp_path / name}")
+def whole_and_branch(door: Door, out: Path, trunk: Trunk, *words: str) -> tuple[Path, Path]:
+    for name, more in {"whole": (), "branch": (trunk.word, *words)}.items():
+        done = door(*SMALL, *BRANCH, *more, f"output_dir={out / name}")
         assert done.code == 0, done.err
         assert (f"beginning from step 8 of {trunk.at}" in done.out) == (name == "branch")
-    whole, branch = (the_run(tmp_path / name) for name in ("whole", "branch"))
+    whole, branch = the_run(out / "whole"), the_run(out / "branch")
     same_as_whole(branch, whole)
-    one_device = plan(compose([*SMALL, *BRANCH, trunk.word, f"output_dir={tmp_path / 'branch'}"]), choices={})
-    assert one_device.run_dir == branch  # devices are no part of the identity
-    assert branch.name != whole.name  # where a run begins is
+    assert branch.name != whole.name  # where a run begins is part of the identity
+    return whole, branch
 
+
+@pytest.mark.slow
+def test_branch_on_two_ranks_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> None:
+    _, branch = whole_and_branch(door, tmp_path, trunk, "trainer.devices=2")
+    one_device = plan(compose([*SMALL, *BRANCH, trunk.word, f"output_dir={tmp_path / 'branch'}"]), choices={})
+    assert one_device.run_dir == branch  # devices are no part of it
+
+
+def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> None:
+    whole, branch = whole_and_branch(door, tmp_path, trunk)
     manifest, theirs = read_json(branch / "manifest.json"), read_json(trunk.run_dir / "manifest.json")
     assert manifest is not None
     assert theirs is not None
