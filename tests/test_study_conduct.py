@@ -92,9 +92,7 @@ def test_where_a_shorter_schedule_begins(tmp_path: Path):
     """With wsd where its own decay does, if the long one is not decaying there yet; other schedules never run along."""
 
     def begins(*overrides: str, lengths: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9)) -> list[tuple[int, int]]:
-        plan = prepared(
-            tmp_path, LOSS, overrides=[*STUDY["overrides"], "trainer.steps=100", *overrides], scales=at(lengths=list(lengths))
-        )
+        plan = prepared(tmp_path, LOSS, overrides=[*STUDY["overrides"], "trainer.steps=100", *overrides], scales=at(lengths=list(lengths)))
         return [(short.composed.run.trainer.steps, short.branches_at) for short in shorter(plan, plan.train["mha"])]
 
     # decay 5, 10, 16, 19 of 25, 50, 75, 90 steps; the whole decays from 79

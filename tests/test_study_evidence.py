@@ -22,7 +22,27 @@ from nocap.study.evidence import Evidence, bound, check_targets, measurements, o
 from nocap.study.registration import FILE, register, registered
 from nocap.study.results import sigma
 from nocap.study.spec import Study
-from tests.studies import LOSS, NOW, RACE, SEEN, SPEED, STEPS, B, Json, at, both, by_law, claim, law, loaded, pace, record, session, study, timed
+from tests.studies import (
+    LOSS,
+    NOW,
+    RACE,
+    SEEN,
+    SPEED,
+    STEPS,
+    B,
+    Json,
+    at,
+    both,
+    by_law,
+    claim,
+    law,
+    loaded,
+    pace,
+    record,
+    session,
+    study,
+    timed,
+)
 
 DIVERGED = (None, Ending.diverged)
 
@@ -127,7 +147,9 @@ def test_a_longer_run_that_ends_higher_is_noise_and_one_that_diverged_is_left_ou
     assert shortest(bumpy, target=3.5)[0] == pytest.approx(200)
     assert shortest(bumpy, target=3.4)[1] is Ending.censored
     for broken in (4.2, None):
-        assert shortest(arm_of((100, 4.0), (200, broken), (400, 3.0)), target=3.5)[0] == pytest.approx(math.sqrt((200 if broken else 100) * 400))
+        assert shortest(arm_of((100, 4.0), (200, broken), (400, 3.0)), target=3.5)[0] == pytest.approx(
+            math.sqrt((200 if broken else 100) * 400)
+        )
 
 
 def test_a_race_against_the_baselines_own_end(tmp_path: Path):
@@ -160,7 +182,11 @@ def test_steps_to_a_number_are_read_from_the_curve(tmp_path: Path):
     (steps,) = one.claims
     ends = {0: [(0, 5.5), (10, 5.0), (20, 4.0)], 1: [(0, 5.5), (20, 4.6)], 2: [(0, 5.5), (10, 4.0)]}
     runs = {("mqa", seed): record("mqa", seed, 20, None if seed == 2 else points[-1][1], curve=points) for seed, points in ends.items()}
-    assert measured(steps, one, Evidence(runs=runs), "mqa") == {0: (pytest.approx(15), Ending.measured), 1: (20.0, Ending.censored), 2: DIVERGED}
+    assert measured(steps, one, Evidence(runs=runs), "mqa") == {
+        0: (pytest.approx(15), Ending.measured),
+        1: (20.0, Ending.censored),
+        2: DIVERGED,
+    }
     assert measured(steps, one, Evidence(runs=runs), "mha") == {}
 
 
@@ -303,7 +329,9 @@ def test_what_began_before_its_claim_is_named(tmp_path: Path):
 
 def test_a_profile_of_the_baseline_alone_may_be_older(tmp_path: Path):
     one = loaded(tmp_path / "made", study(claims=[claim(SPEED, metric="part_ms", parts=["scores"], guards=[]), LOSS]))
-    profiles = {(arm, seed): session({arm: {}}, started=BEFORE if arm == "mha" else NOW) for arm in ("mha", "mqa", "gqa") for seed in range(3)}
+    profiles = {
+        (arm, seed): session({arm: {}}, started=BEFORE if arm == "mha" else NOW) for arm in ("mha", "mqa", "gqa") for seed in range(3)
+    }
     found = older(one.claims[0], one, Evidence(parts=profiles), registered={one.claims[0].hash(): datetime.fromisoformat(NOW)})
     assert (found.arm, found.baseline) == ([], ["a parts session"] * 3)
 

@@ -14,7 +14,27 @@ from nocap.study.evidence import Evidence
 from nocap.study.plan import prepare
 from nocap.study.results import results
 from nocap.study.spec import Study
-from tests.studies import LOSS, NOISE, NOW, RACE, SEEN, SPEED, STEPS, B, Json, at, both, by_law, claim, law, loaded, pace, record, session, study
+from tests.studies import (
+    LOSS,
+    NOISE,
+    NOW,
+    RACE,
+    SEEN,
+    SPEED,
+    STEPS,
+    B,
+    Json,
+    at,
+    both,
+    by_law,
+    claim,
+    law,
+    loaded,
+    pace,
+    record,
+    session,
+    study,
+)
 
 MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "abc", "host": "secret"}
 LATE = "began before a claim of these words was registered"

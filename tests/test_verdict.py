@@ -315,9 +315,7 @@ def test_a_value_needs_no_baseline_and_an_upper_end_alone_is_judged():
     for word, values in words.items():
         assert judge(made, ("share", values, [])).verdict().word is word
     made = claim(metric="val_loss", scale=Scale.difference, expected=[None, 0.01], mechanism=NO_BOUND)
-    small, large = (
-        judge(made, ("val_loss", [3.40, 3.41, 3.42], [3.40 + gap, 3.411 + gap, 3.42 + gap])).verdict() for gap in (0.001, 0.05)
-    )
+    small, large = (judge(made, ("val_loss", [3.40, 3.41, 3.42], [3.40 + gap, 3.411 + gap, 3.42 + gap])).verdict() for gap in (0.001, 0.05))
     assert (small.word, large.word, large.reason) == (Word.confirmed, Word.refuted, Reason.exceeded)
 
 
