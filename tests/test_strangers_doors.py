@@ -53,7 +53,7 @@ def test_profile_and_bench(door: Door, tmp_path: Path, name: str):
 STUDY = """
 question: Is it lower?
 baseline: plain
-words: [{words}]
+overrides: [{words}]
 arms:
   plain: []
   idea: ["{idea}"]

@@ -207,12 +207,12 @@ def test_the_same_budget_goes_on_with_the_same_steps(tmp_path: Path, monkeypatch
     pilots, log = list[list[str]](), list[str]()
     asked = without_training(monkeypatch)
 
-    def hold_all(sessions: Any, folder: Path, **how: Any) -> list[Json]:
+    def run_all(sessions: Any, folder: Path, **how: Any) -> list[Json]:
         pilots.append([one.what for one in sessions])
         speed = 1 if len(pilots) == 1 else 2  # a second pilot would find another pace
         return [{"measured": {"arms": {arm: {"tokens_per_s": speed / s} for arm, s in PACE.items()}}} for _ in sessions]
 
-    monkeypatch.setattr(conduct, "hold_all", hold_all)
+    monkeypatch.setattr(conduct, "run_all", run_all)
     plan = prepared(tmp_path, LOSS, scales=at(budget=True))
     for _ in range(2):
         done = carry_out(plan, run=True, budget_h=0.01, log=log.append)
@@ -235,7 +235,7 @@ def test_a_pilot_that_fails_ends_its_study_in_a_line(tmp_path: Path, monkeypatch
     def fails(*args: Any, **how: Any) -> None:
         raise SessionError("pace, seed 0: no memory; see a.log")
 
-    monkeypatch.setattr(conduct, "hold_all", fails)
+    monkeypatch.setattr(conduct, "run_all", fails)
     written(tmp_path / "made", study(scales=at(budget=True)))
     assert main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}", "budget_h=1"]) == 1
     assert capsys.readouterr().err == "nocap: made: pace, seed 0: no memory; see a.log\n"

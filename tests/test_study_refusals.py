@@ -21,7 +21,7 @@ def steps_to(target: float) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal that comes too late fails here, not minutes later."""
-    for place in ("cells.Cells.train", "conduct.hold_all"):
+    for place in ("cells.Cells.train", "conduct.run_all"):
         monkeypatch.setattr(f"nocap.study.{place}", lambda *args, **more: pytest.fail("something was started"))
 
 

@@ -1,4 +1,4 @@
-"""A study from its file to its verdicts, of a model that trains in a second: what it leaves, does not do again, and stamps."""
+"""A study from its file to its verdicts, of a model that trains in a second: what it leaves, does not do again, and labels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from nocap.store.record import read_json
 from nocap.study.__main__ import main
+from nocap.study.registration import FILE
 from nocap.study.spec import load
-from tests.conftest import REPO, Finished
+from tests.conftest import REPO, Door, Finished
 from tests.studies import LOSS, SPEED, Json, claim, study, tree, written
 
 MADE = study()
@@ -39,12 +42,28 @@ class Carried:
         return self.root / "out"
 
     @property
+    def place(self) -> Path:
+        return self.out / "studies" / "made" / "cpu"
+
+    @property
     def results(self) -> Json:
         return results_of(self.folder)
+
+    @property
+    def runs(self) -> list[str]:
+        return sorted(path.name for path in (self.out / "runs").iterdir())
+
+    @property
+    def sessions(self) -> list[Path]:
+        return sorted((self.place / "sessions").iterdir())
 
 
 def results_of(folder: Path) -> Json:
     (path,) = folder.glob("results.cpu.*.json")
+    return json_of(path)
+
+
+def json_of(path: Path) -> Json:
     found = read_json(path)
     assert found is not None
     return found
@@ -81,16 +100,8 @@ def mine(carried: Carried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return Carried(tmp_path, carried.process)
 
 
-def words(of: Carried, *more: str) -> list[str]:
+def asked(of: Carried, *more: str) -> list[str]:
     return [str(of.folder), "scale=cpu", f"output_dir={of.out}", *more]
-
-
-def runs_of(of: Carried) -> list[str]:
-    return sorted(path.name for path in (of.out / "studies" / "made" / "cpu" / "runs").iterdir())
-
-
-def sessions_of(of: Carried) -> list[Path]:
-    return sorted((of.out / "studies" / "made" / "cpu" / "sessions").iterdir())
 
 
 def rewrite(of: Carried, **changed: object) -> None:
@@ -104,15 +115,15 @@ def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
     assert (carried.process.code, carried.process.err) == (0, "")
     found = carried.results
     assert [one["id"] for one in found["claims"]] == ["M.speed", "M.loss"]
-    assert all(one["exploratory"] is None and one["missing"] == [] and one["n"] == 3 for one in found["claims"])
+    assert all((one["exploratory"], one["older_baseline"], one["missing"], one["n"]) == (None, None, [], 3) for one in found["claims"])
     speed, loss = found["claims"]
     assert loss["word"] == "confirmed"
     assert speed["bound"] == pytest.approx(found["arms"][0]["flops_per_token"] / found["arms"][1]["flops_per_token"])
+    bench = list(map(json_of, carried.sessions))
     for name in ("mha", "mqa"):
-        bench = [read_json(path) for path in sessions_of(carried)]
-        assert speed["seeds"][name] == {str(one["seed"]): one["measured"]["arms"][name]["tokens_per_s"] for one in bench if one}
-    summaries = [read_json(carried.out / "studies/made/cpu/runs" / run / "summary.json") for run in runs_of(carried)]
-    losses = sorted(one["val_loss"] for one in summaries if one)
+        assert speed["seeds"][name] == {str(one["seed"]): one["measured"]["arms"][name]["tokens_per_s"] for one in bench}
+    summaries = [json_of(carried.out / "runs" / run / "summary.json") for run in carried.runs]
+    losses = sorted(one["val_loss"] for one in summaries)
     assert losses == sorted(x for name in ("mha", "mqa") for x in loss["seeds"][name].values())
     gains = [loss["seeds"]["mha"][seed] - loss["seeds"]["mqa"][seed] for seed in "012"]
     assert loss["measured"]["mid"] == pytest.approx(sum(gains) / 3)
@@ -121,80 +132,114 @@ def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
     assert readme.startswith(f"# made: M.speed {speed['word']}, M.loss confirmed (cpu, ")
     for one in found["claims"]:
         assert f"{one['id']} {one['word']}" in carried.process.out
-    assert len(runs_of(carried)) == 6
-    assert [path.name[:9] for path in sessions_of(carried)] == ["bench-s0-", "bench-s1-", "bench-s2-"]
+    assert len(carried.runs) == 6
+    assert [path.name[:9] for path in carried.sessions] == ["bench-s0-", "bench-s1-", "bench-s2-"]
 
 
-def test_claims_are_on_record_before_results(carried: Carried):
-    hashes = {claim.id: claim.hash() for claim in load(carried.folder).claims}
-    assert set(hashes) == {"M.speed", "M.loss"}
-    for run in runs_of(carried):
-        manifest = read_json(carried.out / "studies/made/cpu/runs" / run / "manifest.json")
-        assert manifest is not None
-        assert [attempt["claims"] for attempt in manifest["attempts"]] == [hashes]
-    for path in sessions_of(carried):
-        session = read_json(path)
-        assert session is not None
-        assert session["claims"] == hashes
-        assert list(session).index("claims") < list(session).index("measured")
-    assert {one["id"]: one["hash"] for one in carried.results["claims"]} == hashes
+def test_claims_are_registered_before_anything_runs(carried: Carried):
+    lines = [json.loads(line) for line in (carried.place / FILE).read_text().splitlines()]
+    assert {line["claim"]: line["hash"] for line in lines} == {claim.id: claim.hash() for claim in load(carried.folder).claims}
+    assert {one["id"]: one["hash"] for one in carried.results["claims"]} == {line["claim"]: line["hash"] for line in lines}
+    manifests = [json_of(carried.out / "runs" / run / "manifest.json") for run in carried.runs]
+    began = [manifest["attempts"][0]["started"] for manifest in manifests] + [json_of(path)["started"] for path in carried.sessions]
+    assert max(datetime.fromisoformat(line["at"]) for line in lines) <= min(map(datetime.fromisoformat, began))
+    assert "claims" not in manifests[0]["attempts"][0]
 
 
 def test_the_second_time_nothing_is_trained_or_timed(mine: Carried, capsys: pytest.CaptureFixture[str]):
     before, results = tree(mine.out), mine.results
-    assert main(words(mine)) == 0
-    said = capsys.readouterr()
-    assert "start" not in said.out
-    assert said.err == ""
+    assert main(asked(mine)) == 0
+    printed = capsys.readouterr()
+    assert "start" not in printed.out
+    assert printed.err == ""
     assert tree(mine.out) == before
     assert mine.results["claims"] == results["claims"]
     assert mine.results["arms"] == results["arms"]
 
 
-def test_another_seed_runs_that_seed_alone(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    before, runs, sessions = tree(mine.out / "studies/made/cpu/runs"), runs_of(mine), sessions_of(mine)
-    rewrite(mine, seeds=[0, 1, 2, 3])
-    assert main(words(mine)) == 0
-    new = [run for run in runs_of(mine) if run not in runs]
-    assert sorted("-s3-" in run for run in new) == [True, True]
-    assert [path.name[:9] for path in sessions_of(mine) if path not in sessions] == ["bench-s3-"]
-    assert {path: at for path, at in tree(mine.out / "studies/made/cpu/runs").items() if path in before} == before
-    for one in mine.results["claims"]:  # its seeds are a part of a claim
-        assert one["n"] == 4
-        assert one["exploratory"].startswith("exploratory: mha, seed 0 and ")
-    assert capsys.readouterr().out.count("[exploratory: ") == 2
-
-
 # --- registration ------------------------------------------------------------------------------------------------------------------
 
 
-def stamped(of: Carried, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, bool]:
-    """Claim → whether its sentence is stamped."""
+def labels(of: Carried, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, bool]:
+    """Claim → whether its sentence is labelled as exploratory."""
     capsys.readouterr()
-    assert main(words(of, *more)) == 0
+    assert main(asked(of, *more)) == 0
     return {line.split()[0]: "[exploratory: " in line for line in capsys.readouterr().out.splitlines() if line.startswith("M.")}
 
 
 def test_a_claim_that_was_changed_after_its_runs_is_exploratory(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    before = tree(mine.out)
+    before = tree(mine.out / "runs", mine.place / "sessions")
     (mine.folder / "README.md").write_text((mine.folder / "README.md").read_text() + "\nA word more.\n")
-    rewrite(mine, method="Told in other words.", question="Does it?")
-    assert stamped(mine, capsys) == {"M.speed": False, "M.loss": False}
+    rewrite(mine, method="In other words.", question="Does it?")
+    assert labels(mine, capsys) == {"M.speed": False, "M.loss": False}
     assert (mine.folder / "README.md").read_text().endswith("\nA word more.\n")
     rewrite(mine, claims=[SPEED, claim(LOSS, expected=[-1.5, None])])
-    assert stamped(mine, capsys, "--judge") == {"M.speed": False, "M.loss": True}
+    assert labels(mine, capsys, "--judge") == {"M.speed": False, "M.loss": True}
     rewrite(mine, claims=[claim(SPEED, expected=[1.05, 1.3]), LOSS, claim(LOSS, id="M.late")])  # the last one after the results
-    assert stamped(mine, capsys) == {"M.speed": True, "M.loss": False, "M.late": True}
+    assert labels(mine, capsys) == {"M.speed": True, "M.loss": False, "M.late": True}
     assert [one["exploratory"] is not None for one in mine.results["claims"]] == [True, False, True]
     assert (mine.folder / "README.md").read_text().count("(exploratory: ") == 2
-    assert tree(mine.out) == before
+    assert tree(mine.out / "runs", mine.place / "sessions") == before
+
+
+def test_without_its_registrations_a_study_is_exploratory(mine: Carried, capsys: pytest.CaptureFixture[str]):
+    registrations = (mine.place / FILE).read_text()
+    (mine.place / FILE).unlink()
+    assert labels(mine, capsys, "--judge") == {"M.speed": True, "M.loss": True}
+    assert not (mine.place / FILE).exists()
+    assert labels(mine, capsys) == {"M.speed": True, "M.loss": True}  # registered now, after all its runs
+    (mine.place / FILE).write_text(registrations)
+    assert labels(mine, capsys, "--judge") == {"M.speed": False, "M.loss": False}
+
+
+def test_other_seeds_run_alone_and_a_claim_of_fresh_seeds_is_confirmatory(mine: Carried):
+    runs, sessions = mine.runs, mine.sessions
+    before = tree(mine.out / "runs")
+    rewrite(mine, seeds=list(range(6)), claims=[claim(SPEED, seeds=[0, 1, 2, 3]), claim(LOSS, seeds=[3, 4, 5])])
+    assert main(asked(mine)) == 0
+    new = [run for run in mine.runs if run not in runs]
+    assert sorted(seed for run in new for seed in (3, 4, 5) if f"-s{seed}-" in run) == [3, 3, 4, 4, 5, 5]
+    assert [path.name[:9] for path in mine.sessions if path not in sessions] == ["bench-s3-"]
+    assert {path: at for path, at in tree(mine.out / "runs").items() if path in before} == before
+    speed, loss = mine.results["claims"]
+    assert (speed["n"], loss["n"]) == (4, 3)
+    assert speed["exploratory"].startswith("mqa, seed 0 and ")  # its seeds are a part of a claim, and three of them are older
+    assert speed["older_baseline"] == "mha, seed 0 and 2 more began before the claim was registered"
+    assert (loss["word"], loss["exploratory"], loss["older_baseline"]) == ("confirmed", None, None)
+
+
+def test_runs_of_a_grid_and_of_another_study_are_the_baseline(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    out, baseline = (
+        tmp_path / "out",
+        [*MADE["overrides"], *MADE["scales"]["cpu"]["train"], "attention=flash", f"output_dir={tmp_path / 'out'}"],
+    )
+    for seeds in ("seed=0", "seed=1,2"):  # a run, and a grid
+        done = door(*baseline, seeds)
+        assert done.code == 0, done.err
+    older, at = sorted(path.name for path in (out / "runs").iterdir()), tree(out / "runs")
+    assert len(older) == 3
+    time.sleep(1)  # times are whole seconds
+    for name, arm in (("first", "attention=mqa"), ("second", "mlp=relu2")):
+        content = study(arms={"mha": ["attention=flash"], "mqa": [arm]}, claims=[LOSS])
+        assert main([str(written(tmp_path / name, content)), f"output_dir={out}"]) == 0
+        (found,) = results_of(tmp_path / name)["claims"]
+        assert (found["n"], found["exploratory"]) == (3, None)
+        assert found["older_baseline"] == "mha, seed 0 and 2 more began before the claim was registered"
+        assert "(older baseline: mha, seed 0 and 2 more began" in (tmp_path / name / "README.md").read_text()
+        assert sorted(run.rsplit("-")[-1] for run in older) == sorted(results_of(tmp_path / name)["arms"][0]["runs"])
+    assert len(list((out / "runs").iterdir())) == 3 + 3 + 3
+    assert {path: when for path, when in tree(out / "runs").items() if path in at} == at
+
+
+# --- what is missing ---------------------------------------------------------------------------------------------------------------
 
 
 def test_judging_names_the_run_that_is_missing(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    (gone,) = (run for run in runs_of(mine) if "mqa" in run and "-s1-" in run)
-    shutil.rmtree(mine.out / "studies/made/cpu/runs" / gone)
+    (gone,) = (run for run in mine.runs if "mqa" in run and "-s1-" in run)
+    shutil.rmtree(mine.out / "runs" / gone)
     before = tree(mine.root)
-    assert main(words(mine, "--judge")) == 1
+    assert main(asked(mine, "--judge")) == 1
     out = capsys.readouterr().out
     assert "M.loss inconclusive: 1 missing (val_loss of mqa, seed 1): " in out
     assert "M.speed inconclusive: 1 missing (val_loss of mqa, seed 1): " in out
@@ -203,9 +248,9 @@ def test_judging_names_the_run_that_is_missing(mine: Carried, capsys: pytest.Cap
 
 
 def test_judging_names_the_session_that_is_missing(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    sessions_of(mine)[2].unlink()
+    mine.sessions[2].unlink()
     before = tree(mine.root)
-    assert main(words(mine, "--judge")) == 1
+    assert main(asked(mine, "--judge")) == 1
     out = capsys.readouterr().out
     assert "M.speed inconclusive: 2 missing (tokens_per_s of mqa, seed 2, tokens_per_s of baseline, seed 2): " in out
     assert "M.loss confirmed: " in out
@@ -214,24 +259,24 @@ def test_judging_names_the_session_that_is_missing(mine: Carried, capsys: pytest
 
 @pytest.mark.slow
 def test_planning_trains_nothing_and_counts_what_is_there(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    runs, sessions = runs_of(mine), sessions_of(mine)
-    assert main(words(mine, "--plan")) == 0
+    runs, sessions = mine.runs, mine.sessions
+    assert main(asked(mine, "--plan")) == 0
     rows = {line.split("  ")[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     assert rows["training"][:8] == ["training", "2", "arms", "×", "3", "seeds", "6", "6"]
     assert rows["bench sessions"][:6] == ["bench", "sessions", "mha,", "mqa", "3", "3"]
     assert any(line.startswith("sigma of one run's final loss: 0.0") for line in rows)
-    assert runs_of(mine) == runs
-    assert [path for path in sessions_of(mine) if path not in sessions] == [path for path in sessions_of(mine) if "rough" in path.name]
+    assert mine.runs == runs
+    assert [path for path in mine.sessions if path not in sessions] == [path for path in mine.sessions if "rough" in path.name]
 
 
-def test_a_session_that_fails_is_told_and_the_rest_is_judged(
+def test_a_session_that_fails_is_named_and_the_rest_is_judged(
     mine: Carried, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    sessions_of(mine)[0].unlink()
+    mine.sessions[0].unlink()
     monkeypatch.setattr("nocap.study.sessions.WORKER", "nocap.study.nowhere")
-    assert main(words(mine)) == 1
-    said = capsys.readouterr()
-    assert "nocap: bench: bench, seed 0: " in said.err
-    assert "No module named nocap.study.nowhere; see " in said.err
-    assert "M.loss confirmed: " in said.out
-    assert "M.speed inconclusive: 2 missing (tokens_per_s of mqa, seed 0, tokens_per_s of baseline, seed 0): " in said.out
+    assert main(asked(mine)) == 1
+    printed = capsys.readouterr()
+    assert "nocap: bench: bench, seed 0: " in printed.err
+    assert "No module named nocap.study.nowhere; see " in printed.err
+    assert "M.loss confirmed: " in printed.out
+    assert "M.speed inconclusive: 2 missing (tokens_per_s of mqa, seed 0, tokens_per_s of baseline, seed 0): " in printed.out

@@ -14,7 +14,7 @@ from nocap.config.compose import compose, composed
 from nocap.measure import bench as measure
 from nocap.store.record import read_json
 from nocap.study import session
-from nocap.study.sessions import Session, SessionError, hold_all
+from nocap.study.sessions import Session, SessionError, run_all
 from tests.conftest import REPO
 
 NANO = ("model=nano", "model.seq_len=32", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.micro_batch=2")
@@ -124,11 +124,11 @@ def test_a_session_is_run_once_and_knows_when_it_began(tmp_path: Path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     lines: list[str] = []
     before = datetime.now().astimezone().replace(microsecond=0)
-    (first,) = hold_all([asked()], tmp_path, log=lines.append)
+    (first,) = run_all([asked()], tmp_path, log=lines.append)
     assert before <= datetime.fromisoformat(first["started"]) <= datetime.now().astimezone()
     assert first["measured"]["arms"]["mha"]["seconds_a_token"] > 0
     assert len(lines) == 1
-    assert hold_all([asked()], tmp_path, log=lines.append) == [first]
+    assert run_all([asked()], tmp_path, log=lines.append) == [first]
     assert len(lines) == 1
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [asked().path(tmp_path).name]
     assert read_json(asked(seed=1).path(tmp_path)) is None
@@ -138,5 +138,5 @@ def test_a_session_that_fails_gives_the_reason_and_leaves_no_result(tmp_path: Pa
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     bad = replace(asked(), kind="lengths", how={"T": [8, 16]})
     with pytest.raises(SessionError, match=r"^rough, seed 0: .*must have at least 3 lengths.*; see .*\.log$"):
-        bad.hold(tmp_path)
+        bad.run(tmp_path)
     assert bad.found(tmp_path) is None

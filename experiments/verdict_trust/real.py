@@ -34,7 +34,7 @@ from nocap.study.arms import check_fair, compose_arms, with_seed
 from nocap.study.cells import Cells, FailedError, StoppedError, Wanted
 from nocap.study.evidence import Evidence, Session, measurements
 from nocap.study.sessions import Session as Asked
-from nocap.study.sessions import SessionError, hold_all
+from nocap.study.sessions import SessionError, run_all
 from nocap.study.spec import At, Study
 
 LEAST_COMPARISONS = 2
@@ -146,7 +146,7 @@ def timed(arm: Composed, comparisons: int, folder: Path, *, log: Callable[[str],
     """
     seeds = range(LEAST_PAIRS * comparisons)
     asked = [Asked(kind="steps", what="aa", seed=seed, arms={ARM: with_seed(arm, seed)}, how={"rounds": ROUNDS}) for seed in seeds]
-    sessions = hold_all(asked, folder, log=log)
+    sessions = run_all(asked, folder, log=log)
     return [controlled(sessions[LEAST_PAIRS * i : LEAST_PAIRS * (i + 1)]) for i in range(comparisons)]
 
 

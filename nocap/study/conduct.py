@@ -17,7 +17,7 @@ from nocap.study.cells import Cells, FailedError, wanted
 from nocap.study.evidence import Evidence
 from nocap.study.plan import Plan, all_sessions, ask, check_budget, compose_trials, shorter, steps_for, with_lengths, with_steps
 from nocap.study.registration import register
-from nocap.study.sessions import SessionError, hold_all
+from nocap.study.sessions import SessionError, run_all
 
 Log = Callable[[str], None]
 
@@ -87,7 +87,7 @@ def _within_budget(plan: Plan, budget_h: float, *, run: bool, log: Log) -> Plan:
         require(run, "budget_h", "be one that the study was begun with, to be judged", budget_h)
         log(f"timing the arms, to spread {budget_h:g} h")
         pilots = all_sessions(plan, plan.train)["pace"] or ask("steps", "pace", plan.study.seeds[0], plan.train, rounds=1)
-        measured = hold_all(pilots[:1], plan.folder, log=log)[0]["measured"]["arms"]
+        measured = run_all(pilots[:1], plan.folder, log=log)[0]["measured"]["arms"]
         steps = steps_for(plan, {arm: 1 / seen["tokens_per_s"] for arm, seen in measured.items()}, budget_h)
         kept = {"budget_h": budget_h, "steps": steps}
         write_json(path, kept)
@@ -159,7 +159,7 @@ def _measure(plan: Plan, arms: Mapping[str, Composed], *, run: bool, problems: l
     for place, sessions in all_sessions(plan, arms).items():
         if run and sessions:
             try:
-                hold_all(sessions, plan.folder, log=log)
+                run_all(sessions, plan.folder, log=log)
             except SessionError as error:
                 problems.append(f"{place}: {error}")
         found = [(one, result) for one in sessions if (result := one.found(plan.folder)) is not None]

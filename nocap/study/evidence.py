@@ -34,10 +34,12 @@ class Evidence:
     curve: Mapping[int, Session] = field(default_factory=dict)
     decoding: Mapping[int, Session] = field(default_factory=dict)
 
+    def session(self, place: str, arm: str, seed: int) -> Session | None:
+        return getattr(self, place).get((arm, seed) if place == "parts" else seed)
+
     def seen(self, place: str, arm: str, seed: int) -> Seen | None:
         """What a place's session of this seed measured of the arm."""
-        session = self.parts.get((arm, seed)) if place == "parts" else getattr(self, place).get(seed)
-        return dig(session, "measured", "arms", arm)
+        return dig(self.session(place, arm, seed), "measured", "arms", arm)
 
     def first(self, place: str, arm: str) -> Seen | None:
         """The first session's; what is counted is equal in all."""
@@ -64,14 +66,11 @@ def _measured(claim: Claim, metric: Metric, arm: str, seed: int, study: Study, e
     if metric.made_by == "train":
         return _trained(claim, metric, arm, seed, study, evidence)
     place = FIELD_OF[metric.made_by]
-    if (seen := evidence.seen(place, arm, seed)) is None:
+    session, seen = evidence.session(place, arm, seed), evidence.seen(place, arm, seed)
+    if session is None or seen is None:
         return None
-    value = (
-        _of_parts(seen, claim, metric)
-        if place == "parts"
-        else dig(seen, *(("memory_mib", "peak") if metric.name == "memory_mib" else (metric.name,)))
-    )
-    session = evidence.parts[arm, seed] if place == "parts" else getattr(evidence, place)[seed]
+    keys = ("memory_mib", "peak") if metric.name == "memory_mib" else (metric.name,)
+    value = _of_parts(seen, claim, metric) if place == "parts" else dig(seen, *keys)
     where, when = str(dig(session, "hardware", "fingerprint") or ""), str(session.get("started", ""))
     return None if value is None else Measurement(arm=arm, repeat=seed, metric=metric, value=float(value), where=where, when=when)
 

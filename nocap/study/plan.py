@@ -160,7 +160,7 @@ def all_sessions(plan: Plan, train: Mapping[str, Composed]) -> dict[str, list[Se
     decoded, decoded_seeds = study.made_by("decoding")
     paced = bool(at.lengths or study.needing(lambda metric: metric.name == "time_to_target_s")[0])
     amdahl = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
-    taken_apart = {
+    profiled_arms = {
         arm: bench.get(arm) or composed(arm_overrides(study, at, arm, at.bench)) for arm in study.arms if arm in (*profiled, *amdahl)
     }
     decode = {} if at.decode is None else {"prompt": at.decode.prompt, "new": at.decode.new, "vocab": at.decode.vocab_size}
@@ -176,7 +176,7 @@ def all_sessions(plan: Plan, train: Mapping[str, Composed]) -> dict[str, list[Se
         "parts": [
             one
             for seed in profiled_seeds or study.seeds[:LEAST_PAIRS]  # a bound's profile is repeated as a metric's is
-            for arm, made in taken_apart.items()
+            for arm, made in profiled_arms.items()
             for one in ask("parts", f"parts-{arm}", seed, {arm: made}, repeats=PROFILE_REPEATS)
         ],
         "curve": [one for seed in curved_seeds for one in ask("lengths", "curve", seed, {arm: bench[arm] for arm in curved}, T=at.curve)],

@@ -78,7 +78,7 @@ def _rough(plan: Plan) -> dict[str, float]:
     arms = {**plan.train, **{f"{BENCH}{name}": one for name, one in plan.bench.items()}}
     if not arms:
         return {}
-    measured = Session(kind="rough", what="rough", seed=0, arms=arms).hold(plan.folder)["measured"]
+    measured = Session(kind="rough", what="rough", seed=0, arms=arms).run(plan.folder)["measured"]
     return {name: float(seen["seconds_a_token"]) for name, seen in measured["arms"].items()}
 
 

@@ -40,7 +40,7 @@ def all_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_readme(folder: Path) -> None:
-    """Refuse, before anything runs, a README whose author's part cannot be told from what would be written anew.
+    """Refuse, before anything runs, a README whose author's part has no mark, and would be overwritten.
 
     Errors:
         ValueError: it has no line `## What was learnt`.

@@ -1,7 +1,7 @@
 """One measurement of a study, in a process of its own: `python -m nocap.study.session REQUEST RESULT`, both JSON files.
 
 A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are timed interleaved by
-`nocap.measure`, and profiled; decoding takes turns, too.
+`nocap.measure`, and profiled. Decoding takes turns, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nocap.model.flops import component_flops
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.record import read_json, write_json
 
-Facts = dict[str, Any]
-Arms = Mapping[str, Sequence[str]]  # name → all its words
+Seen = dict[str, Any]  # what was measured, as the file has it: "arms" → name → key → number
+Arms = Mapping[str, Sequence[str]]  # name → all its overrides
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,13 +38,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def composed(arms: Arms) -> dict[str, Run]:
-    return {name: compose(list(words)) for name, words in arms.items()}
+    return {name: compose(list(overrides)) for name, overrides in arms.items()}
 
 
 # --- timed steps -------------------------------------------------------------------------------------------------------------------
 
 
-def steps(arms: Arms, *, rounds: int) -> Facts:
+def steps(arms: Arms, *, rounds: int) -> Seen:
     """Speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same are timed once.
 
     Errors:
@@ -70,7 +70,7 @@ def steps(arms: Arms, *, rounds: int) -> Facts:
     return {"arms": found, "control": {"tokens_per_s": instances}, "clock": result["clock"], "rounds": result["rounds"]}
 
 
-def counts(run: Run) -> Facts:
+def counts(run: Run) -> Seen:
     """What needs no clock: FLOPs of a token by part, bytes of a token in the cache."""
     m, T = run.model, run.model.seq_len
     held = declared(run.attention, "cache_slots", of=("build", "mixer"))
@@ -79,15 +79,15 @@ def counts(run: Run) -> Facts:
     return {"component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size), "kv_bytes": kv}
 
 
-# --- a step taken apart ------------------------------------------------------------------------------------------------------------
+# --- parts of a step ----------------------------------------------------------------------------------------------------------------
 
 
-def parts(arms: Arms, *, repeats: int) -> Facts:
+def parts(arms: Arms, *, repeats: int) -> Seen:
     """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
     from nocap.measure.profile import profile
 
-    def never(words: Sequence[str]) -> Run:
-        raise AssertionError(f"nothing else is composed, got {words}")
+    def never(overrides: Sequence[str]) -> Run:
+        raise AssertionError(f"nothing else is composed, got {overrides}")
 
     found = {}
     for name, run in composed(arms).items():
@@ -123,7 +123,7 @@ def part_params(run: Run) -> dict[str, int]:
     return found
 
 
-def lengths(arms: Arms, *, T: Sequence[int]) -> Facts:
+def lengths(arms: Arms, *, T: Sequence[int]) -> Seen:
     """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward. A window does not grow."""
     from nocap.measure.steps import attention_ms, exponent, with_window
 
@@ -151,7 +151,7 @@ def kernel(run: Run) -> str:
 TEXTS = 3  # each engine writes so many in a session, in turns
 
 
-def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, vocab: int) -> Facts:
+def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, vocab: int) -> Seen:
     """Speed and allocations of decoding: weights are random, and the engines must write the same text."""
     import torch
 
@@ -175,7 +175,7 @@ def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, v
         return run_through(engine, prompt_1T, n, Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1))
 
     built = {name: made(name) for name in runs}
-    seen = {name: {"token_s": [], "text_s": [], "collections": []} for name in built}  # type: dict[str, dict[str, list[float]]]
+    seen: dict[str, dict[str, list[float]]] = {name: {"token_s": [], "text_s": [], "collections": []} for name in built}
     for engine in built.values():
         write(engine, 0, 2)
     for text in range(TEXTS):
@@ -187,7 +187,7 @@ def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, v
             seen[name]["token_s"] += through.token_s
             seen[name]["text_s"].append(sum(through.token_s))
             written.add((repr(arms[name]), str(through.tokens.tolist())))
-        assert len(written) == len({words for words, _ in written}), "engines of one model must write the same text"
+        assert len(written) == len({overrides for overrides, _ in written}), "engines of one model must write the same text"
     found = {}
     for name, engine in built.items():
         whole = allocated_bytes(write, engine, 0, new)
@@ -213,7 +213,7 @@ def _collections() -> int:
 EFFICIENCY = 0.25  # of the matmul peak; measured steps lie between a tenth and a half
 
 
-def rough(arms: Arms) -> Facts:
+def rough(arms: Arms) -> Seen:
     """A guess at each arm's seconds a token, from its FLOPs and this machine's matmul peak."""
     import torch
 
@@ -232,7 +232,7 @@ def rough(arms: Arms) -> Facts:
     }
 
 
-KINDS: dict[str, Callable[..., Facts]] = {"steps": steps, "parts": parts, "lengths": lengths, "decoding": decoding, "rough": rough}
+KINDS: dict[str, Callable[..., Seen]] = {"steps": steps, "parts": parts, "lengths": lengths, "decoding": decoding, "rough": rough}
 
 if __name__ == "__main__":
     raise SystemExit(main())

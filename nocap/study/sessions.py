@@ -55,7 +55,7 @@ class Session:
         """Its result, if there is one."""
         return read_json(self.path(folder))
 
-    def hold(self, folder: Path) -> dict[str, Any]:
+    def run(self, folder: Path) -> dict[str, Any]:
         """Measure in a fresh process, unless there is a result.
 
         Errors:
@@ -85,12 +85,12 @@ class Session:
         return found
 
 
-def hold_all(sessions: Sequence[Session], folder: Path, *, log: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Seed by seed, one at a time: two at once would slow each other down."""
+def run_all(sessions: Sequence[Session], folder: Path, *, log: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Run what is missing, one at a time: two at once would slow each other down. All results, in order."""
     missing = [session for session in sessions if session.found(folder) is None]
     for i, session in enumerate(missing, start=1):
         began = time.monotonic()
-        session.hold(folder)
+        session.run(folder)
         log(f"[{i}/{len(missing)}] {session.what}, seed {session.seed}: {', '.join(session.arms)}  {time.monotonic() - began:.0f} s")
     found = [session.found(folder) for session in sessions]
     return [one for one in found if one is not None]

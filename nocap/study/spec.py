@@ -1,4 +1,4 @@
-"""A study as its `study.yaml` says it: a question, arms, scales, claims. Checked like every config, before anything runs. No torch."""
+"""A study as its `study.yaml` has it: a question, arms, scales, claims. Checked like every config, before anything runs. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nocap.store.measurement import Metric
 
 FILE = "study.yaml"
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
-# Instrument → the key of a scale that says how it measures there.
+# Instrument → the key of a scale with its settings there.
 KEY_OF = {"train": "train", "steps": "bench", "parts": "bench", "lengths": "curve", "decoding": "decode"}
 
 
@@ -39,7 +39,7 @@ class Decode:
 
 @dataclass(kw_only=True, slots=True)
 class At:
-    """One scale of a study: what is trained, and at what shape steps are timed and taken apart."""
+    """One scale of a study: what is trained, and at what shape steps are timed and profiled."""
 
     overrides: list[str] = field(default_factory=list)  # of everything at this scale
     train: list[str] = field(default_factory=list)  # overrides of training; time to target uses the step time of this shape
@@ -75,8 +75,8 @@ class Tune:
         require(bool(self.seeds), "tune.seeds", "have at least one", self.seeds)
         counts = {len(trials) for trials in self.trials.values()}
         rule = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
-        told = ", ".join(f"{arm}: {len(trials)}" for arm, trials in self.trials.items())
-        require(len(counts) == 1 and min(counts) >= 2, "tune.trials", rule, told or "none")
+        found = ", ".join(f"{arm}: {len(trials)}" for arm, trials in self.trials.items())
+        require(len(counts) == 1 and min(counts) >= 2, "tune.trials", rule, found or "none")
         lost = [arm for arm, other in self.follow.items() if other not in self.trials or arm in self.trials]
         require(not lost, "tune.follow", "lead from an arm without trials to one with them", ", ".join(lost))
 

@@ -100,7 +100,7 @@ def guard(one: Json) -> str:
     shape = "{:.4f}×" if one["scale"] == "ratio" else "{:+.4f}"
     worse = one["worse"]
     found = NONE if worse is None else f"{shape} [{shape}, {shape}]".format(worse["mid"], worse["low"], worse["high"])
-    return f"{METRICS[one['metric']].title} {found} of the baseline's, at most {shape.format(one['margin'])} allowed"
+    return f"{METRICS[one['metric']].title} {found} against the baseline, at most {shape.format(one['margin'])} allowed"
 
 
 def sentence(claim: Json) -> str:
