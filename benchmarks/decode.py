@@ -32,9 +32,9 @@ from nocap.config.trainer import Device
 from nocap.generation.engine import Cached, Engine, Recompute
 from nocap.generation.latency import allocated_bytes, random_prompt
 from nocap.generation.sample import Sampler, generate
-from nocap.judge.text import table
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
+from nocap.show.table import table
 
 FIXED = ("trainer.device=cpu", "trainer.precision=fp32", "tracker=none")
 SMALLMIND = ("model.n_layer=4", "model.n_head=8", "model.d_model=256", "model.seq_len=128")

@@ -153,7 +153,7 @@ def _latency(
 
     from nocap.generation import latency
     from nocap.generation.sample import Sampler
-    from nocap.judge.text import table
+    from nocap.show.table import table
 
     model, run = trained.model, trained.run
     context, device = run.model.seq_len, next(model.parameters()).device

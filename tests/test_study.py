@@ -16,10 +16,10 @@ from scipy import stats as scipy_stats
 
 from nocap.config.compose import explain
 from nocap.judge import stats
+from nocap.judge.power import plan
 from nocap.study import __main__ as study_door
 from nocap.study import trust, verdict
 from nocap.study.claim import Claim, Guard, Mechanism, Metric, Scale
-from nocap.study.plan import plan
 from nocap.study.verdict import Ending, Outcome, Outcomes, Reason, Word, judge, more_seeds
 from tests.conftest import Door
 

@@ -13,6 +13,7 @@ from scipy import stats as scipy_stats
 
 from nocap.config.compose import compose
 from nocap.model.flops import component_flops
+from nocap.show.table import markdown
 from nocap.store.runs import Record
 from nocap.study import board, exchange, report, text
 from nocap.study.claim import HELD, Metric
@@ -494,4 +495,4 @@ def test_a_board_of_unraced_studies(tmp_path: Path):
 
 
 def test_a_bar_does_not_end_a_cell():
-    assert report.markdown(("a", "b"), [["x|y", "two\nlines"]]) == ["| a | b |", "| --- | --- |", "| x\\|y | two lines |"]
+    assert markdown(("a", "b"), [["x|y", "two\nlines"]]) == ["| a | b |", "| --- | --- |", "| x\\|y | two lines |"]

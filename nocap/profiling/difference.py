@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nocap.judge.text import NONE, table
 from nocap.profiling.names import KIND, PARTS
+from nocap.show.table import NONE, table
 from nocap.store.record import SCHEMA_VERSION
 
 Facts = Mapping[str, Any]

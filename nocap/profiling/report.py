@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nocap.judge import report_words as words
 from nocap.profiling.names import PARTS
-from nocap.show import page
+from nocap.show import page, table
 from nocap.store.files import write_file
 
 HERE = Path(__file__).parent
@@ -41,7 +40,7 @@ def render(found: Facts) -> str:
         layers=_layers(found),
         singles=[row for row in bounds if " + " not in row["label"]],
         pairs=[row for row in bounds if " + " in row["label"]][:MOST_PAIRS],
-        w=words,
+        w=table,
     )
 
 
@@ -55,7 +54,7 @@ def _facts(found: Facts) -> list[tuple[str, str]]:
         ("Attention", f"{found['kernel']}, {config['attention']['n_kv_heads']} key/value heads"),
         ("Machine", f"{hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}"),
         ("Its roof, measured", f"{peaks}; {roof['bytes_per_s'] / 1e9:,.1f} GB/s"),
-        ("Step", f"{words.milliseconds(step['ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of it attributed"),
+        ("Step", f"{table.three_digits(step['ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of it attributed"),
     ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nocap.judge.text import NONE, table
 from nocap.profiling.names import PARTS
+from nocap.show.table import NONE, table
 
 Facts = Mapping[str, Any]
 MOST_PAIRS = 12  # combinations shown; the JSON has all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nocap.judge.text import NONE, table
+from nocap.show.table import NONE, table
 
 Facts = Mapping[str, Any]
 HEAD = ["arm", "tokens/s", "step ms", "speed", "interval", "by FLOPs", "MiB", "MFU", "verdict"]

@@ -93,8 +93,8 @@ def _real(options: argparse.Namespace) -> bool:
 
 
 def _plan(options: argparse.Namespace) -> str:
+    from nocap.judge.power import parse_amount, plan
     from nocap.study.claim import Scale
-    from nocap.study.plan import parse_amount, plan
 
     (effect, relative), (sigma, sigma_relative) = (parse_amount(f"--{key}", getattr(options, key)) for key in ("effect", "sigma"))
     rule = "be a percentage as --effect is" if relative else "be in --effect's unit, without %"

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from nocap.config.keys import require
+from nocap.show.table import NONE, markdown
 from nocap.store.files import write_file
 from nocap.study import text
-from nocap.study.report import all_results, markdown
+from nocap.study.report import all_results
 
 NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
 START, END = "<!-- board: written by python -m nocap.study --board -->", "<!-- end of board -->"
@@ -96,7 +97,7 @@ def _row(one: Facts, claim: Facts) -> list[str]:
 
 
 def _missing(one: Mapping[str, str]) -> list[str]:
-    return [str(one.get(key, text.NONE)) for key in ("id", "statement", "expected", "bound", "why")]
+    return [str(one.get(key, NONE)) for key in ("id", "statement", "expected", "bound", "why")]
 
 
 def _in_order(every: Sequence[Facts]) -> list[tuple[Facts, Facts]]:

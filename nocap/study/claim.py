@@ -17,6 +17,7 @@ from typing import Any
 from nocap.config.keys import require
 from nocap.profiling.names import PARTS
 from nocap.store.identity import digest
+from nocap.store.measurement import Scale as Scale
 
 LEAST = 3  # pairs: fewer have no verdict
 
@@ -54,12 +55,6 @@ NOT_BETTER = (Metric.share, Metric.exponent)  # neither more nor less is better:
 OF_PARTS = (Metric.share, Metric.part_ms, Metric.part_mib, Metric.part_params, Metric.held_mib)
 HELD = ("parameters", "gradients", "optimizer", "activations")
 BASELINE = "baseline"  # the target that is each seed's own final loss of the baseline
-
-
-class Scale(Enum):
-    ratio = "ratio"
-    difference = "difference"
-    value = "value"  # the arm's own number, without a baseline
 
 
 @dataclass(kw_only=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nocap.judge.stats import power_of
-from nocap.judge.text import table
 from nocap.launch.board import duration
 from nocap.launch.plan import outcome
+from nocap.show.table import table
 from nocap.study.asking import all_sessions
 from nocap.study.budget import OVERHEAD
 from nocap.study.claim import Claim, Metric, Scale

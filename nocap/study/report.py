@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
+from nocap.show.table import NONE, markdown
 from nocap.store.files import write_file
 from nocap.store.record import read_json, write_json
 from nocap.study import text
@@ -84,7 +85,7 @@ def _one(results: Facts) -> list[str]:
             text.expected(claim),
             f"{text.number(claim['bound'], claim)} ({claim['bound_formula']})",
             f"{text.metric(claim)}: {text.measured(claim)}",
-            "; ".join(text.guard(one) for one in claim["guards"]) or text.NONE,
+            "; ".join(text.guard(one) for one in claim["guards"]) or NONE,
             str(claim["n"]),
             f"**{text.verdict(claim)}**" + (f" ({claim['exploratory']})" if claim["exploratory"] else ""),
         ]
@@ -96,7 +97,7 @@ def _one(results: Facts) -> list[str]:
             [
                 t["arm"],
                 " ".join(t["words"]),
-                text.NONE if t["val_loss"] is None else f"{t['val_loss']:.4f}",
+                NONE if t["val_loss"] is None else f"{t['val_loss']:.4f}",
                 "picked" if t["picked"] else "",
             ]
             for t in results["trials"]
@@ -104,9 +105,3 @@ def _one(results: Facts) -> list[str]:
         lines += [f"Trials on seeds {results['trials'][0]['seeds']}:", "", *markdown(["arm", "trial", "val loss", ""], cells), ""]
     lines += [line.strip() + "  " for line in (*text.exchange(results), *text.doubts(results))]
     return [*lines, ""]
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table; a bar in a cell would end it."""
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (list(head), ["---"] * len(head), *cells)]

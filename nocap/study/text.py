@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nocap.judge.text import table
 from nocap.profiling.names import PARTS
-from nocap.store.runs import shorten
+from nocap.show.table import NONE, shorten, table
 
 Facts = Mapping[str, Any]
-NONE = "–"
 HEADLINE = 6  # claims that a heading names one by one
 
 METRICS = {

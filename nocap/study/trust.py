@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from nocap.config.keys import require
+from nocap.judge.power import plan
 from nocap.judge.stats import Array
 from nocap.study.claim import Claim, Guard, Mechanism, Metric, Scale
-from nocap.study.plan import plan
 from nocap.study.verdict import Outcome, Outcomes, Verdict, Word, judge
 
 LEAST_STUDIES = 100
