@@ -1,4 +1,4 @@
-"""`nocap DOOR …`: the console script; `python -m nocap.DOOR …` is the same."""
+"""`nocap COMMAND …`: the console script. `python -m nocap.COMMAND …` is the same."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import importlib
 import os
 import sys
 
-DOORS = {
+COMMANDS = {
     "train": "one run, or a grid with --multirun",
     "data": "list, prepare and verify token shards",
-    "compare": "what held, among any runs",
-    "generate": "text from a checkpoint, and how fast it comes",
+    "compare": "runs against a baseline, with intervals and verdicts",
+    "generate": "text from a checkpoint, and its latency",
     "profile": "where a step's time and memory go",
-    "study": "how many seeds a verdict needs, and how often verdicts are wrong",
-    "bench": "which training step is faster here, interleaved",
-    "new": "an option of your own that works, to begin from",
-    "check": "what holds of the options in a folder",
+    "study": "a question with claims: run what is missing, judge, report",
+    "bench": "which training step is faster on this machine, interleaved",
+    "new": "write a working option, to begin your own from",
+    "check": "test the options in a folder",
 }
 
 
 def main() -> None:
-    """Hand over to a door, which reads the rest of the command line."""
+    """Hand over to a command, which reads the rest of the command line."""
     if "query=bash" in sys.argv:
         _complete()
-    door = sys.argv[1] if len(sys.argv) > 1 else None
-    if door not in DOORS:
-        usage = "\n".join(f"  nocap {name:<8} {what}" for name, what in DOORS.items())
-        print(f'usage: nocap DOOR …\n{usage}\ntab completion: eval "$(nocap train -sc install=bash)"', file=sys.stderr)
-        raise SystemExit(0 if door in ("-h", "--help") else 2)
+    command = sys.argv[1] if len(sys.argv) > 1 else None
+    if command not in COMMANDS:
+        usage = "\n".join(f"  nocap {name:<8} {what}" for name, what in COMMANDS.items())
+        print(f'usage: nocap COMMAND …\n{usage}\ntab completion: eval "$(nocap train -sc install=bash)"', file=sys.stderr)
+        raise SystemExit(0 if command in ("-h", "--help") else 2)
     del sys.argv[1]
-    importlib.import_module(f"nocap.{door}.__main__" if door in ("data", "study") else f"nocap.{door}").main()
+    importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "study") else f"nocap.{command}").main()
 
 
 def _complete() -> None:
-    """Answer bash: the doors' names, or Hydra's completion with the door's name taken out of the line it looks at."""
-    words = os.environ.get("COMP_LINE", "").split(" ")
-    if len(words) <= 2 or words[1] != "train":
-        print(" ".join(name for name in DOORS if len(words) < 2 or name.startswith(words[1])))
+    """Answer bash: the commands' names, or Hydra's completion with the command's name taken out of the line."""
+    typed = os.environ.get("COMP_LINE", "").split(" ")
+    if len(typed) <= 2 or typed[1] != "train":
+        print(" ".join(name for name in COMMANDS if len(typed) < 2 or name.startswith(typed[1])))
         raise SystemExit(0)
     line = os.environ["COMP_LINE"]
     shorter = line.replace(" train", "", 1)

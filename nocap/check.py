@@ -1,4 +1,4 @@
-"""`python -m nocap.check DIR`: try the options of a folder as the suite tries nocap's own."""
+"""`python -m nocap.check DIR`: run on the options of a folder what the test suite runs on nocap's own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from nocap import outside
 
 if TYPE_CHECKING:
-    from nocap.checks.trial import Found
+    from nocap.checks.trial import Candidate
 
 FORMS = """\
-DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Words are those of nocap.train and hold for every
-run; the runs are small, on made-up tokens, and leave nothing behind. An option takes a minute or two.
+DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides are those of nocap.train and hold for
+every run. The runs are small, on made-up tokens, and are deleted afterwards. An option takes a minute or two.
 
   python -m nocap.check softcap
   python -m nocap.check softcap --only causal attention.cap=30"""
@@ -25,10 +25,10 @@ run; the runs are small, on made-up tokens, and leave nothing behind. An option 
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.compose import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way its processes and folders go
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends like Ctrl-C: processes and folders are cleaned up
     try:
         with refusals():
             return EXIT_CODES["finished" if _check(options) else "failed"]
@@ -47,8 +47,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", metavar="DIR", help="a folder with options")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="overrides for every run")
-    parser.add_argument("--only", metavar="WORD", help="only the checks, or the options, whose name has this in it")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for every run")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only the checks, or the options, whose name has this in it")
     outside.document(parser)
     return parser
 
@@ -63,33 +63,32 @@ def _check(options: argparse.Namespace) -> bool:
     from nocap.config.compose import register
 
     register()  # what cannot be imported is refused here
-    chosen = {word.partition("=")[0] for word in options.words}
-    found = find(folder)
-    for one in found:
-        if (group := one.word.partition("=")[0]) in chosen:
-            raise ValueError(f"{group}=… must be left out: {one.word} is what is checked")
-    from nocap.checks.table import names  # torch
+    chosen, candidates = {override.partition("=")[0] for override in options.overrides}, find(folder)
+    for one in candidates:
+        if (group := one.override.partition("=")[0]) in chosen:
+            raise ValueError(f"{group}=… must be left out: {one.override} is what is checked")
+    from nocap.checks.table import checks  # torch
 
-    only = options.only or ""
-    if not any(only in what or only in one.word for one in found for what in names(one.group)):
-        checks = ", ".join(dict.fromkeys(what for one in found for what in names(one.group)))
-        raise ValueError(f"--only must be in a check's name ({checks}) or an option's ({', '.join(one.word for one in found)}), got {only}")
-    failed = sum(_trial(one, tuple(options.words), only) for one in found)
+    names, overrides = [name for one in candidates for name in checks(one.group)], [one.override for one in candidates]
+    if not any(options.only in text for text in (*names, *overrides)):
+        known = f"a check's name ({', '.join(dict.fromkeys(names))}) or an option's ({', '.join(overrides)})"
+        raise ValueError(f"--only must be in {known}, got {options.only}")
+    failed = sum(_failures(one, tuple(options.overrides), options.only) for one in candidates)
     print(f"{failed} failed" if failed else "all passed", flush=True)
     return not failed
 
 
-def _trial(one: Found, words: tuple[str, ...], only: str) -> int:
-    """Check one option, a line as each check ends; how many failed."""
+def _failures(one: Candidate, more: tuple[str, ...], only: str) -> int:
+    """Check one option, print a line as each check ends; how many failed."""
     from nocap.checks.table import lines
     from nocap.checks.trial import Trial
 
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="nocap-check-", ignore_cleanup_errors=True) as room:
-        trial = Trial(found=one, more=words, room=Path(room))
-        for line in lines(trial, lambda what: only in what or only in one.word):
-            failed += line.word == "FAIL"
-            print(f"{line.word:<4} {one.word} {line.what:<8}  {line.detail}  {line.seconds:.1f} s", flush=True)
+    with tempfile.TemporaryDirectory(prefix="nocap-check-", ignore_cleanup_errors=True) as folder:
+        trial = Trial(candidate=one, more=more, folder=Path(folder))
+        for line in lines(trial, lambda name: only in name or only in one.override):
+            failed += line.status == "FAIL"
+            print(f"{line.status:<4} {one.override} {line.name:<8}  {line.detail}  {line.seconds:.1f} s", flush=True)
     return failed
 
 

@@ -23,7 +23,7 @@ outputs/runs. Several can be given; a run counts once."""
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.compose import refusals  # Hydra comes with it: --help does without
+    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
         _check_together(options)

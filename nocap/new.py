@@ -1,4 +1,4 @@
-"""`python -m nocap.new GROUP NAME`: write an option that works, its yaml and its test, to begin from."""
+"""`python -m nocap.new GROUP NAME`: write an option that works, its yaml and its test, to start from."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nocap.config.paths import PACKAGE, conf_dir
 from nocap.store.files import write_file
 
 TEMPLATES = PACKAGE / "templates"
-VALUES = ("true", "false", "null", "nan", "inf")  # as the command line reads them: no names
-PLACEHOLDERS = re.compile(r"\b(NAME|CLASS|WORD)\b")
+VALUES = ("true", "false", "null", "nan", "inf")  # that the command line would read as such
+PLACEHOLDERS = re.compile(r"\b(NAME|CLASS|OVERRIDE)\b")  # OVERRIDE: the override that chooses the option
 
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.compose import refusals  # Hydra comes with it: --help does without
+    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
         group, name = options.group, options.name
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.new",
-        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to begin from.",
+        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to start from.",
     )
     parser.add_argument("group", metavar="GROUP", help=", ".join(registry.groups()))
     parser.add_argument("name", metavar="NAME", help="the option's name: letters, digits and _")
@@ -78,10 +78,10 @@ def _test(formula: str) -> str:
 
 def _filled(text: str, group: str, name: str) -> str:
     """The template with the option's own names."""
-    words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     suffix = group.removesuffix("s").capitalize()
-    word = {"ideas": f"ideas=[{name}]", "launcher": f"hydra/launcher={name}"}.get(group, f"{group}={name}")
-    names = {"NAME": name, "CLASS": words if words.endswith(suffix) and words != suffix else words + suffix, "WORD": word}
+    override = {"ideas": f"ideas=[{name}]", "launcher": f"hydra/launcher={name}"}.get(group, f"{group}={name}")
+    names = {"NAME": name, "CLASS": camel if camel.endswith(suffix) and camel != suffix else camel + suffix, "OVERRIDE": override}
     return PLACEHOLDERS.sub(lambda found: names[found[0]], text)
 
 
@@ -94,11 +94,11 @@ def _write(folder: Path, files: dict[Path, str]) -> None:
 
 
 def _next(group: str, name: str, folder: Path) -> list[str]:
-    place, word = shlex.quote(str(folder)), _filled("WORD", group, name)
+    place, override = shlex.quote(str(folder)), _filled("OVERRIDE", group, name)
     grid = "--multirun seed=0,1 " if group == "launcher" else ""
     return [
         "next:",
-        f"  nocap train --config-dir {place} {grid}{shlex.quote(word) if '[' in word else word}",
+        f"  nocap train --config-dir {place} {grid}{shlex.quote(override) if '[' in override else override}",
         f"  nocap check {place}",
         f"  pytest {shlex.quote(str(folder / f'test_{name}.py'))}",
     ]

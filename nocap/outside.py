@@ -1,11 +1,10 @@
 """Options from outside the package: folders like `conf/`, whose groups hold a Python file beside each yaml.
 
-They come from the command's own `--config-dir DIR`, or from the entry points `nocap.options` of installed packages, which name a package
-that is such a folder; a record or a study never brings one along. What a command uses is in the environment variable `NOCAP_OUTSIDE`, each
-file with its SHA-256, so that every process it starts, on whatever machine, loads the same bytes or refuses.
+They come from the command's `--config-dir DIR`, or from the entry points `nocap.options` of installed packages, each naming a package that
+is such a folder. A record or a study never brings one along. The environment variable `NOCAP_OUTSIDE` lists the folders and each file's
+SHA-256, so that every process that a command starts, on whatever machine, loads the same bytes or refuses.
 
-A file `DIR/GROUP/NAME.py` is the module `nocap.outside.GROUP.NAME`. This module is a package without a folder: its submodules are found by
-`_Finder` alone.
+A file `DIR/GROUP/NAME.py` is the module `nocap.outside.GROUP.NAME`, found by `_Finder`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
@@ -52,7 +50,7 @@ class File:
         """The file's bytes.
 
         Errors:
-            InputError: it is gone, or no longer what the command began with.
+            InputError: it is gone, or has changed since the command began.
         """
         try:
             source = self.path.read_bytes()
@@ -73,7 +71,7 @@ class File:
             return importlib.import_module(self.module)
         except InputError:
             raise
-        except Exception as error:  # whatever a file from outside does when it is run
+        except Exception as error:  # the file may raise anything
             where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
             raise InputError(f"{self.path} cannot be imported: {type(error).__name__}{where}: {error}".splitlines()[0]) from error
 
@@ -82,7 +80,7 @@ class File:
 
 
 def state() -> str:
-    """What is in use, as text; begins with the entry points of installed packages."""
+    """The folders and files in use, as JSON. At first those of installed packages."""
     if VARIABLE not in os.environ:
         _set(_installed())
     return os.environ[VARIABLE]
@@ -115,22 +113,6 @@ def use(more: Iterable[str | Path]) -> None:
     _set([*folders(), *(folder for folder in added if folder not in folders())])
 
 
-def take(words: Sequence[str]) -> list[str]:
-    """A command line without its `--config-dir`s, which are used from now on."""
-    rest, found, waiting = [], [], list(words)
-    while waiting:
-        word = waiting.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag not in FLAGS:
-            rest.append(word)
-        elif equals or waiting:
-            found.append(value if equals else waiting.pop(0))
-        else:
-            raise ValueError(f"{flag} must be given a folder")
-    use(found)
-    return rest
-
-
 def _installed() -> list[Path]:
     found = []
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
@@ -142,6 +124,7 @@ def _installed() -> list[Path]:
 
 
 def _set(used: Sequence[Path]) -> None:
+    """Put these folders in use, and nothing else: hash their files, forget the modules of before."""
     from nocap.config.paths import conf_dir
     from nocap.config.registry import groups
 
@@ -168,16 +151,30 @@ def place(group: str) -> str:
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:
-    """A door's command line, the process's own unless given, without its `--config-dir`s; what will not do is refused here."""
+    """A command line, the process's own unless given, without its `--config-dir`s. Their folders are in use from now on.
+
+    An invalid folder ends the process with exit code 2.
+    """
+    rest, found, waiting = list[str](), list[str](), list(sys.argv[1:] if argv is None else argv)
     try:
-        return take(sys.argv[1:] if argv is None else argv)
+        while waiting:
+            argument = waiting.pop(0)
+            flag, equals, value = argument.partition("=")
+            if flag not in FLAGS:
+                rest.append(argument)
+            elif equals or waiting:
+                found.append(value if equals else waiting.pop(0))
+            else:
+                raise ValueError(f"{flag} must be given a folder")
+        use(found)
     except ValueError as error:
         print(f"nocap: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    return rest
 
 
 def document(parser: argparse.ArgumentParser) -> None:
-    """Name the flag in a door's help."""
+    """Name the flag in a command's help."""
     parser.add_argument("--config-dir", metavar="DIR", action="append", help="options from outside: docs/add-an-idea.md; can be repeated")
 
 
@@ -209,9 +206,4 @@ class _Loader(Loader):
             exec(compile(self.file.source(), str(self.file.path), "exec", dont_inherit=True), vars(module))
 
 
-@cache
-def _install() -> None:
-    sys.meta_path.append(_Finder())
-
-
-_install()
+sys.meta_path.append(_Finder())

@@ -4,53 +4,58 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
-from nocap.config.paths import conf_dir
-from nocap.store.record import read_json, write_json
+from nocap.config.keys import require
+from nocap.store.record import check_writable, read_json, write_json, writing
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from nocap.config.run import Run
 
 USAGE = "python -m nocap.profile [flags] [key=value …]"
-ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are needed. Words are those of
+ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are needed. OVERRIDES are those of
 nocap.train, whose --help lists them. On a CPU one thread is used unless trainer.threads is given."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    options, words = _parser().parse_known_args(outside.arguments(argv))
-    from nocap.config.compose import refusals
+    options, unknown = _parser().parse_known_intermixed_args(outside.arguments(argv))
+    from nocap.config.errors import refusals
 
     with refusals():
-        _check(options, words)
-        if options.diff:
-            _difference(options)
-        else:
-            _hydra(options, words)
+        _check(options, unknown)
+        found = _diff(options) if options.diff else _profile(options)
+        if options.json:
+            with writing("--json", options.json):
+                write_json(options.json, found)
+        if options.html:
+            from nocap.measure import page
+
+            with writing("--html", options.html):
+                page.write(found, options.html)
+        if options.trace:
+            print(f"written: {options.trace}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile as JSON")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
-    parser.add_argument("--ceilings", action="store_true", help="also: what each option could win at most, and in which order by length")
-    parser.add_argument("--curve", type=_lengths, metavar="T,T,…", help="also: cost of attention and of a step against sequence length")
-    parser.add_argument("--repeats", type=_positive, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration")
+    add("--json", type=Path, metavar="FILE", help="write the profile as JSON")
+    add("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
+    add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
+    add("--ceilings", action="store_true", help="also: what each option could win at most")
+    add("--curve", type=_lengths, metavar="T,T,…", help="also: cost of attention and of a step against sequence length")
+    add("--repeats", type=_positive, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
     outside.document(parser)
-    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="compare two --json files, and nothing else")
+    add("--diff", nargs=2, type=Path, metavar=("A", "B"), help="compare two --json files, and nothing else")
     return parser
 
 
 def _lengths(text: str) -> list[int]:
-    lengths = sorted({_positive(word) for word in text.split(",")})
+    lengths = sorted({_positive(number) for number in text.split(",")})
     if len(lengths) < 3:
         raise argparse.ArgumentTypeError(f"must have at least 3 lengths, got {text}")
     return lengths
@@ -62,92 +67,56 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
-    """What must be refused before anything is measured."""
-    if {"-m", "--multirun"} & set(words):
+def _check(options: argparse.Namespace, unknown: Sequence[str]) -> None:
+    """Refuse what is wrong before anything is measured."""
+    if {"-m", "--multirun"} & set(unknown):
         raise ValueError("--multirun must not be given: nocap.profile takes one configuration at a time")
-    if options.diff and words:
-        raise ValueError(f"--diff must be given two files and no configuration, got {words[0]}")
+    if unknown:
+        raise ValueError(f"flags must be those that --help lists, got {unknown[0]}")
+    if options.diff and options.overrides:
+        raise ValueError(f"--diff must be given two files and no configuration, got {options.overrides[0]}")
     for flag in ("json", "html", "trace"):
-        path: Path | None = getattr(options, flag)
-        if path is None:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--{flag} must be a file that can be written, got {path} ({error.strerror})") from error
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ValueError(f"--{flag} must be a file that can be written, got {path}")
+        if path := getattr(options, flag):
+            require(not (options.diff and flag != "json"), f"--{flag}", "be left out with --diff, which writes --json only", path)
+            check_writable(f"--{flag}", path)
 
 
-def _hydra(options: argparse.Namespace, words: list[str]) -> None:
-    import hydra
-
-    from nocap.config.compose import parse, refusals, register
-    from nocap.config.flags import flags_first
-
-    register()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to the door
-    sys.argv[1:] = flags_first(words)
-
-    def profile(cfg: DictConfig) -> None:
-        with refusals():
-            _profile(options, parse(cfg))
-
-    hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(profile)()
-
-
-def _profile(options: argparse.Namespace, run: Run) -> None:
-    from hydra.core.hydra_config import HydraConfig
-
-    words = list(HydraConfig.get().overrides.task)
-    run = _one_thread(run, words)
+def _profile(options: argparse.Namespace) -> dict[str, Any]:
+    run, compose = _composer(options.overrides)
     if run.trainer.devices > 1:
         raise ValueError(f"trainer.devices must be 1 for nocap.profile, which takes the step of one rank apart, got {run.trainer.devices}")
+    if options.trace:
+        options.trace.parent.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: the profiler's library would write on stderr
-    from nocap.profiling import session
+    from nocap.measure.profile import profile
+    from nocap.measure.text import render_profile
 
-    found = session.profile(
-        run,
-        words,
-        lambda more: _one_thread(_compose([*_without(words, more), *more]), words),
-        repeats=options.repeats,
-        trace=options.trace,
-        ceilings=options.ceilings,
-        lengths=options.curve,
-    )
-    _show(options, found)
+    how = {"repeats": options.repeats, "trace": options.trace, "ceilings": options.ceilings, "lengths": options.curve}
+    found = profile(run, options.overrides, compose, **how)
+    print(render_profile(found))
+    return found
 
 
-def _one_thread(run: Run, words: Sequence[str]) -> Run:
-    """One CPU thread, whose process time is a fair clock on a machine that others use, unless the words ask for more."""
-    if any(word.startswith("trainer.threads=") for word in words):
-        return run
-    return replace(run, trainer=replace(run.trainer, threads=1))
+def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], Run]]:
+    """The run of these overrides, and the run that they make with more of them. One thread, whose process time is a fair clock on a
+    machine that others use, unless the overrides have another number."""
+    from nocap.config.compose import compose
+
+    def composed(more: Sequence[str]) -> Run:
+        # Without those that `more` replaces: the same key, or an option's own keys where the option changes.
+        keys = tuple(start for override in more for start in (override.partition("=")[0] + "=", override.partition("=")[0] + "."))
+        return compose(["trainer.threads=1", *(o for o in overrides if not o.lstrip("+").startswith(keys)), *more])
+
+    return composed([]), composed
 
 
-def _without(words: Sequence[str], more: Sequence[str]) -> list[str]:
-    """The user's words without those that `more` replaces: the same key, or an option's own keys where the option changes."""
-    keys = [word.partition("=")[0] for word in more]
-    return [word for word in words if not any(word.lstrip("+").startswith((f"{key}=", f"{key}.")) for key in keys)]
+def _diff(options: argparse.Namespace) -> dict[str, Any]:
+    from nocap.measure import diff
 
-
-def _compose(words: list[str]) -> Run:
-    """Another configuration from the same places, inside Hydra's application."""
-    from hydra import compose
-
-    from nocap.config.compose import parse
-
-    return parse(compose("train", words))
-
-
-def _difference(options: argparse.Namespace) -> None:
-    from nocap.profiling import difference
-
-    before, after = (_read(path) for path in options.diff)
-    found = difference.difference(before, after)
-    print(difference.tell(found))
-    _write(options, "json", lambda path: write_json(path, found))
+    before, after = map(_read, options.diff)
+    found = diff.difference(before, after)
+    print(diff.render(found))
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -155,26 +124,6 @@ def _read(path: Path) -> dict[str, Any]:
     if found is None:
         raise ValueError(f"--diff must be given two files that nocap.profile --json wrote, got {path}, which is not there")
     return found
-
-
-def _show(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    from nocap.profiling import text
-
-    print(text.render(found))
-    _write(options, "json", lambda path: write_json(path, found))
-    if options.html:
-        from nocap.profiling import report
-
-        _write(options, "html", lambda path: report.write(found, path))
-    if options.trace:
-        print(f"written: {options.trace}")
-
-
-def _write(options: argparse.Namespace, flag: str, write: Any) -> None:
-    path = getattr(options, flag)
-    if path is not None:
-        write(path)
-        print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What the tests of studies share: a small study as a dict, its folder, and evidence that nobody measured."""
+"""What the tests of studies share: a small study as a dict, its folder, and made evidence."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from nocap.store.runs import Curve, Record
+from nocap.study.evidence import Evidence
 from nocap.study.spec import Study, load
 from tests.conftest import SMALL
 
@@ -37,10 +39,12 @@ LOSS = {
     "expected": [-1.0, None],
     "mechanism": {"formula": "loss has no arithmetic"},
 }
+RACE = {**LOSS, "id": "M.time", "metric": "time_to_target_s", "scale": "ratio", "expected": [1.05, None], "target": "baseline"}
+STEPS = {**RACE, "id": "M.steps", "metric": "steps_to_target"}
 STUDY: Json = {
     "question": "Does one key/value head do?",
     "method": "Made for a test.",
-    "words": [*SMALL, "model.seq_len=32", "trainer.device=cpu", "trainer.val_tokens=1024", "trainer.batch_tokens=512"],
+    "overrides": [*SMALL, "model.seq_len=32", "trainer.device=cpu", "trainer.val_tokens=1024", "trainer.batch_tokens=512"],
     "baseline": "mha",
     "arms": {"mha": ["attention=flash"], "mqa": ["attention=mqa"]},
     "seeds": [0, 1, 2],
@@ -74,8 +78,13 @@ def loaded(folder: Path, content: Mapping[str, Any]) -> Study:
     return load(written(folder, content))
 
 
-def record(arm: str, seed: int, steps: int, val_loss: float | None, *, curve: Sequence[tuple[int, float]] = (), **more: Any) -> Record:
-    """A run as its folder would tell it; a loss of null diverged, after a validation at its start."""
+NOW = "2026-11-21T12:00:00+00:00"  # when all made runs and sessions began
+
+
+def record(
+    arm: str, seed: int, steps: int, val_loss: float | None, *, curve: Sequence[tuple[int, float]] = (), started: str = NOW, **more: Any
+) -> Record:
+    """A run as if read from its folder; a loss of null diverged, after a validation at its start."""
     status = "diverged" if val_loss is None else "finished"
     points = curve or ([(0, FIRST)] if val_loss is None else [(0, FIRST), (steps, val_loss)])
     return Record(
@@ -85,20 +94,52 @@ def record(arm: str, seed: int, steps: int, val_loss: float | None, *, curve: Se
         arm=arm,
         seed=seed,
         status=status,
-        started="",
+        started=started,
         config={"trainer.steps": steps},
         parts={},
-        manifest={"attempts": [{"claims": more.pop("claims", {})}]},
+        manifest={},
         summary={"val_loss": points[-1][1], "status": status, **more},
         curve=Curve(step=[step for step, _ in points], val_loss=[loss for _, loss in points]),
     )
 
 
-def timed(seeds: Sequence[int], arms: Mapping[str, Mapping[str, Any]]) -> dict[int, Json]:
-    """Sessions that said the same with every seed."""
-    return {seed: {"arms": {name: dict(facts) for name, facts in arms.items()}} for seed in seeds}
+def session(arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> Json:
+    """A session's file."""
+    return {"started": started, "measured": {"arms": {name: dict(seen) for name, seen in arms.items()}}}
+
+
+def timed(seeds: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> dict[int, Json]:
+    """Sessions that measured the same with every seed."""
+    return {seed: session(arms, started=started) for seed in seeds}
+
+
+# --- arms by a law: a loss of A - B·ln(steps) --------------------------------------------------------------------------------------
+
+A, B = 8.0, 0.4
+NOISE = {0: -0.003, 1: 0.001, 2: 0.002}  # a seed moves a whole curve
+SEEN: Json = {"params": 10, "flops_per_token": 5.0, "kernel": "flash", "memory_mib": {"peak": 4.0}, "component_flops": {"a": 1.0}}
+
+
+def law(steps: float, *, worse: float = 0.0) -> float:
+    return A - B * math.log(steps) + worse
+
+
+def by_law(arm: str, *, worse: float = 0.0, noise: Mapping[int, float] = NOISE, diverged: int | None = None) -> dict[str, Any]:
+    """Runs of 100, 200 and 400 steps of one arm, with three seeds, as `Evidence` takes them."""
+    runs = {(arm, seed): record(arm, seed, 400, None if seed == diverged else law(400, worse=worse) + x) for seed, x in noise.items()}
+    shorter = {(arm, seed): {n: record(arm, seed, n, law(n, worse=worse) + x) for n in (100, 200)} for seed, x in noise.items()}
+    return {"runs": runs, "shorter": shorter}
+
+
+def both(mine: dict[str, Any], theirs: dict[str, Any], **more: Any) -> Evidence:
+    return Evidence(**{key: {**theirs[key], **mine[key]} for key in ("runs", "shorter")}, **more)
+
+
+def pace(faster: float, *, started: str = NOW) -> dict[int, Json]:
+    arms = {"mha": {"tokens_per_s": 1000.0, "step_ms": 10.0}, "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster}}
+    return timed(range(3), {name: {**SEEN, **seen} for name, seen in arms.items()}, started=started)
 
 
 def tree(*folders: Path) -> dict[str, int]:
-    """Path → time of the last change, of every file: who trains, times or writes changes this."""
+    """Path → time of the last change, of every file: training, timing or writing changes this."""
     return {str(path): path.stat().st_mtime_ns for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.head_loss import peak_mib
+from experiments.head_loss.head_loss import peak_mib
 from nocap.config.compose import compose, dump, load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import ActivationCheckpointing
@@ -173,7 +173,7 @@ def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_benchmark_shows_a_third_of_the_memory_at_768_channels(precision: str, tmp_path: Path) -> None:
     words = ["--part", "head", "--eager-only", "--rounds", "1", "--precision", precision, "--json", str(tmp_path / "report.json")]
-    command, env = [sys.executable, str(REPO / "benchmarks" / "head_loss.py")], {**os.environ, "PYTHONPATH": str(REPO)}
+    command, env = [sys.executable, str(REPO / "experiments" / "head_loss" / "head_loss.py")], {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run([*command, *words], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())

@@ -14,9 +14,8 @@ from nocap.data import corpus, made, synthetic
 from nocap.data.prepare import prepare
 from nocap.data.tokens import map_tokens
 from nocap.options.data import Order
-from nocap.options.data.stdlib import Stdlib
 from nocap.options.data.synthetic import Synthetic
-from nocap.options.data.text import Text
+from nocap.options.data.text import Stdlib, Text
 from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

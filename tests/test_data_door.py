@@ -129,7 +129,7 @@ def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, word
 
 def test_help_and_list_answer_without_what_takes_long(tmp_path):
     code = (
-        "import sys; from nocap.data.__main__ import main; main([]); import nocap.data.prepare, nocap.data.fineweb;"
+        "import sys; from nocap.data.__main__ import main; main([]); import nocap.data.prepare, nocap.options.data.fineweb;"
         "assert not {'torch', 'hydra', 'tiktoken', 'huggingface_hub'} & set(sys.modules);"
         "main(['list']); assert not {'torch', 'tiktoken', 'huggingface_hub'} & set(sys.modules)"
     )

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from nocap import generate as door
+from nocap import generate as command
 from nocap.config.compose import load as load_config
-from nocap.generation.load import load
-from nocap.generation.text import Sample, for_a_terminal
+from nocap.measure.generation import Sample, for_a_terminal, load
 from nocap.options.attention.softmax import Kernel
 from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 from tests.attempts import on_a_terminal, stamp
@@ -36,7 +35,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def call(*words: str) -> tuple[int, str, str]:
         try:
-            code = door.main(["device=cpu", "threads=1", *words])
+            code = command.main(["device=cpu", "threads=1", *words])
         except SystemExit as left:
             code = int(left.code or 0)
         said = capsys.readouterr()
@@ -55,7 +54,7 @@ def test_the_text_is_the_models(trained: Path, say: Say, tmp_path: Path):
     assert (code, err) == (0, "")
     (sample,) = samples_of(tmp_path / "t.json")
     assert out.startswith("ab" + sample["text"])
-    loaded = load(trained, device=torch.device("cpu"), say=print)
+    loaded = load(trained, device=torch.device("cpu"), log=print)
     assert loaded.step == 30
     tokens = list(b"ab")
     for token in sample["tokens"]:
@@ -169,7 +168,7 @@ def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
         text = text.replace(ours, theirs)
     config.write_text(text)
     assert load_config(config).attention.kernel is Kernel.cudnn
-    loaded = load(trained, device=torch.device("cpu"), say=print)
+    loaded = load(trained, device=torch.device("cpu"), log=print)
     assert loaded.run.attention.kernel is Kernel.fused
     assert next(loaded.model.parameters()).dtype is torch.float32
 
@@ -181,7 +180,7 @@ def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
 def test_pieces_are_whole_characters(text: str):
     encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=Path())
     pieces: list[str] = []
-    sample = Sample(encoding=encoding, say=pieces.append)
+    sample = Sample(encoding=encoding, show=pieces.append)
     for token in encoding.encode_ordinary(text):
         sample.take(token)
     sample.finish()
@@ -261,7 +260,7 @@ def test_latency_of_the_compiled_step(trained: Path, say: Say):
 
 
 def test_allocated_bytes_are_those_asked_for():
-    from nocap.generation.latency import allocated_bytes
+    from nocap.measure.latency import allocated_bytes
 
     a = torch.ones(1000)
     assert allocated_bytes(lambda: (a + a) + a) == 2 * 4000

@@ -14,11 +14,9 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from nocap.config.compose import compose, load
+from nocap.config.compose import Composer, compose, composed, load
 from nocap.config.flags import flags_first
 from nocap.config.paths import conf_dir
-from nocap.config.run import Run
-from nocap.launch.composer import composer
 from nocap.launch.grid import Grid, RefusedError, check
 from nocap.launch.worker import _facts
 from tests.attempts import on_a_terminal, processes, wait_until
@@ -30,11 +28,8 @@ from tests.test_tracking import inspect
 
 
 def checked(out: Path, *cells: str, swept: Sequence[str] = ("attention", "seed"), said: list[str] | None = None) -> Grid:
-    def compose_cell(words: Sequence[str]) -> tuple[Run, dict[str, str | None]]:
-        return compose(list(words)), {"model": "nano", "attention": "flash", "mlp": "gelu4x", "schedule": "wsd", "optimizer": "adamw"}
-
     words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
-    return check(words, swept=swept, compose=compose_cell, say=(said if said is not None else []).append)
+    return check(words, swept=swept, compose=composed, log=(said if said is not None else []).append)
 
 
 def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path: Path) -> None:
@@ -63,12 +58,12 @@ def test_cells_are_composed_as_single_runs_are(tmp_path: Path) -> None:
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         config = hydra.compose_config(config_name="train", overrides=[], run_mode=RunMode.MULTIRUN)
-        composed = composer(hydra.config_loader, config)
-        assert [composed(words)[0] for words in cells] == expected
-        assert composed(cells[0])[1]["attention"] == "sliding"
+        compose_cell = Composer(hydra.config_loader, config).composed
+        assert [compose_cell(words).run for words in cells] == expected
+        assert compose_cell(cells[0]).choices["attention"] == "sliding"
         with pytest.raises(ValueError, match="seed"):
-            composed([*CELL, "attention=flash", "seed=abc"])
-        assert composed(cells[1])[0] == expected[1]
+            compose_cell([*CELL, "attention=flash", "seed=abc"])
+        assert compose_cell(cells[1]).run == expected[1]
 
 
 def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path: Path) -> None:
@@ -244,12 +239,12 @@ def test_diverged_run_is_a_result(tmp_path: Path, door: Door) -> None:
     assert "nocap: diverged, which is its result: " in again.err
 
 
-def test_on_a_terminal_there_is_a_live_board(tmp_path: Path) -> None:
+def test_on_a_terminal_each_running_cell_has_a_bar(tmp_path: Path) -> None:
     code, text = on_a_terminal("-m", "nocap.train", "-m", *CELL, "seed=0", f"output_dir={tmp_path}", cwd=tmp_path)
     assert code == 0
-    assert "─ 1 running" in text
-    assert re.search(r"adamw-s0  step \d/3  \d+ s", text)
-    assert "\x1b[2F\x1b[J" in text  # drawn over
+    assert re.search(r"all cells .*\d/3", text)
+    assert re.search(r"adamw-s0 .*\d/3", text)
+    assert "\x1b[2K" in text  # drawn over
     assert "step      0/3" not in text  # the cell's own lines
     assert re.search(r"\[1/1\] done +nano-flash-gelu4x-wsd-adamw-s0  val", text)
 

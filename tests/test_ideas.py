@@ -15,15 +15,14 @@ from nocap.config.keys import InputError
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
-from nocap.generation.engine import Cached, Recompute, UncachedError, check_cached
+from nocap.measure.decode import Cached, Recompute, UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
 from nocap.training import checkpoint
-from nocap.training.checkpoint import Leaf
-from nocap.training.kept import HiddenStateError, kept_state
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import build_optimizers, rates, set_lr
+from nocap.training.optimizer_trial import optimizer_shapes
 from nocap.training.step import Job, Trainee, build, take_step, validate
 from nocap.training.world import join
 from tests.conftest import REPO, SMALL
@@ -160,9 +159,11 @@ def test_a_table_inside_a_block_resumes_under_muon(strangers: Any, tmp_path: Pat
     run = strangers("ideas=[value_embeddings]", "optimizer=muon")
     job, trainee = trainee_of(run, tmp_path)
     take_step(job, trainee, Ledger(started=0.0), step=0)
-    tensors, plain = checkpoint.snapshot(trainee.model, trainee.optimizers, copy=True)
-    path = checkpoint.write(tmp_path, tensors=tensors, state={"step": 1, "optimizer": plain})
-    assert checkpoint.misfit(path, model=trainee.model, kept=kept_state(run, trainee.model)) is None
+    writer = checkpoint.Writer(tmp_path / "checkpoints", background=False)
+    assert writer.save(step=1, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True) == []
+    path = checkpoint.find(writer.root).path
+    assert path is not None
+    assert checkpoint.misfit(path, model=trainee.model, optimizer_shapes=optimizer_shapes(run, trainee.model)) is None
     again = trainee_of(run, tmp_path)[1]
     checkpoint.load(path, model=again.model, optimizers=again.optimizers)
     losses = [take_step(job, each, Ledger(started=0.0), step=1).loss for each in (trainee, again)]
@@ -215,7 +216,7 @@ def test_ideas_that_take_each_token_by_itself_decode_from_a_cache(strangers: Any
 
 def test_a_mixer_that_says_nothing_has_no_cache(strangers: Any):
     run = strangers("attention=softcap")
-    with pytest.raises(UncachedError, match="says no cache_slots"):
+    with pytest.raises(UncachedError, match="defines no cache_slots"):
         check_cached(build_model(run, vocab_size=V).eval(), run)
 
 
@@ -286,7 +287,7 @@ def test_a_wrong_signature_is_refused(tmp_path: Path):
 def test_an_optimizer_may_walk_the_model_and_need_its_sizes(tmp_path: Path, walk: str):
     source = hidden(count="1").replace("return [Counting", f"{walk}\n        return [Counting")
     run = from_outside(tmp_path, "optimizer", "hidden", source)
-    assert kept_state(run, build_model(run, vocab_size=V))
+    assert optimizer_shapes(run, build_model(run, vocab_size=V)) == {}  # it keeps no tensors
 
 
 HIDDEN = """
@@ -324,7 +325,7 @@ def hidden(place: str = "pass", state: str = "pass", count: str = "self.steps") 
     [
         (hidden(), "must keep its state in `state` and `param_groups`"),
         (hidden(state="self.state[p]['rng'] = torch.Generator()"), "must keep tensors and plain values, got Generator"),
-        (hidden(state="self.state[p]['far'] = float('inf')", count="1"), "must keep tensors and plain values, got a number that is none"),
+        (hidden(state="self.state[p]['far'] = float('inf')", count="1"), "must keep tensors and plain values, got a non-finite number"),
         (hidden().replace("model.parameters()", "[next(model.parameters())]"), "each of the model's parameters in one group"),
     ],
 )
@@ -332,24 +333,28 @@ def test_an_optimizer_that_cannot_be_resumed_is_refused_before_step_1(tmp_path: 
     run = from_outside(tmp_path, "optimizer", "hidden", source)
     model = build_model(run, vocab_size=V)
     with pytest.raises(InputError, match=why):
-        kept_state(run, model)
+        optimizer_shapes(run, model)
 
 
 def test_state_in_groups_and_in_nests_is_kept(tmp_path: Path):
     place = "group['steps'] = group.get('steps', 0) + 1"
     state = "self.state[p].setdefault('nest', [{'m': torch.zeros(2)}, [], 3])[0]['m'].add_(1)"
     run = from_outside(tmp_path, "optimizer", "hidden", hidden(place, state, "(group['steps'] + self.state[p]['nest'][0]['m'][0])"))
-    kept = kept_state(run, build_model(run, vocab_size=V))
-    assert list(kept.values()) == [{"0/nest": Leaf.nest}] * len(kept)
+    model = build_model(run, vocab_size=V)
+    shapes = optimizer_shapes(run, model)
+    assert shapes == {f"0/{name}/nest/*": None for name, _ in model.named_parameters()}
 
 
 def test_muon_and_adamw_are_found_without_a_table():
     run = compose([*SMALL, "optimizer=muon", "norm=rmsnorm_gain"])
-    kept = kept_state(run, build_model(run, vocab_size=V))
-    assert kept[True, False, 2] == {"1/momentum_buffer": Leaf.whole}
-    of_adamw = {"0/step": Leaf.scalar, "0/exp_avg": Leaf.whole, "0/exp_avg_sq": Leaf.whole}
-    assert kept[True, False, 1] == kept[False, True, 2] == of_adamw
-    assert issubclass(HiddenStateError, InputError)
+    model = build_model(run, vocab_size=V)
+    shapes, expected = optimizer_shapes(run, model), {}
+    for name, p in model.named_parameters():
+        if name.startswith("blocks.") and p.ndim == 2:
+            expected[f"1/{name}/momentum_buffer"] = list(p.shape)
+        else:
+            expected |= {f"0/{name}/step": [], f"0/{name}/exp_avg": list(p.shape), f"0/{name}/exp_avg_sq": list(p.shape)}
+    assert shapes == expected
 
 
 # --- what fits no joint ------------------------------------------------------------------------------------------------------------

@@ -72,10 +72,9 @@ def test_pool_of_at_most_so_many_jobs() -> None:
 
 def test_pool_says_why_it_is_a_pool_of_one() -> None:
     pool = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
-    assert (
-        pool.say([run("trainer.threads=2")]) == "pool: 1 at once, 2 of 2 cores each (trainer.threads=2; trainer.threads=1 makes room for 2)"
-    )
-    assert pool.say([run("trainer.threads=1")]) == "pool: 2 at once, 1 of 2 cores each"
+    hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
+    assert pool.describe([run("trainer.threads=2")]) == f"pool: 1 at once, 2 of 2 cores each {hint}"
+    assert pool.describe([run("trainer.threads=1")]) == "pool: 2 at once, 1 of 2 cores each"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here")
@@ -92,7 +91,7 @@ def test_share_keeps_a_process_on_its_cores() -> None:
     ("words", "expected"),
     [
         (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
-        (("hydra/sweeper=basic",), "hydra/sweeper must stay nocap"),
+        (("hydra.sweeper.max_batch_size=1",), "hydra/sweeper must stay basic"),
         (("hydra.sweep.dir=mine",), "a grid's folder is below output_dir"),
     ],
     ids=["jobs", "sweeper", "folder"],

@@ -114,7 +114,7 @@ def test_generate_asks_for_the_code(door: Door, tmp_path: Path):
     copied = door(run, "max_tokens=8", "--allow-code", module="nocap.generate")
     assert given.code == copied.code == 0
     assert given.out == copied.out
-    assert "no cache: attention.kind=softcap says no cache_slots of its mixer; the prefix is computed again" in given.err
+    assert "no cache: attention.kind=softcap defines no cache_slots of its mixer; the prefix is computed again" in given.err
 
 
 def test_a_record_brings_no_code_along(door: Door, tmp_path: Path):

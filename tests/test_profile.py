@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,29 +20,28 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from nocap import profile as profile_door
+from nocap import profile as command
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.data.batches import microbatches
-from nocap.measure.roof import Roof
+from nocap.measure import ceilings, diff, page, profile, text
+from nocap.measure.ceilings import Cost
+from nocap.measure.names import MODEL_PARTS, PARTS
+from nocap.measure.parts import MARK, Ranges, Timeline, profiler, read
+from nocap.measure.roofline import Count, Peak, Work, count
+from nocap.measure.steps import attention_ms, exponent, measure, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.loss import Loss
-from nocap.profiling import ceilings, difference, report, session, text, timeline
-from nocap.profiling.ceilings import Cost
-from nocap.profiling.count import Count, Work, count
-from nocap.profiling.curve import attention_ms, exponent, with_window
-from nocap.profiling.measure import measure
-from nocap.profiling.names import MODEL_PARTS, PARTS
-from nocap.profiling.parts import MARK, Ranges
+from nocap.training import memory
 from tests.conftest import REPO, Door
 from tests.test_report_browser import CHROMIUM, FLAGS
 
 NANO = ("model=nano", "model.seq_len=32", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.micro_batch=2")
 D12 = ("model=d12", "tokenizer=gpt2", "trainer.device=cpu", "trainer.micro_batch=1")
 MLPS = sorted(path.stem for path in (conf_dir() / "mlp").glob("*.yaml"))
-ROOF = Roof(flops={"fp32": 1e12, "bf16": 4e12}, bytes_per_s=1e11, product=1, copy_bytes=1)
+PEAK = Peak(flops={"fp32": 1e12, "bf16": 4e12}, bytes_per_s=1e11, product=1, copy_bytes=1)
 GPT2 = 50257
 WHOLE = {"attention", "mlp", "ideas"}  # parts of what does not say what its modules are, which this tree has none of
 
@@ -97,8 +95,8 @@ def test_what_is_kept_by_materialised_scores_is_their_matrices() -> None:
 def test_the_roofline_bound_takes_the_slower_of_both_roofs() -> None:
     _, found = counted(*NANO, "attention=flash")
     work = found.work["blocks.0.attention.f.q_proj", "forward"]
-    assert work.bound_ms(ROOF) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
-    assert work.product_ms(ROOF) == pytest.approx(work.flops / 1e12 * 1e3)
+    assert work.bound_ms(PEAK) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
+    assert work.product_ms(PEAK) == pytest.approx(work.flops / 1e12 * 1e3)
 
 
 # --- ceilings ----------------------------------------------------------------------------------------------------------------------
@@ -120,46 +118,25 @@ def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
 def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
     """1.076× for GQA 12→4, 1.119× for a 3× MLP, 1.216× for both, at T=1024; and of a step whose time is its FLOPs, the same by the step."""
     run, base_count = counted(*D12, vocab_size=GPT2)
-    times = {part: work.bound_ms(ROOF) for part, work in base_count.by_part().items()}
-    base = ceilings.base_cost(run, base_count, ROOF, times)
+    times = {part: work.bound_ms(PEAK) for part, work in base_count.by_part().items()}
+    base = ceilings.base_cost(run, base_count, PEAK, times)
     costs = []
     for factor, word, label in (("attention", "attention=gqa", "GQA"), ("mlp", "mlp=gelu3x", "MLP")):
         changed, new = counted(*D12, word, vocab_size=GPT2)
-        option = ceilings.Option(factor=factor, words=(word,), label=label, run=changed)
-        costs.append((option, ceilings.changed_cost(option, run, base_count, new, base, ROOF)))
-    rows = {row["label"]: row for row in ceilings.table(base, costs, unattributed_ms=0.0)}
-    assert {label: f"{row['by_flops']:.3f}" for label, row in rows.items()} == {"GQA": "1.076", "MLP": "1.119", "GQA + MLP": "1.216"}
+        option = ceilings.Option(factor=factor, label=label, run=changed)
+        costs.append((option, ceilings.changed_cost(option, run, base_count, new, base, PEAK)))
+    rows = {row.label: row for row in ceilings.table(base, costs, unattributed_ms=0.0)}
+    assert {label: f"{row.by_flops:.3f}" for label, row in rows.items()} == {"GQA": "1.076", "MLP": "1.119", "GQA + MLP": "1.216"}
     gqa, mlp = (sum(cost.ms.values()) for _, cost in costs)
     assert sum(times.values()) / gqa > 1 < sum(times.values()) / mlp
     saved = 2 * sum(times.values()) - gqa - mlp  # they touch different parts
-    assert rows["GQA + MLP"]["by_step"] == pytest.approx(sum(times.values()) / (sum(times.values()) - saved))
-
-
-def test_order_by_length_has_the_known_ceilings_and_is_sorted() -> None:
-    run = compose(list(D12))
-
-    def more(words: Sequence[str]) -> Run:
-        return compose([*D12, *words])
-
-    choices = [
-        ceilings.Option(factor=word.partition("=")[0], words=(word,), label=word, run=more([word]))
-        for word in ("attention=gqa", "attention=mqa", "attention=sliding", "mlp=gelu3x")
-    ]
-    found = {row["T"]: row["options"] for row in ceilings.order_by_length(run, choices, more, ROOF, vocab_size=GPT2)}
-    at = {T: {option["label"]: f"{option['by_flops']:.3f}" for option in options} for T, options in found.items()}
-    assert (at[1024]["GQA 12→4"], at[1024]["MLP 4→3×"], at[1024]["MQA 12→1"]) == ("1.076", "1.119", "1.108")
-    assert (at[4096]["GQA 12→4"], at[4096]["MLP 4→3×"]) == ("1.062", "1.096")
-    assert list(at) == [256, 512, 1024, 2048, 4096]
-    assert [name for T in at for name in at[T] if name.startswith("sliding")] == [f"sliding, window {T // 4}" for T in at]
-    for options in found.values():
-        speedups = [option["by_flops"] for option in options]
-        assert speedups == sorted(speedups, reverse=True)
+    assert rows["GQA + MLP"].by_step == pytest.approx(sum(times.values()) / (sum(times.values()) - saved))
 
 
 def test_every_option_of_the_tree_is_offered_but_the_runs_own() -> None:
     run = compose([*NANO, "attention=flash", "mlp=gelu4x"])
     found = ceilings.options(run, lambda more: compose([*NANO, *more]))
-    words = {word for option in found for word in option.words}
+    words = {option.label for option in found}
     groups = {f"{group}={path.stem}" for group in ("attention", "mlp") for path in (conf_dir() / group).glob("*.yaml")}
     assert groups - words == {"attention=flash", "mlp=gelu4x"}
     assert {"trainer.precision=bf16", "trainer.compile=regional", "model.tie_head=false"} <= words
@@ -186,17 +163,17 @@ def test_a_loss_that_takes_over_the_heads_products_still_combines() -> None:
 
 def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio() -> None:
     run, old = counted(*NANO, "attention=mha")
-    base = ceilings.base_cost(run, old, ROOF, dict.fromkeys(MODEL_PARTS, 1000.0))
+    base = ceilings.base_cost(run, old, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
     flash_run, flash = counted(*NANO, "attention=flash")
-    option = ceilings.Option(factor="attention", words=("attention=flash",), label="flash", run=flash_run)
-    cost = ceilings.changed_cost(option, run, old, flash, base, ROOF)
-    assert cost.ms["scores"] == pytest.approx(flash.by_part()["scores"].bound_ms(ROOF) * microbatches(run))
+    option = ceilings.Option(factor="attention", label="attention=flash", run=flash_run)
+    cost = ceilings.changed_cost(option, run, old, flash, base, PEAK)
+    assert cost.ms["scores"] == pytest.approx(flash.by_part()["scores"].bound_ms(PEAK) * microbatches(run))
     assert cost.ms["rotary"] < 1000  # the fused kernel's output needs no copy to join its heads
     assert [cost.ms[part] for part in MODEL_PARTS if part not in {"scores", "rotary"} | WHOLE] == pytest.approx([1000.0] * 10)
     swa_run, window = counted(*NANO, "model.seq_len=512", "attention=sliding", "attention.window=64")
     _, full = counted(*NANO, "model.seq_len=512", "attention=flash")
     needed = component_flops(swa_run, vocab_size=70)["scores"] * 2 * 512
-    products = ceilings.base_cost(swa_run, window, ROOF, {}).product_ms
+    products = ceilings.base_cost(swa_run, window, PEAK, {}).product_ms
     assert products["scores"] == pytest.approx(needed / 1e12 * 1e3 * microbatches(swa_run))
     assert window.by_part()["scores"].flops > needed  # the chunks' border is computed, and is not needed
     assert full.by_part()["scores"].flops > window.by_part()["scores"].flops
@@ -225,13 +202,13 @@ def slowed(y: Tensor | Loss) -> Tensor | Loss:
     return Loss(_Slow.apply(y.total), y.parts) if isinstance(y, Loss) else _Slow.apply(y)
 
 
-def watched(model: GPT) -> tuple[timeline.Timeline, Ranges]:
+def watched(model: GPT) -> tuple[Timeline, Ranges]:
     ranges, tokens = Ranges(compose(list(NANO))), torch.zeros(2, 32, dtype=torch.long)
     model(tokens, tokens).total.backward()
     ranges.reset()
-    with ranges.around(model), timeline.profiler(on_cuda=False) as prof, record_function(MARK + "step"):
+    with ranges.around(model), profiler(on_cuda=False) as prof, record_function(MARK + "step"):
         model(tokens, tokens).total.backward()
-    return timeline.read(prof, ranges, on_cuda=False), ranges
+    return read(prof, ranges, on_cuda=False), ranges
 
 
 @pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "blocks.0.mlp.f", "head"])
@@ -277,7 +254,7 @@ def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch: pytest.Monkey
 
 def test_measured_memory_equals_what_was_counted() -> None:
     run = compose([*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"])
-    found, expected = measure(run, vocab_size=70, repeats=1, trace=None), count(run, vocab_size=70)
+    found, expected = measure(run, repeats=1, trace=None), count(run, vocab_size=run.tokenizer.vocab_size)
     kept = {path: n for path, n in found.kept.items() if n}
     tokens = {"embedding", "head", "step"}  # keep token ids, in a batch's storage
     assert {k: v for k, v in kept.items() if k not in tokens} == {k: v for k, v in expected.kept.items() if v and k not in tokens}
@@ -332,11 +309,12 @@ def test_a_step_that_cannot_fit_is_refused_before_it_runs(door: Door) -> None:
 def test_the_limit_is_what_is_held_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = counted(*NANO, "attention=flash")
     need = 4 * found.parameters + sum(found.kept.values()) + found.largest
-    monkeypatch.setattr(session, "free_bytes", lambda device: need)
-    session.check_fits(run, found)
-    monkeypatch.setattr(session, "free_bytes", lambda device: need - 1)
+    assert need == found.needed_bytes
+    monkeypatch.setattr(memory, "free_bytes", lambda device: need)
+    profile.check_fits(run, found)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: need - 1)
     with pytest.raises(ValueError, match=r"must fit into the memory .* needs at least"):
-        session.check_fits(run, found)
+        profile.check_fits(run, found)
 
 
 # --- the door ----------------------------------------------------------------------------------------------------------------------
@@ -387,7 +365,7 @@ def test_the_table_names_every_part_and_the_bounds(profiled: Profiled) -> None:
     _, said, _ = profiled
     assert all(name in said for part, name in PARTS.items() if part not in WHOLE)
     assert "sum of the parts" in said
-    assert "roof, measured:" in said
+    assert "peaks, measured:" in said
     assert "2 of 4 micro-batches" in said
 
 
@@ -399,17 +377,16 @@ def test_the_trace_is_one_that_perfetto_reads(profiled: Profiled) -> None:
 
 def with_bounds(found: dict[str, Any]) -> dict[str, Any]:
     """The same with a table of ceilings and a curve, made up: measuring them takes longer than the rest."""
-    row = {"label": "GQA 4→2", "words": ["attention=gqa"], "by_flops": 1.076, "by_step": 1.09, "saved_mib": 3.0, "saved": 0.1}
+    row = {"label": "attention=gqa", "words": ["attention=gqa"], "by_flops": 1.076, "by_step": 1.09, "saved_mib": 3.0, "saved": 0.1}
     fit = {"exponent": 2.0, "low": 1.9, "high": 2.1}
     cost = {"name": "mha", "T": [16, 32, 64], "attention_ms": [1.0, 4.0, 16.0], "attention": fit, "step_ms": [2.0, 5.0, 18.0], "step": fit}
-    table = [row, {**row, "label": "GQA 4→2 + compile"}]
-    return {**found, "ceilings": {"table": table, "by_length": [{"T": 256, "options": [row]}]}, "curve": [cost]}
+    table = [row, {**row, "label": "attention=gqa + mlp=gelu3x", "words": ["attention=gqa", "mlp=gelu3x"]}]
+    return {**found, "ceilings": {"table": table}, "curve": [cost]}
 
 
 def test_bounds_and_curve_are_told(profiled: Profiled) -> None:
-    said = text.render(with_bounds(profiled[0]))
-    assert re.search(r"GQA 4→2 +1\.076× +1\.09× +3 +10\.0%", said)
-    assert "T=256: GQA 4→2 1.076×" in said
+    said = text.render_profile(with_bounds(profiled[0]))
+    assert re.search(r"attention=gqa +1\.076× +1\.09× +3 +10\.0%", said)
     assert re.search(r"mha +step +T\^2\.00 \[1\.90, 2\.10\]", said)
 
 
@@ -428,10 +405,10 @@ def test_the_door_measures_bounds_and_curve(door: Door, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -> None:
     path = profiled[2] / "whole.html"
-    report.write(with_bounds(profiled[0]), path)
+    page.write(with_bounds(profiled[0]), path)
     written = path.read_text(encoding="utf-8")
     assert "What an option can win at most" in written
-    assert "Against the sequence length" in written
+    assert "Milliseconds against the sequence length" in written
     if not CHROMIUM.exists():
         pytest.skip(f"no browser at {CHROMIUM}")
     from playwright.sync_api import sync_playwright
@@ -453,9 +430,9 @@ def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -
 def test_what_a_record_says_stays_text(profiled: Profiled) -> None:
     evil = "<img src=x onerror=alert(1)></script>"
     found = {**profiled[0], "hardware": {**profiled[0]["hardware"], "name": evil}, "clock": evil}
-    page = report.render(found)
-    assert "<img" not in page
-    assert page.count("</script>") == 3
+    written = page.render(found)
+    assert "<img" not in written
+    assert written.count("</script>") == 3
 
 
 # --- before and after --------------------------------------------------------------------------------------------------------------
@@ -468,22 +445,22 @@ def test_difference_puts_first_what_moved_most(profiled: Profiled) -> None:
         if row["part"] == "activation":
             row["ms"] += 500
     after["config"]["mlp"]["activation"] = "relu2"
-    found = difference.difference(before, after)
+    found = diff.difference(before, after)
     assert found["changed"] == {"mlp.activation": ["gelu", "relu2"]}
     assert found["parts"][0]["part"] == "activation"
     old, new = found["parts"][0]["ms"]
     assert new - old == pytest.approx(500)
     assert all(row["ms"][0] == row["ms"][1] for row in found["parts"][1:])
-    assert "mlp.activation gelu→relu2" in difference.tell(found)
+    assert "mlp.activation gelu→relu2" in diff.render(found)
 
 
 def test_times_of_another_machine_are_not_compared(profiled: Profiled) -> None:
     other = {**profiled[0], "hardware": {**profiled[0]["hardware"], "fingerprint": "other", "name": "RTX 4090"}}
-    found = difference.difference(profiled[0], other)
+    found = diff.difference(profiled[0], other)
     assert "RTX 4090" in found["times_refused"]
     assert found["step_ms"] is None
     assert "ms" not in found["parts"][0]
-    assert "times not compared" in difference.tell(found)
+    assert "times not compared" in diff.render(found)
 
 
 @pytest.mark.parametrize("content", ["{}", '{"schema_version": 99, "kind": "profile"}', "[]", "no json"])
@@ -495,7 +472,7 @@ def test_difference_refuses_what_is_no_profile(content: str, tmp_path: Path, cap
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The last line on stderr of a door that refuses."""
     with pytest.raises(SystemExit) as ended:
-        profile_door.main(list(words))
+        command.main(list(words))
     assert ended.value.code == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) <= 2
@@ -537,13 +514,13 @@ def test_work_outside_the_model_is_named(profiled: Profiled) -> None:
     size = profiled[0]["memory_mib"]["counted"]["parameters"] * 2**20
     assert rows["optimizer"]["bytes"] == pytest.approx(7 * size)
     assert rows["clip"]["bytes"] == pytest.approx(3 * size)
-    assert Work().bound_ms(ROOF) == 0
+    assert Work().bound_ms(PEAK) == 0
 
 
 def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def out(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
 
-    monkeypatch.setattr(session, "measure_roof", out)
+    monkeypatch.setattr(profile, "measure_peak", out)
     with pytest.raises(ValueError, match=r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 GiB\.\)$"):
-        session.profile(compose(list(NANO)), [], lambda more: compose([*NANO, *more]), repeats=1, trace=None, ceilings=False, lengths=None)
+        profile.profile(compose(list(NANO)), [], lambda more: compose([*NANO, *more]), repeats=1)

@@ -113,7 +113,7 @@ def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None
     assert set(manifest["parts"]) == {"config", "source", "data", "environment"}
     assert digest(manifest["parts"]) == manifest["identity"] == summary_of(undisturbed.run_dir)["identity"]
     assert {"nocap.training.loop", "nocap.model.gpt", "nocap.data.batches"} <= set(manifest["parts"]["source"])
-    assert not any("terminal" in module or "train" in module for module in manifest["parts"]["source"])
+    assert not any(module.endswith(("terminal", ".train")) for module in manifest["parts"]["source"])
     assert {"torch", "numpy", "python"} <= set(manifest["versions"])
     assert manifest["data"]["val_bytes_reason"]
 

@@ -7,9 +7,7 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.options.schedule import Schedule
-from nocap.options.schedule.constant import Constant
-from nocap.options.schedule.decay import Cosine, Linear
-from nocap.options.schedule.wsd import Wsd
+from nocap.options.schedule.decay import Constant, Cosine, Linear, Wsd
 
 STEPS, WARMUP, DECAY = 1000, 100, 300
 CONSTANT = Constant(warmup_steps=WARMUP)

@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from nocap import bench as door
+from nocap import bench as command
 from nocap.config import hardware
 from nocap.config.trainer import Device
 from nocap.judge.stats import signed_rank_needs
-from nocap.options.objective import Objective
-from nocap.speed import measure, suite
-from nocap.speed.arms import Arm, compose_arm, compose_arms, step_config
-from nocap.speed.clock import Clock, clock_of
-from nocap.speed.contestant import Contestant, DivergedError
-from nocap.speed.rounds import Times, interleave, order
-from nocap.speed.text import render
-from nocap.speed.verdict import LIMIT, Narrow, confidence_for, judge
+from nocap.measure import bench as measure
+from nocap.measure.arms import Arm, Times, compose_arm, compose_arms, interleave, order, step_config, suite
+from nocap.measure.bench_verdict import LIMIT, Narrow, confidence_for, judge
+from nocap.measure.clock import Clock, clock_of
+from nocap.measure.contestant import Contestant, DivergedError, StepInfo
+from nocap.measure.text import render_bench
 from nocap.training import memory
 
 NANO = ("model=nano", "trainer.device=cpu", "trainer.precision=fp32", "trainer.micro_batch=2", "trainer.batch_tokens=256")
@@ -181,15 +179,16 @@ def test_level_and_power_by_simulation(noise: Callable[..., np.ndarray[Any, Any]
 
 # --- a bench on a clock of its own -------------------------------------------------------------------------------------------------
 
-FACTS: dict[str, Any] = {
-    "tokens_per_step": 256,
-    "steps_per_block": 1,
-    "warm_up_s": 0.0,
-    "flops_per_token": 1e6,
-    "params": 1,
-    "kernel": "flash",
-    "memory_mib": {"peak": 1.0, "parameters": 1.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0},
-}
+INFO = StepInfo(
+    tokens_per_step=256,
+    steps_per_block=1,
+    warm_up_s=0.0,
+    flops_per_token=1e6,
+    flops_basis="arithmetic",
+    params=1,
+    kernel="flash",
+    memory_mib={"peak": 1.0, "parameters": 1.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0},
+)
 
 
 class Fake:
@@ -204,8 +203,8 @@ class Fake:
             raise self._error
         return self._block()
 
-    def facts(self) -> dict[str, Any]:
-        return FACTS
+    def info(self) -> StepInfo:
+        return INFO
 
     def close(self) -> None:
         pass
@@ -244,12 +243,12 @@ def test_an_arm_that_does_not_fit_or_fails_is_a_line(arms: list[Arm], monkeypatc
         ("failed", "OSError: gone"),
     ]
     assert result["control"]["verdict"] == "in order"
-    text = render(result)
+    text = render_bench(result)
     assert "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in text
     monkeypatch.setattr(measure, "bench", lambda *args, **options: result)
-    assert door.main([*NANO, "--arm", "mlp=gelu4x", "--arm", "attention=mha"]) == 1  # one failed
+    assert command.main([*NANO, "--arm", "mlp=gelu4x", "--arm", "attention=mha"]) == 1  # one failed
     del result["arms"][2]
-    assert door.main([*NANO, "--arm", "mlp=gelu4x", "--arm", "attention=mha"]) == 0  # one does not fit
+    assert command.main([*NANO, "--arm", "mlp=gelu4x", "--arm", "attention=mha"]) == 0  # one does not fit
     capsys.readouterr()
 
 
@@ -260,7 +259,7 @@ def test_without_its_baseline_a_bench_fails(arms: list[Arm], monkeypatch: pytest
     with pytest.raises(measure.BaselineError, match="the baseline, mlp=gelu4x: does not fit: no more"):
         fake_bench(arms, make)
     monkeypatch.setattr(measure, "Contestant", lambda arm, clock: make(arm))
-    assert door.main([*NANO, "--arm", "", "--arm", "attention=mha"]) == 1
+    assert command.main([*NANO, "--arm", "", "--arm", "attention=mha"]) == 1
     assert capsys.readouterr().err == "nocap: the baseline, (no change): does not fit: no more\n"
 
 
@@ -335,7 +334,7 @@ def test_the_result_has_one_schema(arms: list[Arm]):
 )
 def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as left:
-        door.main([*NANO, *words])
+        command.main([*NANO, *words])
     assert left.value.code == 2
     err = capsys.readouterr().err
     assert said in err
@@ -345,7 +344,7 @@ def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixtu
 def test_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SystemExit):
-        door.main([*NANO, "--arm", "", "--arm", "mlp=gelu3x"])
+        command.main([*NANO, "--arm", "", "--arm", "mlp=gelu3x"])
     assert capsys.readouterr().err == "nocap: nocap.bench must be started by itself, got a rank of torchrun\n"
 
 
@@ -356,18 +355,17 @@ def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_threads_choose_the_clock(arms: list[Arm]):
-    assert clock_of(arm.run for arm in arms) is Clock.cpu
+    assert clock_of([arm.run for arm in arms]) is Clock.cpu
     assert clock_of([arms[0].run, compose_arm(NANO, "trainer.threads=2").run]) is Clock.wall
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
-    monkeypatch.setattr(suite, "_fits", lambda base: "trainer.micro_batch=32" in base)
-    chosen = suite.suite(name, [])
-    arms = compose_arms(chosen.base, chosen.arms)
-    changed = " ".join(chosen.arms)
-    for word in (
+    base, overrides, _ = suite(name, [])
+    arms = compose_arms(base, overrides)
+    changed = " ".join(overrides)
+    for option in (
         "flash",
         "mha",
         "gqa",
@@ -382,25 +380,14 @@ def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPat
         "bf16",
         "regional",
         "off",
+        "8",
+        "block",
     ):
-        assert f"={word}" in changed
-    assert ("objective.loss_chunks" in changed) == hasattr(Objective, "loss_chunks")
-    assert {arm.run.trainer.batch_tokens for arm in arms} == {32 * 1024 if name == "gpu" else 512}
+        assert f"={option}" in changed
+    assert {arm.run.trainer.batch_tokens for arm in arms} == {8 * 1024 if name == "gpu" else 512}
     plain, *others = (step_config(arm.run) for arm in arms)
     assert all(sum(one[group] != plain[group] for group in plain) == 1 for one in others)  # an arm is one change
     assert {arm.run.trainer.device.value for arm in arms} == {"cuda" if name == "gpu" else "cpu"}
-
-
-def test_the_largest_batch_that_fits():
-    tried: list[int] = []
-
-    def fits(size: int) -> bool:
-        tried.append(size)
-        return size <= 16
-
-    assert (suite.largest_batch(fits), tried) == (16, [128, 64, 32, 16])
-    with pytest.raises(ValueError, match="a batch of one sequence must fit"):
-        suite.largest_batch(lambda size: False)
 
 
 # --- the real thing ----------------------------------------------------------------------------------------------------------------
@@ -418,7 +405,7 @@ def test_a_real_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Eight layers against two, and an arm that no memory has room for."""
     giant = "model.d_model=1048576"  # matrices of 4 TB
     arms = [word for words in ("", "model.n_layer=8", giant) for word in ("--arm", words)]
-    assert door.main([*NANO, *arms, "--rounds", "8", "--json", str(tmp_path / "deep" / "result.json")]) == 0
+    assert command.main([*NANO, *arms, "--rounds", "8", "--json", str(tmp_path / "deep" / "result.json")]) == 0
     out = capsys.readouterr().out
     result = json.loads((tmp_path / "deep" / "result.json").read_text())
     two, eight, none = result["arms"]

@@ -1,16 +1,17 @@
-"""Sessions: what is timed together, what is counted without a clock, and that a session is held once."""
+"""Sessions: what is timed together, what is counted without a clock, and that a session is run once."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nocap.config.compose import compose
-from nocap.speed import measure
+from nocap.config.compose import compose, composed
+from nocap.measure import bench as measure
 from nocap.store.record import read_json
 from nocap.study import session
 from nocap.study.sessions import Session, SessionError, hold_all
@@ -21,8 +22,8 @@ BATCH = (*NANO, "trainer.batch_tokens=64")
 HEADS = 4  # of the nano model
 
 
-def arms(**words: str) -> dict[str, list[str]]:
-    return {name: [*BATCH, *own.split()] for name, own in words.items()}
+def arms(**overrides: str) -> dict[str, list[str]]:
+    return {name: [*BATCH, *own.split()] for name, own in overrides.items()}
 
 
 def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch):
@@ -84,8 +85,8 @@ def test_attention_over_lengths():
 
 def test_decoding_writes_one_text_with_every_engine():
     engines = {"again": "no cache", "cached": "cache", "mqa": "cache"}
-    words = arms(again="attention=flash", cached="attention=flash", mqa="attention=mqa")
-    found = session.decoding(words, engines=engines, prompt=4, new=6, vocab=64)["arms"]
+    asked = arms(again="attention=flash", cached="attention=flash", mqa="attention=mqa")
+    found = session.decoding(asked, engines=engines, prompt=4, new=6, vocab=64)["arms"]
     assert {name: one["engine"] for name, one in found.items()} == engines
     for one in found.values():
         assert one["decode_tokens_per_s"] > 0
@@ -95,7 +96,7 @@ def test_decoding_writes_one_text_with_every_engine():
 
 
 def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch):
-    from nocap.generation import engine
+    from nocap.measure import decode as engine
 
     real = engine.Recompute.prefill
     monkeypatch.setattr(engine.Recompute, "prefill", lambda self, tokens_BT: -real(self, tokens_BT))
@@ -109,35 +110,33 @@ def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch)
         )
 
 
-def asked(*words: str, seed: int = 0, kind: str = "rough") -> Session:
-    run = compose([*BATCH, *words])
-    return Session(kind=kind, what=kind, seed=seed, arms={"mha": [*BATCH, *words]}, runs={"mha": run})
+def asked(*overrides: str, seed: int = 0, kind: str = "rough") -> Session:
+    return Session(kind=kind, what=kind, seed=seed, arms={"mha": composed([*BATCH, *overrides])})
 
 
-def test_a_session_is_asked_again_when_its_answer_could_differ():
+def test_a_session_is_run_again_when_its_result_could_differ():
     one = asked()
     assert one.key() == asked("schedule=cosine").key() == asked("data=synthetic").key() == asked("seed=3").key()
     assert len({one.key(), asked("attention=mqa").key(), asked(kind="steps").key(), replace(one, how={"rounds": 2}).key()}) == 4
 
 
-def test_a_session_is_held_once_and_its_claims_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_session_is_run_once_and_knows_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
-    told: list[str] = []
-    (first,) = hold_all([asked()], tmp_path, claims={"M": "hash"}, say=told.append)
-    assert first["claims"] == {"M": "hash"}
-    assert list(first).index("claims") < list(first).index("measured")
+    lines: list[str] = []
+    before = datetime.now().astimezone().replace(microsecond=0)
+    (first,) = hold_all([asked()], tmp_path, log=lines.append)
+    assert before <= datetime.fromisoformat(first["started"]) <= datetime.now().astimezone()
     assert first["measured"]["arms"]["mha"]["seconds_a_token"] > 0
-    assert len(told) == 1
-    again = hold_all([asked()], tmp_path, claims={"M": "another"}, say=told.append)
-    assert again == [first]
-    assert len(told) == 1
+    assert len(lines) == 1
+    assert hold_all([asked()], tmp_path, log=lines.append) == [first]
+    assert len(lines) == 1
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [asked().path(tmp_path).name]
     assert read_json(asked(seed=1).path(tmp_path)) is None
 
 
-def test_a_session_that_fails_says_why_and_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_session_that_fails_gives_the_reason_and_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     bad = replace(asked(), kind="lengths", how={"T": [8, 16]})
     with pytest.raises(SessionError, match=r"^rough, seed 0: .*must have at least 3 lengths.*; see .*\.log$"):
-        bad.hold(tmp_path, claims={})
+        bad.hold(tmp_path)
     assert bad.found(tmp_path) is None

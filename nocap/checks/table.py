@@ -1,4 +1,4 @@
-"""Which checks there are for which group, and how one is run."""
+"""Which checks there are for which group, and how one is run. A check is named as its function."""
 
 from __future__ import annotations
 
@@ -6,45 +6,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nocap.checks import model, option, others, runs
+from nocap.checks import model, option, parts, runs
 from nocap.checks.trial import FailedError, SkippedError, Trial, one_line
 
-Check = Callable[[Trial], str]  # what it found, in a line; or an error
+Check = Callable[[Trial], str]  # returns what it found, in a line; or raises
 
-CHECKS: dict[str, Check] = {
-    "composes": option.composes,
-    "refuses": option.refuses,
-    "builds": model.builds,
-    "causal": model.causal,
-    "scores": model.scores,
-    "counts": model.counts,
-    "decodes": model.decodes,
-    "compiles": model.compiles,
-    "state": others.keeps_its_state,
-    "rates": others.multiplies,
-    "prepares": others.prepares,
-    "encodes": others.encodes,
-    "mirrors": others.mirrors,
-    "slots": others.has_slots,
-    "learns": runs.learns,
-    "resumes": runs.resumes,
-    "ranks": runs.ranks,
-    "mirrored": runs.mirrors_a_run,
-    "grid": runs.trains_a_grid,
-}
-FIRST = ("composes", "refuses")  # where the first fails, there is nothing to try
-IN_MODEL = ("builds", "causal", "scores", "counts", "decodes", "compiles")
-TRAINED = ("learns", "resumes", "ranks")
-FOR: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("attention", "mlp", "norm", "position", "model"), (*FIRST, *IN_MODEL, *TRAINED)),
-    "ideas": (*FIRST, *IN_MODEL, "state", *TRAINED),
-    "objective": (*FIRST, "builds", "scores", "counts", "compiles", *TRAINED),
-    "optimizer": (*FIRST, "builds", "state", "counts", *TRAINED),
-    "schedule": (*FIRST, "rates", "builds", "learns", "resumes"),
-    "data": (*FIRST, "prepares", "builds", *TRAINED),
-    "tokenizer": (*FIRST, "encodes", "prepares", "builds", "learns", "resumes"),
-    "tracker": (*FIRST, "mirrors", "learns", "mirrored", "resumes"),
-    "launcher": (*FIRST, "slots", "grid"),
+ANY: tuple[Check, ...] = (option.composes, option.refuses)  # where the first fails, there is nothing to try
+IN_MODEL: tuple[Check, ...] = (model.builds, model.causal, model.scores, model.counts, model.decodes, model.compiles)
+TRAINED: tuple[Check, ...] = (runs.learns, runs.resumes, runs.ranks)
+CHECKS: dict[str, tuple[Check, ...]] = {
+    **dict.fromkeys(("attention", "mlp", "norm", "position", "model"), (*ANY, *IN_MODEL, *TRAINED)),
+    "ideas": (*ANY, *IN_MODEL, parts.state, *TRAINED),
+    "objective": (*ANY, model.builds, model.scores, model.counts, model.compiles, *TRAINED),
+    "optimizer": (*ANY, model.builds, parts.state, model.counts, *TRAINED),
+    "schedule": (*ANY, parts.rates, model.builds, runs.learns, runs.resumes),
+    "data": (*ANY, parts.prepares, model.builds, *TRAINED),
+    "tokenizer": (*ANY, parts.encodes, parts.prepares, model.builds, runs.learns, runs.resumes),
+    "tracker": (*ANY, parts.mirrors, runs.learns, runs.mirrored, runs.resumes),
+    "launcher": (*ANY, parts.slots, runs.grid),
 }
 
 
@@ -52,38 +31,38 @@ FOR: dict[str, tuple[str, ...]] = {
 class Line:
     """How a check ended."""
 
-    word: str  # ok, FAIL or skip
-    what: str
+    status: str  # ok, FAIL or skip
+    name: str
     detail: str
     seconds: float
 
 
-def names(group: str) -> tuple[str, ...]:
-    """The checks of a group; of one that is not in the table, what any option must do."""
-    return FOR.get(group, FIRST)
+def checks(group: str) -> dict[str, Check]:
+    """A group's checks by name; for a group that is not in the table, what any option must pass."""
+    return {check.__name__: check for check in CHECKS.get(group, ANY)}
 
 
 def lines(trial: Trial, wanted: Callable[[str], bool]) -> Iterator[Line]:
-    """The checks one after the other, as they end."""
-    for what in names(trial.found.group):
-        if what == "composes" or wanted(what):
-            line = _line(trial, what)
-            if wanted(what) or line.word == "FAIL":
+    """Run the checks one after the other."""
+    for name, check in checks(trial.candidate.group).items():
+        if name == "composes" or wanted(name):
+            line = _line(trial, name, check)
+            if wanted(name) or line.status == "FAIL":
                 yield line
-            if what == "composes" and line.word == "FAIL":
+            if name == "composes" and line.status == "FAIL":
                 return
 
 
-def _line(trial: Trial, what: str) -> Line:
+def _line(trial: Trial, name: str, check: Check) -> Line:
     began = time.monotonic()
     try:
-        word, detail = "ok", CHECKS[what](trial)
+        status, detail = "ok", check(trial)
     except SkippedError as error:
-        word, detail = "skip", str(error)
+        status, detail = "skip", str(error)
     except (FailedError, ValueError) as error:
-        word, detail = "FAIL", one_line(error)
+        status, detail = "FAIL", one_line(error)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # whatever the option does when it is tried; a library's panic is no Exception
-        word, detail = "FAIL", one_line(f"{type(error).__name__}: {error}")
-    return Line(word=word, what=what, detail=detail, seconds=time.monotonic() - began)
+    except BaseException as error:  # anything that the option raises when it is tried; a library's panic is no Exception
+        status, detail = "FAIL", one_line(f"{type(error).__name__}: {error}")
+    return Line(status=status, name=name, detail=detail, seconds=time.monotonic() - began)

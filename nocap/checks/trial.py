@@ -1,32 +1,32 @@
-"""An option on trial: its words, its small run, and the processes that train it, all in a folder of its own."""
+"""An option on trial: its overrides, its small run, and the processes that train it, all in a folder of its own."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nocap.config import registry
 from nocap.config.compose import compose
 from nocap.config.option import Option
 from nocap.config.paths import PACKAGE, cache_root
 from nocap.config.run import Run
 from nocap.outside import VARIABLE
+from nocap.store.record import Metrics, Row
 
 if TYPE_CHECKING:
     from nocap.data.prepare import Dataset
 
-STEPS, CHECKPOINT_EVERY = 30, 8
 LIMIT_S = 600.0  # for one process
-# A run of seconds. The words of a group give way to another choice for it.
+# A run of seconds. Those of a group are left out where another option of it is chosen.
 BASE = {
     "model": ("model=nano",),
     "data": ("data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000"),
@@ -34,29 +34,27 @@ BASE = {
 }
 SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")  # nano's, for a model of any size
 TRAINER = (
-    f"trainer.steps={STEPS}",
-    "trainer.val_every=12",
-    f"trainer.checkpoint_every={CHECKPOINT_EVERY}",
-    "trainer.batch_tokens=2048",
-    "trainer.micro_batch=8",
-    "trainer.val_tokens=4096",
-    "trainer.device=cpu",
-    "trainer.precision=fp32",
-    "trainer.compile=off",
-    "trainer.threads=1",
+    *("trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8", "trainer.val_tokens=4096"),
+    *("trainer.batch_tokens=2048", "trainer.micro_batch=8", "trainer.device=cpu", "trainer.precision=fp32"),
+    *("trainer.compile=off", "trainer.threads=1"),
 )
 
 
 class FailedError(Exception):
-    """The option does not do what is asked of it; why, in a line."""
+    """The option fails a check; why, in a line."""
 
 
 class SkippedError(Exception):
-    """It cannot be found out here; why, in a line."""
+    """It cannot be checked here; why, in a line."""
+
+
+def expect(ok: object, otherwise: str) -> None:
+    if not ok:
+        raise FailedError(otherwise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Candidate:
     """An option that a folder adds."""
 
     folder: Path
@@ -65,8 +63,8 @@ class Found:
     yaml: Path | None  # None: a file of Python that no yaml chooses
 
     @property
-    def word(self) -> str:
-        """The word of the command line that chooses it."""
+    def override(self) -> str:
+        """What chooses it on the command line."""
         if self.group == "ideas":
             return f"ideas=[{self.name}]"
         return f"{'hydra/' if self.group == 'launcher' else ''}{self.group}={self.name}"
@@ -74,33 +72,32 @@ class Found:
 
 @dataclass(kw_only=True)
 class Trial:
-    """One option, with what its checks share: the composed run, the data, one run that nobody disturbed."""
+    """One option, with what its checks share: the composed run, the data, one run that is not disturbed."""
 
-    found: Found
-    more: tuple[str, ...]  # the user's words, for every run
-    room: Path  # a folder that goes when the trial ends
+    candidate: Candidate
+    more: tuple[str, ...]  # the user's overrides, for every run
+    folder: Path  # temporary
 
-    def words(self, *more: str) -> list[str]:
-        """Overrides for `nocap train`; the later ones hold."""
-        chosen = {word.partition("=")[0] for word in (self.found.word, *self.more)}
-        base = [word for group, words in BASE.items() if group not in chosen for word in words]
-        shape = SHAPE if self.found.group == "model" else ()
-        cache = quoted("cache_dir", self.room / "cache")
-        return [*base, self.found.word, *shape, *TRAINER, cache, *self.more, *more]
+    def overrides(self, *more: str) -> list[str]:
+        """For `nocap train`; of two for the same key, the later one holds."""
+        chosen = {override.partition("=")[0] for override in (self.candidate.override, *self.more)}
+        base = [override for group, overrides in BASE.items() if group not in chosen for override in overrides]
+        shape = SHAPE if self.candidate.group == "model" else ()
+        return [*base, self.candidate.override, *shape, *TRAINER, quoted("cache_dir", self.folder / "cache"), *self.more, *more]
 
     def compose(self, *more: str) -> Run:
-        return compose(self.words(quoted("output_dir", self.room / "out"), *more))
+        return compose(self.overrides(quoted("output_dir", self.folder / "out"), *more))
 
     @cached_property
     def run(self) -> Run:
         return self.compose()
 
-    @property
-    def option(self) -> Option:
-        """The option itself, as the run has it."""
-        if self.found.group == "ideas":
-            return next(iter(self.run.ideas.values()))
-        option: Option = getattr(self.run, self.found.group)
+    def option(self, *more: str) -> Option:
+        """The option itself, as a run with `more` overrides has it."""
+        if self.candidate.group == "launcher":
+            return launcher(self.overrides(*more))
+        run = self.compose(*more) if more else self.run
+        option: Option = next(iter(run.ideas.values())) if self.candidate.group == "ideas" else getattr(run, self.candidate.group)
         return option
 
     @cached_property
@@ -113,13 +110,12 @@ class Trial:
 
     @contextmanager
     def started(self, output: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`nocap train` in a process group of its own, of which nothing is left in the end."""
-        words = [*self.words(*more), quoted("output_dir", self.room / output)]
-        command = [sys.executable, "-m", "nocap.train", "--config-dir", str(self.found.folder), *words]
-        with (self.room / f"{output}.out").open("wb") as out, (self.room / f"{output}.err").open("wb") as err:
-            process = subprocess.Popen(
-                command, cwd=self.room, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+        """`nocap train` in a process group of its own, which is killed in the end."""
+        overrides = [*self.overrides(*more), quoted("output_dir", self.folder / output)]
+        command = [sys.executable, "-m", "nocap.train", "--config-dir", str(self.candidate.folder), *overrides]
+        with (self.folder / f"{output}.out").open("wb") as out, (self.folder / f"{output}.err").open("wb") as err:
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            process = subprocess.Popen(command, cwd=self.folder, env=environment(), start_new_session=True, **pipes)
             try:
                 yield process
             finally:
@@ -136,49 +132,60 @@ class Trial:
                 code = process.wait(timeout=LIMIT_S)
             except subprocess.TimeoutExpired:
                 raise FailedError(f"training had not ended after {LIMIT_S:g} s") from None
-        if code:
-            raise FailedError(f"training ended with code {code}: {self.told(output)}")
+        expect(code == 0, f"training ended with code {code}: {self.reason(output)}")
         return self.run_dir(output)
 
     def run_dir(self, output: str) -> Path:
-        (folder,) = (self.room / output / "runs").iterdir()
+        (folder,) = (self.folder / output / "runs").iterdir()
         return folder
 
-    def told(self, output: str) -> str:
-        """What a process that failed said of it, in a line."""
-        lines = [line.strip() for line in (self.room / f"{output}.err").read_text(errors="replace").splitlines() if line.strip()]
+    def reason(self, output: str) -> str:
+        """The last line that a process wrote to stderr, nocap's own before others."""
+        lines = [line.strip() for line in (self.folder / f"{output}.err").read_text(errors="replace").splitlines() if line.strip()]
         own = [line.removeprefix("nocap: ") for line in lines if line.startswith("nocap: ")]
-        return one_line((own or lines or ["it said nothing"])[-1])
+        return one_line((own or lines or ["nothing on stderr"])[-1])
 
     @cached_property
-    def _undisturbed(self) -> Path | FailedError:
+    def first_run(self) -> Path | FailedError:
         try:
-            return self.train("whole")
+            return self.train("first")
         except FailedError as error:
             return error
 
     @property
-    def undisturbed(self) -> Path:
-        """The folder of the one run that the others are compared with.
+    def clean(self) -> Path:
+        """The folder of the run that is not disturbed, to compare others with."""
+        if isinstance(self.first_run, FailedError):
+            raise SkippedError("the run to compare with failed: see learns")
+        return self.first_run
 
-        Errors:
-            FailedError: it failed.
-        """
-        if isinstance(self._undisturbed, FailedError):
-            raise FailedError(*self._undisturbed.args)
-        return self._undisturbed
 
-    @property
-    def whole(self) -> Path:
-        """The same, for a check that says nothing where there is none."""
-        try:
-            return self.undisturbed
-        except FailedError:
-            raise SkippedError("the run to compare with failed: see learns") from None
+def launcher(overrides: list[str]) -> Option:
+    """The launcher is no part of a run: Hydra makes it of its own part of the config."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from nocap.config.compose import register
+    from nocap.config.errors import CONFIG_ERRORS, explain
+    from nocap.config.paths import conf_dir
+
+    register()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            keys: Any = OmegaConf.to_container(compose("train", overrides, return_hydra_config=True).hydra.launcher, resolve=True)
+    except CONFIG_ERRORS as error:
+        raise ValueError(explain(error)) from error
+    kind, target = keys.get("kind"), keys.pop("_target_")
+    known = registry.options("launcher")
+    expect(kind in known, f"it makes {target}, which is no launcher option: defaults must be [/schema/launcher/KIND@_here_]")
+    try:
+        return known[kind](**keys)
+    except TypeError as error:  # a key that the option has not, as Hydra's + writes it
+        raise ValueError(one_line(error)) from error
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and all that it started, without a moment to say so."""
+    """SIGKILL the process and all that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -186,29 +193,24 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 def environment() -> dict[str, str]:
     """This process's, without what is about another run, and with nocap to be found from any folder."""
-    about_ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {key: value for key, value in os.environ.items() if key not in (VARIABLE, *about_ranks)}
+    about_others = (VARIABLE, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {key: value for key, value in os.environ.items() if key not in about_others}
     paths = [str(PACKAGE.parent), *filter(None, [kept.get("PYTHONPATH")])]
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
-def wait_for(process: subprocess.Popen[bytes], there: Any) -> bool:
-    """Whether it is there before the process ends."""
+def wait_for(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> bool:
+    """Whether the condition holds before the process ends."""
     until = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < until:
-        if there():
+        if condition():
             return True
         time.sleep(0.002)
     return False
 
 
-def rows(run_dir: Path) -> list[Mapping[str, Any]]:
-    """The metrics, without a last line that is half written."""
-    try:
-        text = (run_dir / "metrics.jsonl").read_text()
-    except OSError:
-        return []
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+def rows(run_dir: Path) -> list[Row]:
+    return Metrics(run_dir / "metrics.jsonl").rows()
 
 
 def quoted(key: str, path: Path) -> str:
@@ -217,5 +219,5 @@ def quoted(key: str, path: Path) -> str:
 
 
 def one_line(text: object, most: int = 240) -> str:
-    words = " ".join(str(text).split())
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import difflib
 import math
-import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import yaml
-from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
 from nocap.config import hardware, registry
+from nocap.config.errors import CONFIG_ERRORS, explain, suggest
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Trainer
@@ -31,13 +38,9 @@ from nocap.options.ideas import Idea
 
 T = TypeVar("T")
 
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError)  # of composing: somebody's yaml or words
-EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
-LOST = 70  # how torchrun's agent says to its parent that a rank was taken, not that training failed
-
 
 def register() -> None:
-    """Put the schemas under `schema/` in Hydra's store and the resolvers in OmegaConf. Safe to call twice.
+    """Tell Hydra of the schemas, under `schema/`, of the resolvers and of the folders from outside. Safe to call twice.
 
     Errors:
         ValueError: an option from outside cannot be imported.
@@ -48,8 +51,17 @@ def register() -> None:
     for group in registry.groups():
         for kind, schema in registry.options(group).items():
             store.store(group=f"schema/{group}", name=kind, node=schema)
+    Plugins.instance().register(_OutsideSearchPath)
     for name, resolver in _RESOLVERS.items():
         OmegaConf.register_new_resolver(f"nocap.{name}", resolver, replace=True)
+
+
+class _OutsideSearchPath(SearchPathPlugin):
+    """The folders of `--config-dir` and of installed packages."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in outside.folders():
+            search_path.append(provider="nocap", path=f"file://{folder}")
 
 
 def _gqa_heads(n_head: int) -> int:
@@ -101,7 +113,7 @@ def _refuse_unknown_keys(cfg: DictConfig, schema: type, prefix: str) -> None:
     for key in map(str, cfg):
         name = f"{prefix}{key}"
         if key not in known:
-            raise ValueError(f"{name} is no key of {schema.__name__.lower()}{_suggest(key, known)}")
+            raise ValueError(f"{name} is no key of {schema.__name__.lower()}{suggest(key, known)}")
         node = cfg._get_node(key)
         if isinstance(node, DictConfig) and dataclasses.is_dataclass(node._metadata.object_type):
             _refuse_unknown_keys(node, node._metadata.object_type, f"{name}.")
@@ -120,29 +132,121 @@ def _refuse_untyped_ideas(ideas: DictConfig) -> None:
         _refuse_unknown_keys(node, kind, f"ideas.{name}.")
 
 
-def _suggest(word: str, known: list[str]) -> str:
-    keys = [key for key in known if key != "kind"]  # a fact about the option, not a choice
-    close = difflib.get_close_matches(word, keys, n=1)
-    if close:
-        return f" (did you mean {close[0]}?)"
-    return f" (it has {', '.join(keys)})" if keys else ""
+# --- composing ---------------------------------------------------------------------------------------------------------------------
 
 
-def compose(overrides: list[str]) -> Run:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Composed:
+    """A command line, the run it makes, and the names of the options it chose: group → yaml, None for no yaml."""
+
+    overrides: tuple[str, ...]
+    run: Run
+    choices: dict[str, str | None]
+
+
+def compose(overrides: Iterable[str]) -> Run:
     """The `Run` of these command-line overrides, without Hydra's application around it.
 
     Errors:
         ValueError: as for `parse`, and for an unknown option or malformed override.
     """
-    register()
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return parse(hydra_compose("train", overrides))
-    except CONFIG_ERRORS as error:
-        raise ValueError(explain(error)) from error
+    return Composer().composed(tuple(overrides)).run
 
 
-def from_words(schema: type[T], words: Iterable[str]) -> T:
+def composed(overrides: Iterable[str]) -> Composed:
+    """The same with the names of the chosen options, remembered: do not change its `run`.
+
+    Errors:
+        ValueError: as for `compose`.
+    """
+    return _composer(outside.state()).composed(tuple(overrides))
+
+
+@cache
+def _composer(state: str) -> Composer:
+    return Composer()
+
+
+class Composer:
+    """Composes many command lines: reads each yaml once, and composes overrides that differ only in the seed once."""
+
+    def __init__(self, loader: ConfigLoader | None = None, application: DictConfig | None = None) -> None:
+        """Inside Hydra's application: its loader, and its config, whose overrides of `hydra.*` hold for all."""
+        register()
+        self._loader, self._application = loader or _loader(), application
+        if isinstance(self._loader, ConfigLoaderImpl):
+            self._loader.repository = _Remembered(self._loader.config_search_path)
+        self._arms: dict[tuple[tuple[str, ...], bool], tuple[DictConfig, dict[str, str | None]] | str] = {}
+
+    def composed(self, overrides: Sequence[str]) -> Composed:
+        """
+        Errors:
+            ValueError: as for `compose`.
+        """
+        seeds = [override for override in overrides if re.fullmatch(r"seed=(0|[1-9]\d*)", override)]
+        arm = tuple(override for override in overrides if override not in seeds)
+        key = arm, bool(seeds)
+        if key not in self._arms:
+            self._arms[key] = self._compose(arm)
+        if isinstance(found := self._arms[key], str):
+            raise ValueError(found)
+        cfg, choices = found
+        try:
+            if seeds:
+                cfg.seed = int(seeds[-1].partition("=")[2])
+            return Composed(overrides=tuple(overrides), run=parse(cfg), choices=choices)
+        except CONFIG_ERRORS as error:
+            raise ValueError(explain(error)) from error
+
+    def _compose(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None]] | str:
+        """The config without its `hydra` part, and the choices. Or why it cannot be composed."""
+        name, common = "train", list[str]()
+        if self._application is not None:
+            name, common = self._application.hydra.job.config_name, list(self._application.hydra.overrides.hydra)
+        try:
+            cfg = self._loader.load_configuration(name, [*common, *overrides], RunMode.RUN, from_shell=False)
+            if self._application is not None:
+                OmegaConf.copy_cache(from_config=self._application, to_config=cfg)  # one ${now:…} for all
+            choices = dict(cfg.hydra.runtime.choices)
+            with open_dict(cfg):
+                del cfg["hydra"]
+            return cfg, choices
+        except CONFIG_ERRORS as error:
+            return explain(error)
+
+
+def _loader() -> ConfigLoader:
+    """A loader of nocap's yamls and those from outside, whatever Hydra application is around."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        return hydra.config_loader
+
+
+class _Remembered(ConfigRepository):
+    """Reads each yaml once. Hydra writes into what it is given, so that is a copy."""
+
+    def __init__(self, search_path: ConfigSearchPath) -> None:
+        super().__init__(search_path)
+        self._known: dict[str, ConfigResult | None] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Remembered:
+        return copy.copy(self)
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
+        self._known = {}
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self._known:
+            self._known[config_path] = super().load_config(config_path)
+        return copy.deepcopy(self._known[config_path])
+
+
+# --- records and requests -----------------------------------------------------------------------------------------------------------
+
+
+def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands: a prompt may hold what Hydra's grammar,
     yaml or an interpolation would read as something else.
 
@@ -150,12 +254,12 @@ def from_words(schema: type[T], words: Iterable[str]) -> T:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.
     """
     kinds, cfg, given = get_type_hints(schema), OmegaConf.structured(schema), dict[str, Any]()
-    for word in words:
-        key, equals, text = word.partition("=")
+    for override in overrides:
+        key, equals, text = override.partition("=")
         if not equals:
-            raise ValueError(f"{word!r} must be key=value{_suggest(key, list(kinds))}")
+            raise ValueError(f"{override!r} must be key=value{suggest(key, list(kinds))}")
         if key not in kinds:
-            raise ValueError(f"{key} is no key of {schema.__name__.lower()}{_suggest(key, list(kinds))}")
+            raise ValueError(f"{key} is no key of {schema.__name__.lower()}{suggest(key, list(kinds))}")
         if kinds[key] is not str:
             cfg[key] = text
         given[key] = text if kinds[key] is str else cfg[key]
@@ -167,9 +271,17 @@ def from_words(schema: type[T], words: Iterable[str]) -> T:
 
 def to_plain(run: Run) -> dict[str, Any]:
     """The run as plain JSON types: what `config.yaml`, the identity and the trackers see."""
-    plain = OmegaConf.to_container(OmegaConf.structured(run), enum_to_str=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return {f.name: _plain(getattr(run, f.name)) for f in dataclasses.fields(run)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.name if isinstance(value, Enum) else value
 
 
 def dump(plain: Mapping[str, Any]) -> str:
@@ -177,7 +289,7 @@ def dump(plain: Mapping[str, Any]) -> str:
 
 
 def load(path: Path) -> Run:
-    """The `Run` in a record's `config.yaml`; each option's `kind` says which schema it is.
+    """The `Run` in a record's `config.yaml`. Each option's `kind` names its schema.
 
     Errors:
         ValueError: the file is no config of this version.
@@ -209,81 +321,8 @@ def _typed(group: str, place: str, plain: dict[str, Any]) -> Any:
 
 
 def refuse_interpolations(plain: Any) -> None:
-    """A record holds values. `${oc.env:…}` in a folder that somebody sent would read this machine's environment."""
+    """A record holds values. `${oc.env:…}` in a record from elsewhere would read this machine's environment."""
     if isinstance(plain, str) and "${" in plain:
         raise ValueError(f"values must be plain, got the interpolation {plain}")
     for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
         refuse_interpolations(item)
-
-
-def explain(error: BaseException) -> str:
-    """One line of what a person needs from Hydra's or OmegaConf's several."""
-    if isinstance(error, RecursionError):
-        return "a yaml's defaults must not choose the yaml itself: an option's begin with [/schema/GROUP/KIND@_here_]"
-    if isinstance(error, yaml.YAMLError):
-        return f"a yaml cannot be read: {' '.join(str(error).split())}"
-    causes = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)
-    text = str(causes[-1]) if isinstance(causes[-1], (ValueError, OmegaConfBaseException)) else str(error)
-    key = next((found.group(1) for cause in causes if (found := re.search(r"full_key: (\S+)", str(cause)))), None)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    lines = [line for line in lines if not re.match(r"In '[^']*': \w+ raised while composing config:$", line)] or lines
-    if lines and lines[0].startswith("LexerNoViableAltException: "):
-        return f"{lines[0].partition(': ')[2]} cannot be read: put the value in quotes, as in \"key='~/x'\""
-    if lines and lines[0].startswith("Config group override must be"):
-        return "a group must be given an option's name, as in attention=gqa"
-    if idea := re.search(r"Could not load 'ideas/(.*)'", text):
-        known = sorted(path.stem for folder in (conf_dir(), *outside.folders()) for path in (folder / "ideas").glob("*.yaml"))
-        return f"ideas must be among {', '.join(known)}, got {idea.group(1)}"
-    if "Dict[str, Idea]" in text:
-        return "an idea's yaml must begin with '# @package ideas.NAME'"
-    if named := re.search(r"Could not load 'schema/(\w+)/?(\w*)'", text):
-        group, kind = named.groups()
-        have = ", ".join(registry.options(group)) if group in registry.groups() else "none"
-        return f"a yaml's defaults must be [/schema/GROUP/KIND@_here_], got schema/{group}/{kind}; the kinds there: {have}"
-    if unknown := re.search(r"Key '(.*)' not in '(.*)'", lines[0] if lines else ""):
-        word, schema = unknown.groups()
-        if schema in {registry.interface(group).__name__ for group in registry.groups()}:
-            return f"{key or word} is no key of every {schema.lower()}: its yaml must have defaults: [/schema/GROUP/KIND@_here_]"
-        return f"{key or word} is no key of {schema.lower()}{_suggest(word, _fields(schema, key or ''))}"
-    if missing := re.search(r"missing mandatory value: (\S+)", text):
-        return f"{key or missing.group(1)} must be given"
-    noise = r"full_key:|object_type=|reference_type=|Config search path:|provider=|See https:"
-    line = re.sub(r"^In '[^']*': ", "", " ".join(line for line in lines if not re.match(noise, line)))
-    line = re.sub(r"raised while resolving interpolation: ", "", re.sub(r"^(ValueError|TypeError) ", "", line))
-    return f"{key}: {line}" if key and key not in line else line or type(error).__name__
-
-
-def _fields(schema_name: str, place: str) -> list[str]:
-    """The keys of the schema of this name, in the group of the key that was given: two options may have one name."""
-    group = place.partition(".")[0]
-    groups = [group] if group in registry.groups() else registry.groups()
-    schemas: list[Any] = [Run, Trainer, *(schema for name in groups for schema in registry.options(name).values())]
-    return [f.name for schema in schemas if schema.__name__ == schema_name for f in dataclasses.fields(schema)]
-
-
-def refuse(message: object) -> NoReturn:
-    """Say it in one line on stderr and leave with exit code 2."""
-    print(f"nocap: {message}", file=sys.stderr)
-    raise SystemExit(EXIT_CODES["refused"])
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Bad input inside the block becomes one line on stderr and exit code 2.
-
-    A disk that is full, or a reader of stdout that has gone (`… | head`), is nobody's input: exit code 1, the first with a line.
-    """
-    try:
-        yield
-    except CONFIG_ERRORS as error:
-        refuse(explain(error))
-    except ValueError as error:
-        refuse(error)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
-        raise SystemExit(EXIT_CODES["failed"]) from None
-    except OSError as error:
-        print(f"nocap: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_CODES["failed"]) from error

@@ -1,4 +1,4 @@
-"""What this machine is, asked without importing torch: the door answers in a fraction of a second and starts workers that agree with it."""
+"""What this machine is, found without importing torch: so a command answers in a fraction of a second, and its workers agree with it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def default_precision(device: Device) -> Precision:
     """bf16 where the hardware multiplies it natively, else fp32."""
     if device is Device.cuda:
         return Precision.bf16
-    return Precision.bf16 if {"avx512_bf16", "amx_bf16", "bf16"} & _cpu_facts()[1] else Precision.fp32
+    return Precision.bf16 if {"avx512_bf16", "amx_bf16", "bf16"} & _cpu()[1] else Precision.fp32
 
 
 def default_threads(device: Device, devices: int) -> int:
@@ -105,12 +105,12 @@ def default_threads(device: Device, devices: int) -> int:
 
 
 def device_name(device: Device) -> str:
-    return cuda_devices()[0] if device is Device.cuda else _cpu_facts()[0]
+    return cuda_devices()[0] if device is Device.cuda else _cpu()[0]
 
 
 @cache
-def _cpu_facts() -> tuple[str, frozenset[str]]:
-    """The CPU's model name and feature flags; off Linux just the platform's word for it."""
+def _cpu() -> tuple[str, frozenset[str]]:
+    """The CPU's model name and feature flags; off Linux the platform's name for it."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -122,10 +122,10 @@ def _cpu_facts() -> tuple[str, frozenset[str]]:
 
 def describe(device: Device, threads: int) -> dict[str, object]:
     """The record's `hardware`. Times are comparable only between runs of one `fingerprint`, which names the host too."""
-    facts: dict[str, object] = {
+    found: dict[str, object] = {
         "device": device.value,
         "name": device_name(device),
-        "cpu": _cpu_facts()[0],
+        "cpu": _cpu()[0],
         "cores": os.cpu_count(),
         "threads": threads,
         "host": platform.node(),
@@ -133,8 +133,8 @@ def describe(device: Device, threads: int) -> dict[str, object]:
         "torch": torch_build()["version"],
         "cuda": torch_build()["cuda"] if device is Device.cuda else None,
     }
-    facts["fingerprint"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-    return facts
+    found["fingerprint"] = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
+    return found
 
 
 def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any
 
-# What a key may count for, and whether one that does not say counts.
+# What a key may count for → whether it does by default.
 COUNTS = {
     "identity": True,  # another value makes another run
     "step": True,  # a training step depends on it, and so does its speed
@@ -15,7 +15,7 @@ COUNTS = {
 
 
 class InputError(ValueError):
-    """What was asked for cannot be done, found out where the run happens: refused there as at the door, with exit code 2."""
+    """Bad input that only the worker can find. It is refused there as by the command: exit code 2."""
 
 
 def require(ok: bool, key: str, rule: str, value: object) -> None:
@@ -25,9 +25,9 @@ def require(ok: bool, key: str, rule: str, value: object) -> None:
 
 
 def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING, **counts: bool) -> Any:
-    """A dataclass field that says what it counts for: `devices: int = key(identity=False)`. `COUNTS` holds for what is not said.
+    """A dataclass field that declares what it counts for: `devices: int = key(identity=False)`. `COUNTS` has the defaults.
 
-    For a field that holds an option, False leaves out all its keys, True takes in all of them, and silence asks them.
+    For a field that holds an option: False excludes all its keys, True includes them all, and without either each key decides.
     """
     assert counts.keys() <= COUNTS.keys(), counts
     return field(default=default, default_factory=default_factory, metadata=counts)
@@ -37,12 +37,12 @@ def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]
     """Of a dataclass's plain form, the keys that count for `what`, nested as they are."""
     found: dict[str, Any] = {}
     for f in fields(option):
-        value, said = getattr(option, f.name), f.metadata.get(what)
+        value, counts = getattr(option, f.name), f.metadata.get(what)
         nested = _nested(value)
-        if said is False:
+        if counts is False:
             continue
-        if nested is None or said:
-            if said or COUNTS[what]:
+        if nested is None or counts:
+            if counts or COUNTS[what]:
                 found[f.name] = plain[f.name]
         elif is_dataclass(value):
             found[f.name] = counting(value, what, plain[f.name])

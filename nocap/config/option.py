@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 class Option:
     """The base of every option of every group. `kind` is the option's own name in its group, as `config.yaml` records it.
 
-    Its keys are its fields; numbers live in the option's yaml. `__post_init__` refuses a wrong value, `check` what only shows beside the
-    other groups. Options import torch when they build, so that the command line answers without it.
+    Its keys are its fields, with values in its yaml. `__post_init__` refuses a wrong value, `check` what is wrong only beside
+    the other groups. Options import torch when they build, so that the command line answers without it.
     """
 
     kind: str
 
     def check(self, run: Run) -> None:
-        """Refuse, with `require`, what only shows when groups meet."""
+        """Refuse, with `require`, values that do not fit other groups' options."""
 
 
-def said(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callable[..., Any] | None:
-    """The option's method `fact`, or None where it has none, or has one that is about another's work.
+def declared(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callable[..., Any] | None:
+    """The option's method `fact`, or None where it has none, or only inherits one that describes another class's work.
 
-    A fact (its FLOPs, its cached form, its kernel's name) is about what a method `of` the option builds. A subclass that builds something
-    else and says nothing must not be taken at its parent's word: the fact counts only from the class that builds, or from a later one.
+    A fact (its FLOPs, its cached form, its kernel's name) describes what a method `of` the option builds. A subclass that builds something
+    else does not inherit it: the fact must come from the class that builds, or from a subclass of that.
     """
     order = type(option).__mro__
 
@@ -37,5 +37,4 @@ def said(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callable[..
 
     builds = (of,) if isinstance(of, str) else of
     found = level(fact) < len(order) and all(level(fact) <= level(name) for name in builds)
-    method: Callable[..., Any] | None = getattr(option, fact) if found else None
-    return method
+    return getattr(option, fact) if found else None

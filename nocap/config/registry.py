@@ -55,17 +55,17 @@ def _options(group: str, state: str) -> dict[str, type[Option]]:
             found[_kind(cls)] = cls
     for file in outside.files():
         if file.group == group:
-            mine = list(_options_of(file.load(), group))
-            if not mine:
+            own = list(_options_of(file.load(), group))
+            if not own:
                 raise ValueError(f"{file.path} must define an option: a dataclass that extends {interface(group).__name__}")
-            for cls in mine:
+            for cls in own:
                 _check(cls, file, found)
                 found[_kind(cls)] = cls
     return found
 
 
 def keys_that_count(what: str) -> list[str]:
-    """`group.key` of every key that says that it counts for `what`, of nocap's own options and the trainer."""
+    """`group.key` of every key that is declared to count for `what`, of all options and the trainer."""
     from nocap.config.run import Run
 
     found: list[str] = []
@@ -81,8 +81,8 @@ def _check(cls: type[Option], file: outside.File, others: dict[str, type[Option]
         raise ValueError(f"{file.path}: {cls.__name__} must be decorated as a dataclass: its keys would not be seen")
     base = next(parent for parent in cls.__mro__ if parent.__bases__ == (Option,))
     for name, method in vars(base).items():
-        if inspect.isfunction(method) and not name.startswith("_") and (mine := inspect.getattr_static(cls, name)) is not method:
-            _check_signature(file, f"{cls.__name__}.{name}", mine, method)
+        if inspect.isfunction(method) and not name.startswith("_") and (own := inspect.getattr_static(cls, name)) is not method:
+            _check_signature(file, f"{cls.__name__}.{name}", own, method)
     taken = others.get(_kind(cls))
     if not _kind(cls) or taken is not None:
         whose = f", which is {taken.__module__}'s" if taken is not None else ""
@@ -91,18 +91,18 @@ def _check(cls: type[Option], file: outside.File, others: dict[str, type[Option]
         )
 
 
-def _check_signature(file: outside.File, name: str, mine: object, base: Callable[..., object]) -> None:
+def _check_signature(file: outside.File, name: str, own: object, base: Callable[..., object]) -> None:
     """A method must take what the interface's is called with."""
-    if not inspect.isfunction(mine):
+    if not inspect.isfunction(own):
         return
     asked = inspect.signature(base).parameters.values()
     positional = [p.name for p in asked if p.kind is p.POSITIONAL_OR_KEYWORD]
     named = {p.name: p.name for p in asked if p.kind is p.KEYWORD_ONLY}
     try:
-        inspect.signature(mine).bind(*positional, **named)
+        inspect.signature(own).bind(*positional, **named)
     except TypeError:
         wanted = ", ".join([*positional, *(["*"] if named else []), *named])
-        raise ValueError(f"{file.path}: {name}{inspect.signature(mine)} must take ({wanted})") from None
+        raise ValueError(f"{file.path}: {name}{inspect.signature(own)} must take ({wanted})") from None
 
 
 def _options_of(module: ModuleType, group: str) -> Iterator[type[Option]]:

@@ -55,7 +55,7 @@ class Trainer:
     init_from: str | None = key(identity=False, step=False, default=None)
     log_every: int = key(identity=False, step=False)  # steps
     max_restarts: int = key(identity=False, step=False)  # from the last checkpoint, of a worker or rank that died or hung
-    hang_timeout_s: float = key(identity=False, step=False)  # without a sign of life (a micro-batch, a validation batch) from any rank
+    hang_timeout_s: float = key(identity=False, step=False)  # without a heartbeat (a micro-batch, a validation batch) of any rank
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_tokens", "micro_batch", "devices", "threads", "val_tokens", "log_every"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nocap import outside
@@ -29,53 +30,48 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.verb is None:
         parser.print_help()
         return 0
-    from nocap.config.compose import compose, refusals  # Hydra, only where it is needed
+    from nocap.config.compose import compose  # Hydra, only where it is needed
+    from nocap.config.errors import refusals
 
     with refusals():
         run = compose(arguments.overrides)
-        cache_dir = cache_root(run.cache_dir)
-        match arguments.verb:
-            case "list":
-                return _list(cache_dir)
-            case "prepare":
-                return _prepare(run, cache_dir)
-            case verb:
-                assert verb == "verify"
-                return _verify(run, cache_dir)
+        return {"list": _list, "prepare": _prepare, "verify": _verify}[arguments.verb](run, cache_root(run.cache_dir))
 
 
-def _list(cache_dir: Path) -> int:
+def _list(run: Run, cache_dir: Path) -> int:
     print("sources (data=…):")
     for kind, option in registry.options("data").items():
-        words = option.__doc__ or ""  # a dataclass without a docstring of its own gets its signature for one
-        said = sys.modules[option.__module__].__doc__ if words.startswith(f"{option.__name__}(") else words
-        print(f"  {kind:<10} {(said or '').strip().partition(chr(10))[0]}")
+        text = option.__doc__ or ""
+        if text.startswith(f"{option.__name__}("):  # a dataclass without a docstring of its own gets its signature for one
+            text = sys.modules[option.__module__].__doc__ or ""
+        print(f"  {kind:<10} {text.strip().partition(chr(10))[0]}")
     print(f"cache ({cache_dir}):")
-    for line in list(_cached(cache_dir)) or ["nothing yet"]:
+    cached = [("corpora/[!.]*", _describe_made), ("fineweb/*.json", _describe_fineweb)]
+    for line in [_line(path, describe) for pattern, describe in cached for path in sorted(cache_dir.glob(pattern))] or ["nothing yet"]:
         print(f"  {line}")
     return 0
 
 
-def _cached(cache_dir: Path) -> Iterator[str]:
-    import json
+def _line(path: Path, describe: Callable[[Path], str]) -> str:
+    try:
+        return describe(path)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        return f"{path.name}  broken: {error}"
 
+
+def _describe_made(folder: Path) -> str:
     from nocap.data.made import read_manifest
 
-    for folder in sorted((cache_dir / "corpora").glob("[!.]*")):
-        try:
-            rows = read_manifest(folder)["shards"]
-            count = {split: sum(row["tokens"] for row in rows[split]) for split in ("train", "val")}
-            size = sum((folder / row["name"]).stat().st_size for split in rows.values() for row in split)
-            yield f"{folder.name}  {count['train']:,} train and {count['val']:,} val tokens  {size / 2**20:.1f} MiB"
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            yield f"{folder.name}  broken: {error}"
-    for record in sorted((cache_dir / "fineweb").glob("*.json")):
-        try:
-            facts = json.loads(record.read_bytes())
-            size = sum(row["size"] for row in facts["files"].values())
-            yield f"fineweb {facts['repo']} at {facts['commit'][:12]}  {len(facts['files'])} shards known  {size / 2**20:.1f} MiB"
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            yield f"{record.name}  broken: {error}"
+    rows = read_manifest(folder)["shards"]
+    train, val = (sum(row["tokens"] for row in rows[split]) for split in ("train", "val"))
+    size = sum((folder / row["name"]).stat().st_size for split in rows.values() for row in split)
+    return f"{folder.name}  {train:,} train and {val:,} val tokens  {size / 2**20:.1f} MiB"
+
+
+def _describe_fineweb(record: Path) -> str:
+    known = json.loads(record.read_bytes())
+    size = sum(row["size"] for row in known["files"].values())
+    return f"fineweb {known['repo']} at {known['commit'][:12]}  {len(known['files'])} shards known  {size / 2**20:.1f} MiB"
 
 
 def _prepare(run: Run, cache_dir: Path) -> int:
@@ -85,23 +81,21 @@ def _prepare(run: Run, cache_dir: Path) -> int:
     for split, shards in (("train", dataset.train), ("val", dataset.val)):
         for shard in shards:
             print(f"{split:<5} {shard.path}  {shard.tokens:,} tokens  sha256 {shard.sha256[:16]}")
-    tokens = {split: sum(shard.tokens for shard in shards) for split, shards in (("train", dataset.train), ("val", dataset.val))}
-    print(
-        f"{run.data.kind}: {tokens['train']:,} train and {tokens['val']:,} val tokens of {dataset.vocab_size:,} ids{_facts(dataset.source)}"
-    )
+    train, val = (sum(shard.tokens for shard in shards) for shards in (dataset.train, dataset.val))
+    size = f"{train:,} train and {val:,} val tokens of {dataset.vocab_size:,} ids"
+    print(", ".join([f"{run.data.kind}: {size}", *_describe_source(dataset.source)]))
     print(f"fingerprint {dataset.fingerprint}")
     return 0
 
 
-def _facts(source: dict[str, object]) -> str:
-    """The source's own facts in words: documents, skipped files, Python's version, the hub's commit."""
-    words = ""
+def _describe_source(source: dict[str, object]) -> Iterator[str]:
+    """What the source recorded of itself: documents, skipped files, Python's version, the hub's commit."""
     if isinstance(documents := source.get("documents"), dict):
-        words += f", from {documents['train']:,} train and {documents['val']:,} val documents"
+        yield f"from {documents['train']:,} train and {documents['val']:,} val documents"
     if skipped := source.get("skipped"):
         assert isinstance(skipped, list)
-        words += f", {len(skipped)} files skipped that are not UTF-8 ({', '.join(skipped[:3])}{', …' if len(skipped) > 3 else ''})"
-    return words + "".join(f", {key} {source[key]}" for key in ("python", "commit") if key in source)
+        yield f"{len(skipped)} files skipped that are not UTF-8 ({', '.join(skipped[:3])}{', …' if len(skipped) > 3 else ''})"
+    yield from (f"{key} {source[key]}" for key in ("python", "commit") if key in source)
 
 
 def _verify(run: Run, cache_dir: Path) -> int:

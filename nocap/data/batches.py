@@ -1,7 +1,7 @@
 """Which tokens make a batch: a pure function of (seed, step), the same for every arm, device count and micro-batch.
 
-All windows of seq_len tokens (and one more, the last target) are numbered over the shards; an order maps the n-th sequence of training to
-a window. There is no loader state to save, and a resumed run reads what the uninterrupted one would have read.
+All windows of seq_len tokens (and one more, the last target) are numbered over the shards. An order maps the n-th sequence of training to
+a window: there is no loader state to save, and a resumed run reads what the uninterrupted one would have read.
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ class Windows:
         self.counts = np.array([(shard.tokens - 1) // (seq_len * unit) * unit for shard in shards], np.int64)
         self.n = int(self.counts.sum())
         if self.n == 0:
-            tokens = sum(shard.tokens for shard in shards)
-            raise ValueError(
-                f"data must hold at least {unit} × model.seq_len + 1 = {unit * seq_len + 1} tokens in a shard, got {tokens} in all"
-            )
+            rule = f"hold at least {unit} × model.seq_len + 1 = {unit * seq_len + 1} tokens in a shard"
+            raise ValueError(f"data must {rule}, got {sum(shard.tokens for shard in shards)} in all")
         self.seq_len, self.order, self.seed = seq_len, order, seed
         self._tokens = [map_tokens(shard.path) for shard in shards]
         self._ends = np.cumsum(self.counts)

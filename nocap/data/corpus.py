@@ -1,4 +1,4 @@
-"""Text and synthetic sources as token shards: what the documents are, which split each goes to, and how they are encoded."""
+"""Text as token shards: what the documents are, which split each goes to, and how they are encoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nocap.data import synthetic as chain
 from nocap.data.made import Made, made, write_shards
 from nocap.data.shards import ShardSet
 from nocap.data.tokens import Tokens, os_errors_refused
@@ -59,8 +58,8 @@ def stdlib(tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path, folder
                 continue
             if raw:
                 pieces.append(Piece(path=path, key=name, start=0, stop=len(raw)))
-        facts, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
-        return facts | {"python": python, "skipped": skipped}, shards
+        source, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
+        return source | {"python": python, "skipped": skipped}, shards
 
     return made("stdlib", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
@@ -75,32 +74,17 @@ def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_d
         if len(pieces) < 2:
             rule = f"hold more than {PIECE_BYTES // 1024} KiB of text, so that training and validation each get a piece"
             raise ValueError(f"data.path must {rule}, got {sum(piece.stop - piece.start for piece in pieces)} bytes")
-        facts, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
-        return facts | {"files": len(files)}, shards
+        source, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
+        return source | {"files": len(files)}, shards
 
     return made("text", tokenizer.name, key, cache_dir=cache_dir, make=make)
-
-
-def synthetic(lengths: dict[str, int], source_seed: int, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
-    """A Markov chain over the vocabulary's ids; see `nocap.data.synthetic`. No token stands for text."""
-    size = tokenizer.vocab_size
-
-    def make(target: Path) -> Made:
-        walks = {
-            split: chain.tokens(count, vocab_size=size, seed=source_seed, stream=stream)
-            for stream, (split, count) in enumerate(lengths.items())
-        }
-        return {"text": False}, {split: write_shards(target, split, walk) for split, walk in walks.items()}
-
-    key = {"lengths": lengths, "source_seed": source_seed, "vocab_size": size}
-    return made("synthetic", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
 # --- files and pieces --------------------------------------------------------------------------------------------------------------
 
 
 def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
-    """Every file below a folder as (relative name, path), sorted by name; not the hidden ones, nor those in folders named in `without`."""
+    """Every file below a folder as (relative name, path), sorted by name, without hidden ones and folders named in `without`."""
     top, found = str(folder), []
 
     def refuse(error: OSError) -> None:
@@ -179,12 +163,12 @@ def _write_text(target: Path, pieces: list[Piece], fraction: float, tokenizer: T
     validation = _validation(pieces, fraction)
     sides = {"train": [p for p in pieces if p.key not in validation], "val": [p for p in pieces if p.key in validation]}
     shards = {split: write_shards(target, split, _encoded(side, encoding)) for split, side in sides.items()}
-    facts: dict[str, object] = {
+    source: dict[str, object] = {
         "text": True,
         "documents": {split: len(side) for split, side in sides.items()},
         "bytes": {split: sum(piece.stop - piece.start for piece in side) for split, side in sides.items()},
     }
-    return facts, shards
+    return source, shards
 
 
 def _encoded(pieces: list[Piece], encoding: tiktoken.Encoding) -> Iterator[Tokens]:

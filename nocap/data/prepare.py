@@ -20,19 +20,18 @@ class Dataset:
     train: tuple[Shard, ...]
     val: tuple[Shard, ...]
     vocab_size: int
-    source: dict[str, object]  # JSON facts for the record; `text` says whether the tokens stand for text
+    source: dict[str, object]  # for the record, as JSON; `text`: whether the tokens are text
 
     @property
     def fingerprint(self) -> str:
         """sha256 over the shards' hashes, in order, and the vocabulary's size."""
-        facts = [[shard.sha256 for shard in self.train], [shard.sha256 for shard in self.val], self.vocab_size]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        parts = [[shard.sha256 for shard in self.train], [shard.sha256 for shard in self.val], self.vocab_size]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
     """Make or fetch what is missing, then scan every shard. `ValueError` in one line for whatever a user can put right."""
-    size = tokenizer.vocab_size
-    found = locate(data, tokenizer, cache_dir=cache_dir)
+    found, size = _locate(data, tokenizer, cache_dir), tokenizer.vocab_size
     train, val = (tuple(_check(path, found, size, cache_dir) for path in paths) for paths in (found.train, found.val))
     for shard in val:
         for other in train:
@@ -43,19 +42,17 @@ def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
 
 def verify(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> tuple[list[Shard], list[str]]:
     """Read every byte of every shard again. The good shards, and a line for each bad one."""
-    size = tokenizer.vocab_size
-    found = locate(data, tokenizer, cache_dir=cache_dir)
+    found = _locate(data, tokenizer, cache_dir)
     good, bad = [], []
     for path in (*found.train, *found.val):
         try:
-            good.append(_check(path, found, size, cache_dir, reread=True))
+            good.append(_check(path, found, tokenizer.vocab_size, cache_dir, reread=True))
         except ValueError as error:
             bad.append(str(error))
     return good, bad
 
 
-def locate(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
-    """The shards of a source, made or fetched if they are missing, not yet read."""
+def _locate(data: Data, tokenizer: Tokenizer, cache_dir: Path) -> ShardSet:
     with os_errors_refused(str(cache_dir)):
         return data.locate(tokenizer, cache_dir=cache_dir)
 
@@ -67,5 +64,6 @@ def _check(path: Path, found: ShardSet, vocab_size: int, cache_dir: Path, reread
         if shard.sha256 != expected:
             raise ValueError(f"{path}: its sha256 must be {expected}, got {shard.sha256}")
     except ValueError as error:
-        raise ValueError("; ".join([str(error), *([found.remedy[path]] if path in found.remedy else [])])) from error
+        remedy = found.remedy.get(path)
+        raise ValueError(f"{error}; {remedy}" if remedy else str(error)) from error
     return shard

@@ -6,21 +6,37 @@ Everything comes from an integer hash, so the tokens are the same under every ve
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from nocap.data.batches import splitmix64
+from nocap.data.made import Made, made, write_shards
+from nocap.data.shards import ShardSet
+from nocap.options.tokenizer import Tokenizer
 
 CHUNK_TOKENS = 1_000_000
 _SUCCESSORS, _FIRST, _CHOICES = 0, 1, 2  # what a draw is for
 
-Words = npt.NDArray[np.uint64]
+
+def synthetic(lengths: dict[str, int], source_seed: int, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
+    """The chain over the vocabulary's ids as shards, `lengths` tokens a split. They are not text."""
+    size = tokenizer.vocab_size
+
+    def make(target: Path) -> Made:
+        shards = {}
+        for stream, (split, count) in enumerate(lengths.items()):
+            shards[split] = write_shards(target, split, tokens(count, vocab_size=size, seed=source_seed, stream=stream))
+        return {"text": False}, shards
+
+    key = {"lengths": lengths, "source_seed": source_seed, "vocab_size": size}
+    return made("synthetic", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
-def _draw(words: Words, *, seed: int, purpose: int) -> Words:
+def _draw(numbers: npt.NDArray[np.uint64], *, seed: int, purpose: int) -> npt.NDArray[np.uint64]:
     key = splitmix64(splitmix64(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(purpose))
-    return splitmix64(words ^ key)
+    return splitmix64(numbers ^ key)
 
 
 def successors(*, vocab_size: int, seed: int) -> npt.NDArray[np.int64]:

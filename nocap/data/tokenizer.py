@@ -1,4 +1,4 @@
-"""nocap's own vocabularies as tiktoken encodings, and what a token stands for."""
+"""The built-in vocabularies as tiktoken encodings, and the bytes of text in a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPT2_FILES = {"6d1cbeee0f20b3d9449abfede4726ed8212e3aee": "vocab.bpe", "6c7ea1a7
 
 
 def token_bytes(encoding: tiktoken.Encoding) -> npt.NDArray[np.int32]:
-    """Bytes of text that each token stands for, of shape (n_vocab,); end-of-text and other special tokens stand for none."""
+    """Bytes of text in each token, of shape (n_vocab,); none in end-of-text and other special tokens."""
     special = {encoding.encode_single_token(text) for text in encoding.special_tokens_set}
     lengths = [0 if token in special else len(encoding.decode_single_token_bytes(token)) for token in range(encoding.n_vocab)]
     return np.array(lengths, dtype=np.int32)
@@ -39,33 +39,30 @@ def bytes_encoding() -> tiktoken.Encoding:
 
 
 def gpt2(default_folder: Path) -> tiktoken.Encoding:
-    """GPT-2's encoding, whose files tiktoken keeps in `$TIKTOKEN_CACHE_DIR`, else in this folder.
-
-    Errors:
-        ValueError: they are not here and cannot be fetched; says how to get them.
-    """
+    """GPT-2's encoding, whose files tiktoken keeps in `$TIKTOKEN_CACHE_DIR`, else in this folder. `ValueError` where they are missing and
+    cannot be fetched."""
     import tiktoken
 
     folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(default_folder))
-    got: list[tiktoken.Encoding] = []
-    failed: list[Exception] = []
+    outcome: list[tiktoken.Encoding | Exception] = []
 
     def fetch() -> None:
         try:
-            got.append(tiktoken.get_encoding("gpt2"))
+            outcome.append(tiktoken.get_encoding("gpt2"))
         except Exception as error:  # handed to the caller below, where only what a missing network raises is refused
-            failed.append(error)
+            outcome.append(error)
 
     thread = threading.Thread(target=fetch, name="fetch-gpt2-vocabulary", daemon=True)
     thread.start()
     thread.join(FETCH_TIMEOUT_S)
-    if got:
-        return got[0]
-    if failed and not isinstance(failed[0], OSError | ValueError):
-        raise failed[0]
-    cause = f"no answer in {FETCH_TIMEOUT_S:g} s" if not failed else type(failed[0]).__name__
+    found = outcome[0] if outcome else None
+    if isinstance(found, tiktoken.Encoding):
+        return found
+    if found is not None and not isinstance(found, OSError | ValueError):
+        raise found
+    cause = f"no answer in {FETCH_TIMEOUT_S:g} s" if found is None else type(found).__name__
     files = " and ".join(f"{name} as {sha1}" for sha1, name in GPT2_FILES.items())
     raise ValueError(
         f"tokenizer=gpt2: its vocabulary must be in TIKTOKEN_CACHE_DIR or be fetched, got {cause}; "
         f"put GPT-2's {files} into {folder}, run once with a network, or use tokenizer=bytes"
-    ) from (failed[0] if failed else None)
+    ) from found

@@ -1,5 +1,4 @@
-"""A shard's tokens as training reads them. The challenge's `.bin` format: 256 little-endian int32 (magic, version, count, zeros), then
-uint16 tokens."""
+"""A shard's tokens, in the challenge's `.bin` format: 256 little-endian int32 (magic, version, count, zeros), then uint16 tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class Shard:
 
 @contextmanager
 def os_errors_refused(what: str) -> Iterator[None]:
-    """Turn an `OSError` (a path that is missing, unreadable, full, ...) into a refusal in one line."""
+    """Turn an `OSError` (a path that is missing, unreadable, full, …) into a `ValueError` of one line."""
     try:
         yield
     except OSError as error:
@@ -39,15 +38,15 @@ def os_errors_refused(what: str) -> Iterator[None]:
 
 
 def map_tokens(path: str | Path) -> Tokens:
-    """A read-only memory map of a shard's tokens. Checks the header and the size, not the ids: `scan` does that."""
+    """A read-only memory map of a shard's tokens, of shape (tokens,). Checks the header and the size, not the ids: `scan` does that."""
     with os_errors_refused(str(path)):
         with open(path, "rb") as file:
-            count = counted(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
+            count = read_count(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
         return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
 
 
-def counted(path: str, header: bytes, size: int) -> int:
-    """Tokens that a header promises; `ValueError` unless it is a shard's header and agrees with the file's size in bytes."""
+def read_count(path: str, header: bytes, size: int) -> int:
+    """The number of tokens in a header; `ValueError` unless it is a shard's header and agrees with the file's size in bytes."""
     if len(header) < HEADER_BYTES:
         raise ValueError(f"{path}: a shard must have a header of {HEADER_BYTES} bytes, got a file of {size} bytes")
     magic, version, count = (int(value) for value in np.frombuffer(header, dtype="<i4", count=3))

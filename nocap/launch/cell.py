@@ -9,29 +9,43 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from nocap.config.compose import CONFIG_ERRORS, EXIT_CODES, explain, parse, refusals, refuse, register
+from nocap import outside
+from nocap.config.compose import parse, register
+from nocap.config.errors import CONFIG_ERRORS, EXIT_CODES, explain, refusals, refuse
+from nocap.config.keys import require
 from nocap.launch import attempt
-from nocap.launch import plan as planning
+from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan, write_record_head
+from nocap.store.record import read_json
+from nocap.training.heartbeat import Heartbeat
+from nocap.training.process import leave, watch_parent
+from nocap.training.terminal import table
 
-STARTED = time.monotonic()  # the door moves this back to its own beginning
+STARTED = time.monotonic()  # the command moves this back to its own beginning
 
 
 def cell(cfg: DictConfig) -> int:
-    """Train what Hydra composed: a single run ends the process with its exit code, a grid's cell on a cluster returns it."""
+    """Train what Hydra composed. A single run ends the process with its exit code, a grid's cell on a cluster returns it."""
     register()  # a job on a cluster begins here
     config = HydraConfig.get()
     if config.mode is RunMode.RUN:
         with refusals():
-            raise SystemExit(_train(cfg, started=STARTED))
-    if (sweeper := config.runtime.choices["hydra/sweeper"]) != "nocap":
-        refuse(f"hydra/sweeper must stay nocap: its own checks, skips and resumes the cells of a grid, got {sweeper}")
+            planned = _plan(cfg)
+            if "RANK" in os.environ:
+                _train_as_rank(planned)
+            raise SystemExit(attempt.start(planned, started=STARTED))
+    folder = Path(config.sweep.dir)
+    if folder.name == "grids":
+        refuse("hydra.mode must be left out: a grid is started with --multirun")
     try:
-        return _train(cfg, started=time.monotonic(), grid=Path(config.sweep.dir).name)
+        planned = replace(_plan(cfg), grid=folder.name)
+        # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
+        return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
     except (ValueError, *CONFIG_ERRORS) as error:
         print(f"nocap: {explain(error)}", file=sys.stderr)
         return EXIT_CODES["refused"]
@@ -40,13 +54,48 @@ def cell(cfg: DictConfig) -> int:
         return EXIT_CODES["failed"]
 
 
-def _train(cfg: DictConfig, *, started: float, grid: str | None = None) -> int:
-    run = parse(cfg)
-    choices = HydraConfig.get().runtime.choices
+def _plan(cfg: DictConfig) -> Plan:
+    run, choices = parse(cfg), HydraConfig.get().runtime.choices
     if "RANK" in os.environ:
-        from nocap.launch import torchrun
+        watch_parent(os.getppid())
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        require(run.trainer.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", run.trainer.devices)
+    return plan(run, choices=choices)
 
-        return torchrun.train_as_rank(run, choices=choices, started=started)
-    plan = replace(planning.plan(run, choices=choices), grid=grid)
-    # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
-    return attempt.start(plan, started=started, wait_s=math.inf if grid else 0.0)
+
+def _train_as_rank(plan: Plan) -> NoReturn:
+    """Train as one rank of a torchrun that the user or a cluster's launcher started, also over several nodes.
+
+    Every rank reads the same config. Rank 0 alone decides whether there is something to train, and where.
+
+    Errors:
+        ValueError: another process is training this run, or the ranks have other files from outside.
+    """
+    from nocap.launch.worker import work  # torch
+    from nocap.training.world import join
+
+    world = join(plan.run.trainer.device, timeout_s=plan.run.trainer.hang_timeout_s)
+    require(world.from_main(outside.state()) == outside.state(), "--config-dir", "hold the same files on every rank", outside.state())
+    holder, problem, summary = None, None, None
+    if world.is_main:
+        try:
+            if (summary := outcome(plan)) is None:
+                holder = attempt.hold(plan)
+                write_record_head(plan)
+                Heartbeat.create(plan.run_dir, ranks=world.size)
+        except ValueError as error:
+            problem = str(error)
+    problem, summary, run_dir = world.from_main((problem, summary, plan.run_dir))
+    if problem:
+        raise ValueError(problem)
+    if world.is_main:
+        lines = [*(f"note: {notice}" for notice in plan.notices), headline(plan) if summary is None else nothing_to_train(plan, summary)]
+        print("\n".join(lines), flush=True)
+    status = work(plan.run, run_dir, started=STARTED) if summary is None else summary["status"]
+    if world.is_main and (summary := read_json(run_dir / "summary.json")) is not None:
+        print(table(summary, run_dir=run_dir), flush=True)
+    if status in ("preempted", "diverged"):
+        world.from_main(status)  # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
+    if holder is not None:
+        holder.close()
+    leave(EXIT_CODES[status])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nocap.config.compose import Composed
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
@@ -35,7 +36,7 @@ class Grid:
     cells: tuple[Cell, ...]
 
     def write(self) -> None:
-        """`grid.json`, where `nocap.compare` finds the grid's runs."""
+        """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cells = [
             {
@@ -50,7 +51,17 @@ class Grid:
         write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": cells})
 
 
-class RefusedError(Exception):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a cell ended, or that it did not."""
+
+    status: str  # finished, diverged, failed, preempted; waiting: not started
+    trained: bool = False  # by this process, now
+    summary: dict[str, Any] | None = None
+    reason: str | None = None
+
+
+class RefusedError(ValueError):
     """Cells that cannot be trained: a line for each."""
 
     def __init__(self, lines: Sequence[str]) -> None:
@@ -58,37 +69,34 @@ class RefusedError(Exception):
         self.lines = lines
 
 
-# A cell's words → its checked run and the names of its options; `ValueError` for what will not do.
-Compose = Callable[[Sequence[str]], tuple[Run, dict[str, str | None]]]
-
-
-def check(words_of_cells: Sequence[Sequence[str]], *, swept: Sequence[str], compose: Compose, say: Callable[[str], None]) -> Grid:
-    """The grid of these cells: seed by seed, and every arm of a seed in the order given; a run that is there twice once.
+def check(
+    cells: Sequence[Sequence[str]], *, swept: Sequence[str], compose: Callable[[Sequence[str]], Composed], log: Callable[[str], None]
+) -> Grid:
+    """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order given, each run once.
 
     Errors:
-        RefusedError: at least one cell will not do. Nothing has been written but the data's cache.
+        RefusedError: at least one cell is invalid. Nothing has been written but the data's cache.
     """
-    cells, bad, datasets = [], [], _Datasets()
-    for words in words_of_cells:
-        label = " ".join(word for word in words if _key(word) in swept) or "the only cell"
+    found, experiments, bad, datasets = [], set(), [], _Datasets()
+    for overrides in cells:
+        label = " ".join(override for override in overrides if _key(override) in swept) or "the only cell"
         try:
-            run, choices = compose(words)
-            planned = plan(run, choices=choices, dataset=datasets.of(run))
+            composed = compose(overrides)
+            planned = plan(composed.run, choices=composed.choices, dataset=datasets.of(composed.run))
             outcome(planned)  # a damaged record is found now
-            for notice in planned.notices:
-                say(f"note: {notice}")
-            label = label if swept else planned.name
-            cells.append((Cell(overrides=tuple(words), label=label, plan=planned), choices))
         except ValueError as error:
             bad.append((label, str(error)))
-    if len(outputs := {cell.plan.run.output_dir for cell, _ in cells}) > 1:
+            continue
+        for notice in planned.notices:
+            log(f"note: {notice}")
+        found.append(Cell(overrides=tuple(overrides), label=label if swept else planned.name, plan=planned))
+        experiments.add(composed.choices.get("experiment"))
+    if len(outputs := {cell.plan.run.output_dir for cell in found}) > 1:
         bad.append((f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid"))
     if bad:
-        raise RefusedError(_refusal(bad, len(words_of_cells)))
-    ordered = _distinct(_by_seed([cell for cell, _ in cells]), say)
-    experiments = {choices.get("experiment") for _, choices in cells}
-    prefix = experiments.pop() if len(experiments) == 1 else None
-    folder = _folder(ordered, swept=swept, prefix=prefix)
+        raise RefusedError(_refusal(bad, len(cells)))
+    ordered = _distinct(_by_seed(found), log)
+    folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
     named = tuple(replace(cell, plan=replace(cell.plan, grid=folder.name)) for cell in ordered)
     return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
 
@@ -112,12 +120,12 @@ class _Datasets:
         return found
 
 
-def _key(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0].partition("@")[0]
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
-    """A line for each bad cell; where all are bad in the same way, one line."""
+    """A line for each bad cell. Where all are bad in the same way, one line."""
     if len(bad) == total and len({reason for _, reason in bad}) == 1:
         return [f"{bad[0][1]} (all {total} cells; none was trained)"]
     return [*(f"{label}: {reason}" for label, reason in bad), f"{len(bad)} of {total} cells refused; none was trained"]
@@ -130,29 +138,20 @@ def _by_seed(cells: Iterable[Cell]) -> list[Cell]:
     return [cell for block in seeds.values() for cell in block]
 
 
-def _distinct(cells: Iterable[Cell], say: Callable[[str], None]) -> list[Cell]:
+def _distinct(cells: Iterable[Cell], log: Callable[[str], None]) -> list[Cell]:
     first: dict[str, Cell] = {}
     for cell in cells:
         if (twin := first.setdefault(cell.plan.identity, cell)) is not cell:
-            say(f"trained once, it is the same run: {cell.label} and {twin.label}")
+            log(f"trained once, it is the same run: {cell.label} and {twin.label}")
     return list(first.values())
 
 
 def _folder(cells: Sequence[Cell], *, swept: Sequence[str], prefix: str | None) -> Path:
-    """The same runs are the same grid, in whatever order and words they were asked for."""
+    """The same runs are the same grid, in whatever order they were asked for."""
     root = cells[0].plan.run_dir.parents[1] / "grids"
     hashed = digest({"identities": sorted(cell.plan.identity for cell in cells)})[:8]
     if existing := sorted(root.glob(f"*-{hashed}")):
         return existing[0]
-    words = [prefix, *(key.rpartition(".")[2] for key in swept)]
-    readable = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words if word)
+    parts = [prefix, *(key.rpartition(".")[2] for key in swept)]
+    readable = "-".join(re.sub(r"[^\w.]+", "_", part) for part in parts if part)
     return root / f"{readable[:60] or 'grid'}-{hashed}"
-
-
-def told(summary: dict[str, Any] | None) -> str:
-    """A run's summary in half a line."""
-    if summary is None:
-        return ""
-    parts = [f"val {summary['val_loss']:.4f}"] if summary.get("val_loss") is not None else []
-    parts += [f"{summary['tokens_per_s']:,.0f} tokens/s"] if summary.get("tokens_per_s") else []
-    return "  ".join([*parts, f"{summary['clock_s']['wall']:.1f} s"])

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from nocap.config.trainer import Compile, Device
 from nocap.data.batches import target_bytes, train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.data.tokenizer import token_bytes
-from nocap.launch.trunk import Trunk, trunk_of
+from nocap.launch.init_checkpoint import InitCheckpoint, init_checkpoint
 from nocap.store.files import write_file
 from nocap.store.identity import digest, identity_parts
 from nocap.store.record import Metrics, read_json, write_json
@@ -44,10 +44,9 @@ class Plan:
     parts: dict[str, Any]
     identity: str
     run_dir: Path
-    trunk: Trunk | None = None  # what it begins from
+    init: InitCheckpoint | None = None  # what it begins from
     grid: str | None = None  # the grid that starts it
     notices: tuple[str, ...] = ()  # what a person should know before it starts
-    claims: Mapping[str, str] = field(default_factory=dict)  # id → hash: what was claimed of it before its first step
 
 
 def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None = None) -> Plan:
@@ -56,21 +55,20 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     `choices` are the names of the options, for people to read.
 
     Errors:
-        ValueError: the data, the compiler, the output directory or the checkpoint to begin from will not do.
+        ValueError: the data, the compiler, the output directory or the init checkpoint is invalid.
     """
     check_compiler(run)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)
-    words = [
+    parts_of_name = [
         choices.get("experiment") or choices.get("model"),
         *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
         ".".join(run.ideas),
     ]
-    name = "-".join(word.replace("/", "_") for word in words if word)
+    name = "-".join(part.replace("/", "_") for part in parts_of_name if part)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
-    trunk = trunk_of(run, parts)
-    if trunk is not None:
-        parts["init"] = trunk.part
+    if (init := init_checkpoint(run, parts)) is not None:
+        parts["init"] = init.part
     identity = digest(parts)
     arm = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}"
     name = f"{name}-s{run.seed}"
@@ -78,56 +76,53 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     _check_writable(root, run.output_dir)
     existing = sorted(root.glob(f"*-{identity}"))  # the same run under another readable name
     run_dir = existing[0] if existing else root / f"{name}-{identity}"
-    begun = [] if existing else list(_begun(run, parts, root.glob(f"{name}-*")))
-    for folder, theirs in begun:
-        _check_data_unchanged(folder, theirs, parts)
-    notices = tuple(_under_other_code(folder, theirs, parts) for folder, theirs in begun)
-    return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir, trunk=trunk, notices=notices)
+    notices = () if existing else tuple(_half_done(run, parts, sorted(root.glob(f"{name}-*"))))
+    return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir, init=init, notices=notices)
 
 
 def _check_writable(folder: Path, configured: str) -> None:
-    """The folder, or the part of its path that is there already, takes new files."""
-    there = next(part for part in (folder, *folder.parents) if part.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "Permission denied" if there.is_dir() else "Not a directory"
+    """The folder, or the part of its path that exists, must take new files."""
+    existing = next(part for part in (folder, *folder.parents) if part.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "Permission denied" if existing.is_dir() else "Not a directory"
         raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
 
 
-def _begun(run: Run, parts: Mapping[str, Any], others: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Half-done runs of the same config, paths and environment: they differ in tokens or in code."""
+def _half_done(run: Run, parts: Mapping[str, Any], folders: Iterable[Path]) -> Iterator[str]:
+    """A notice for each half-done run of the same config, paths and environment but under other code.
+
+    Errors:
+        ValueError: it has other data: this run would start from scratch, and half a run would be lost unnoticed.
+    """
     paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
-    for folder in sorted(others):
+    apart = {"data": None, "source": None}
+    for folder in folders:
         try:
-            theirs, config = read_json(folder / "manifest.json"), yaml.safe_load((folder / "config.yaml").read_text())
-            apart = {"data": None, "source": None}
-            same = theirs is not None and {**theirs["parts"], **apart} == {**parts, **apart}
+            manifest, config = read_json(folder / "manifest.json"), yaml.safe_load((folder / "config.yaml").read_text())
+            same = manifest is not None and {**manifest["parts"], **apart} == {**parts, **apart}
             same = same and redact(paths, os.environ) == {key: config["data"][key] for key in paths}
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             continue  # not a record: nothing was begun there
-        if same and theirs is not None and not _ended(folder) and any(folder.glob("checkpoints/step-*")):
-            yield folder, theirs
+        if not same or manifest is None or _ended(folder) or not any(folder.glob("checkpoints/step-*")):
+            continue
+        was, now = manifest["parts"]["data"][:12], parts["data"][:12]
+        if was != now:
+            remedy = "put it back to resume, or move that folder to start from scratch"
+            raise ValueError(f"data must be what {folder} began with ({was}…), got {now}…; {remedy}")
+        yield _under_other_code(folder, manifest, parts)
 
 
-def _check_data_unchanged(folder: Path, theirs: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Refuse to start anew what was begun under the same words with other tokens: half a run would be lost unseen."""
-    was, now = theirs["parts"]["data"][:12], parts["data"][:12]
-    if was != now:
-        raise ValueError(
-            f"data must be what {folder} began with ({was}…), got {now}…; put it back to resume, or move that folder to start anew"
-        )
-
-
-def _under_other_code(folder: Path, theirs: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+def _under_other_code(folder: Path, manifest: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
     """What changed since that run began, and how to go on with it."""
-    was, now = theirs["parts"]["source"], parts["source"]
+    was, now = manifest["parts"]["source"], parts["source"]
     changed = [module for module in dict.fromkeys([*was, *now]) if was.get(module) != now.get(module)]
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    commit = ((theirs.get("git") or {}).get("commit") or "")[:12]
+    commit = ((manifest.get("git") or {}).get("commit") or "")[:12]
     step = max(path.name.removeprefix("step-").lstrip("0") or "0" for path in folder.glob("checkpoints/step-*"))
     back = f"put that code back (git checkout {commit})" if commit else "put that code back"
     return (
         f"{folder} is half done, at step {step}, under other code: changed since are {', '.join(changed[:3])}{more}; "
-        f"this command starts anew, and to go on with that run {back} and give the command again"
+        f"this command starts from scratch, and to go on with that run {back} and give the command again"
     )
 
 
@@ -151,7 +146,7 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
 
 
 def outcome(plan: Plan) -> dict[str, Any] | None:
-    """The summary of this run if somebody has brought it to its end: finished, or diverged, which it would do again."""
+    """The summary of this run if it has come to its end: finished, or diverged, which it would do again."""
     return _ended(plan.run_dir)
 
 
@@ -161,7 +156,7 @@ def _ended(run_dir: Path) -> dict[str, Any] | None:
 
 
 def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
-    """What to say of a run that has come to its end."""
+    """A line about a run that has come to its end."""
     if summary["status"] == "finished":
         kept = {path.name for path in plan.run_dir.glob("checkpoints/step-*")}
         gone = [step for step in plan.run.trainer.keep_steps if f"step-{step:08d}" not in kept]
@@ -170,7 +165,7 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """What was chosen for this machine, said once."""
+    """What was chosen for this machine, in a line."""
     t = plan.run.trainer
     where = f"{t.devices} × {hardware.device_name(t.device)}" + (f", {t.threads} thread(s) each" if t.device is Device.cpu else "")
     return f"{plan.run_dir.name}: {where}, {t.precision.value}, compile {t.compile.value}"
@@ -182,7 +177,7 @@ def write_record_head(plan: Plan) -> None:
     write_file(plan.run_dir / "config.yaml", dump(config).encode())
     attempts = (read_json(plan.run_dir / "manifest.json") or {}).get("attempts", [])
     write_json(plan.run_dir / "manifest.json", manifest(plan, attempts))
-    for file in outside_files(plan.run):  # a copy, to read; it is imported from here only where a person says so
+    for file in outside_files(plan.run):  # a copy to read. It is imported from here only with --allow-code.
         for path in (file.path, file.path.with_suffix(".yaml")):
             if path.is_file():
                 write_file(plan.run_dir / COPIES / outside.place(file.group) / path.name, path.read_bytes())
@@ -195,19 +190,18 @@ def outside_files(run: Run) -> list[outside.File]:
 
 
 def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
-    """The wall-clock that the attempts before this one, the trunk's among them, are known to have taken, also those whose rows were cut
-    back since."""
+    """Wall-clock seconds of the attempts before this one and of the init checkpoint, also those whose rows were cut back since."""
     rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
     summary = read_json(plan.run_dir / "summary.json")
     return max(
-        attempts[-1]["spent_s"] if attempts else plan.trunk.clock_s if plan.trunk is not None else 0.0,
+        attempts[-1]["spent_s"] if attempts else plan.init.clock_s if plan.init is not None else 0.0,
         rows[-1]["clock/wall_s"] if rows else 0.0,
         summary["clock_s"]["wall"] if summary is not None else 0.0,
     )
 
 
 def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the identity is made of, and what else a doubter may ask for. `attempts` are the ones before this."""
+    """What the identity is made of, and where, on what and from which code it is trained. `attempts` are the ones before this."""
     t = plan.run.trainer
     n_bytes, reason = _val_bytes(plan)
     attempt = {
@@ -217,14 +211,13 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "threads": t.threads,
         "spent_s": _spent_s(plan, attempts),
         "grid": plan.grid,
-        "claims": dict(plan.claims),
     }
     return {
         "identity": plan.identity,
         "name": plan.name,
         "arm": plan.arm,
         "parts": plan.parts,
-        "init": redact(plan.trunk.record, os.environ) if plan.trunk is not None else None,
+        "init": redact(plan.init.record, os.environ) if plan.init is not None else None,
         "data": {
             "manifest": plan.dataset.fingerprint,
             "source": plan.dataset.source,
@@ -261,10 +254,10 @@ def git_state() -> dict[str, str] | None:
     if not (PACKAGE.parent / ".git").exists():
         return None
     try:
-        say = [
-            subprocess.run(["git", "-C", str(PACKAGE.parent), *words], capture_output=True, text=True, check=True, timeout=10).stdout
-            for words in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", "nocap", "conf"])
-        ]
+        commit, diff = (
+            subprocess.run(["git", "-C", str(PACKAGE.parent), *command], capture_output=True, text=True, check=True, timeout=10).stdout
+            for command in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", "nocap", "conf"])
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": say[0].strip(), "diff": say[1]}
+    return {"commit": commit.strip(), "diff": diff}

@@ -1,33 +1,30 @@
-"""Run a grid's cells on this machine: in order, as many at once as there is room for, each once whoever else is at work on them."""
+"""Train a grid's cells on this machine: in order, as many at once as there is room for, each by one process at a time."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from nocap.launch.attempt import Attempt, hold
-from nocap.launch.board import Board, Line
-from nocap.launch.grid import Cell, Grid, told
+from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import outcome
-from nocap.launch.signals import heard
+from nocap.launch.signals import stop_handler
 from nocap.options.launcher import Share, Slots
 from nocap.store.lock import HeldError
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
 POLL_S = 0.03  # between looks at the running cells: nothing beside a cell's seconds
 HELD_POLL_S = 0.5  # between looks at cells that another process is training
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """How a cell ended, or that it did not."""
-
-    status: str  # finished, diverged, failed, preempted; waiting: not started
-    trained: bool = False  # by this process, now
-    summary: dict[str, Any] | None = None
-    reason: str | None = None
+REFRESH_S = 0.5  # between updates of the bars
+TAIL_BYTES = 4096  # holds the last row of a run's metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,79 +33,72 @@ class _Running:
     attempt: Attempt
     share: Share
     lock: IO[str]
-    began: float
 
 
 class Runner:
-    def __init__(self, grid: Grid, *, slots: Slots, board: Board) -> None:
-        self.grid, self.stopping = grid, False
-        self._slots, self._board = slots, board
+    def __init__(self, grid: Grid, *, slots: Slots) -> None:
+        self.stopping = False  # whether a request to stop came
+        self._slots, self._progress = slots, Progress(grid)
         self._waiting, self._held = deque(grid.cells), deque[Cell]()
         self._running: list[_Running] = []
         self._results: dict[str, Result] = {}
         self._held_until = 0.0
-        self._place = {cell.plan.identity: place for place, cell in enumerate(grid.cells, start=1)}
 
     def run(self) -> dict[str, Result]:
         """Identity → how that cell ended."""
-        with heard(self._hear):
+        with stop_handler(self._stop):
             try:
                 while self._running or (not self.stopping and (self._waiting or self._held)):
                     if not self.stopping:
-                        self._begin_what_fits()
+                        self._start_what_fits()
                     self._collect()
-                    self._draw()
+                    self._progress.update([running.cell for running in self._running])
                     time.sleep(POLL_S if self._running or self._held else 0)
             finally:
-                self._board.close()
+                self._progress.close()
         for cell in (*self._waiting, *self._held):
             self._results[cell.plan.identity] = Result(status="waiting", reason="not started")
         return self._results
 
-    def _hear(self, number: int) -> None:
-        if not self.stopping:
-            self.stopping = True
-            for running in self._running:
-                running.attempt.stop()
+    def _stop(self, number: int) -> None:
+        self.stopping = True
+        for running in self._running:
+            running.attempt.stop()
 
-    # --- beginning -----------------------------------------------------------------------------------------------------------------
-
-    def _begin_what_fits(self) -> None:
+    def _start_what_fits(self) -> None:
         if not self._waiting and self._held and time.monotonic() >= self._held_until:
             self._waiting, self._held = self._held, deque()
         while self._waiting and not self.stopping:
             cell = self._waiting[0]
-            if self._found(cell):
-                self._waiting.popleft()
-                continue
-            if (share := self._slots.take(cell.plan.run)) is None:
-                return
+            if not self._ended(cell):
+                if (share := self._slots.take(cell.plan.run)) is None:
+                    return
+                if not self._start(cell, share):
+                    self._slots.give_back(share)
             self._waiting.popleft()
-            if not self._begin(cell, share):
-                self._slots.give_back(share)
 
-    def _found(self, cell: Cell) -> bool:
-        """Whether somebody has brought this run to its end."""
+    def _ended(self, cell: Cell) -> bool:
+        """Whether some process has brought this run to its end."""
         summary = outcome(cell.plan)
         if summary is not None:
             self._results[cell.plan.identity] = Result(status=summary["status"], summary=summary)
         return summary is not None
 
-    def _begin(self, cell: Cell, share: Share) -> bool:
-        """Start a cell, unless it cannot be had or has been finished meanwhile."""
-        lock, began = None, time.monotonic()
+    def _start(self, cell: Cell, share: Share) -> bool:
+        """Start a cell, unless another process holds it or has finished it meanwhile."""
+        lock = None
         try:
             lock = hold(cell.plan)
-            if not self._found(cell):
-                attempt = Attempt(cell.plan, started=began, quiet=True, env=share.env, born=share.pin)
-                self._running.append(_Running(cell=cell, attempt=attempt, share=share, lock=lock, began=began))
+            if not self._ended(cell):
+                attempt = Attempt(cell.plan, started=time.monotonic(), quiet=True, env=share.env, on_worker=share.pin)
+                self._running.append(_Running(cell=cell, attempt=attempt, share=share, lock=lock))
                 if self.stopping:
                     attempt.stop()
-                self._say(cell, "start")
+                self._progress.started(cell)
                 return True
         except HeldError as error:
             if cell.plan.identity not in self._results:
-                self._say(cell, "later", str(error).partition("and ")[2])
+                self._progress.log(cell, "later", str(error).partition("and ")[2])
                 self._results[cell.plan.identity] = Result(status="waiting")
             self._held.append(cell)
             self._held_until = time.monotonic() + HELD_POLL_S
@@ -117,8 +107,6 @@ class Runner:
         if lock is not None:
             lock.close()
         return False
-
-    # --- ending --------------------------------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
         for running in [running for running in self._running if running.attempt.poll() is not None]:
@@ -134,41 +122,79 @@ class Runner:
 
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
-        words = {"finished": "done", "preempted": "saved"}
-        self._say(cell, words.get(result.status, result.status), told(result.summary) if result.status == "finished" else result.reason)
+        self._progress.ended(cell, result)
 
-    # --- showing -------------------------------------------------------------------------------------------------------------------
 
-    def _say(self, cell: Cell, word: str, more: str | None = None) -> None:
-        if self._board.live and word == "start":
-            return  # it is on the board
-        n = len(self.grid.cells)
+class Progress:
+    """What a person sees: a line for each cell that starts or ends, and on a terminal a bar for each cell that runs."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._place = {cell.plan.identity: place for place, cell in enumerate(grid.cells, start=1)}
+        self._next, self._tasks = 0.0, dict[str, "TaskID"]()
+        self._bars = None
+        if sys.stdout.isatty():
+            from rich import progress
+
+            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
+            clocks = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
+            self._bars = progress.Progress(*columns, *clocks, auto_refresh=False, transient=True, speed_estimate_period=1e9)
+            steps = sum(cell.plan.run.trainer.steps for cell in grid.cells if outcome(cell.plan) is None)
+            self._all, self._done = self._bars.add_task("all cells", total=steps), 0
+            self._bars.start()
+
+    def log(self, cell: Cell, event: str, more: str | None = None) -> None:
+        n = len(self._place)
         place = f"{self._place[cell.plan.identity]:>{len(str(n))}}/{n}"
-        self._board.say("  ".join([f"[{place}] {word:<8} {cell.label}", *([more] if more else [])]))
+        line = "  ".join([f"[{place}] {event:<8} {cell.label}", *([more] if more else [])])
+        if self._bars:
+            self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, flush=True)
 
-    def _draw(self) -> None:
-        if not self._board.due():
+    def started(self, cell: Cell) -> None:
+        if self._bars:
+            self._tasks[cell.plan.identity] = self._bars.add_task(cell.label, total=cell.plan.run.trainer.steps)
+        else:
+            self.log(cell, "start")
+
+    def ended(self, cell: Cell, result: Result) -> None:
+        if self._bars and cell.plan.identity in self._tasks:
+            self._bars.remove_task(self._tasks.pop(cell.plan.identity))
+            self._done += cell.plan.run.trainer.steps
+        event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
+        self.log(cell, event, _figures(result) if result.status == "finished" else result.reason)
+
+    def update(self, cells: Sequence[Cell]) -> None:
+        """Move the bars of these running cells."""
+        if self._bars is None or time.monotonic() < self._next:
             return
-        now, statuses = time.monotonic(), [result.status for result in self._results.values()]
-        lines = [
-            Line(label=r.cell.label, run_dir=r.cell.plan.run_dir, steps=r.cell.plan.run.trainer.steps, elapsed_s=now - r.began)
-            for r in self._running
-        ]
-        counts = {
-            "done": statuses.count("finished"),
-            "running": len(self._running),
-            "waiting": len(self._waiting),
-            "with another process": len(self._held),
-            "failed": statuses.count("failed"),
-            "diverged": statuses.count("diverged"),
-        }
-        self._board.draw(counts, lines, left_s=self._left_s(now))
+        self._next = time.monotonic() + REFRESH_S
+        steps = {cell.plan.identity: _step(cell.plan.run_dir) for cell in cells}
+        for identity, step in steps.items():
+            self._bars.update(self._tasks[identity], completed=step)
+        self._bars.update(self._all, completed=self._done + sum(steps.values()))
+        self._bars.refresh()
 
-    def _left_s(self, now: float) -> float | None:
-        """From the cells trained here, or from older ones while there are none."""
-        done = [(r.trained, r.summary["clock_s"]["wall"]) for r in self._results.values() if r.status == "finished" and r.summary]
-        walls = [wall for trained, wall in done if trained] or [wall for _, wall in done]
-        if not walls or not self._running:
-            return None
-        rest = sum(max(0.0, mean(walls) - (now - r.began)) for r in self._running) + mean(walls) * len(self._waiting)
-        return rest / max(len(self._running), self._slots.at_once(self._running[0].cell.plan.run) if self._waiting else 1)
+    def close(self) -> None:
+        if self._bars:
+            self._bars.stop()
+
+
+def _figures(result: Result) -> str:
+    """A finished run in half a line."""
+    if (summary := result.summary) is None:
+        return ""
+    parts = [f"val {summary['val_loss']:.4f}"] if summary.get("val_loss") is not None else []
+    parts += [f"{summary['tokens_per_s']:,.0f} tokens/s"] if summary.get("tokens_per_s") else []
+    return "  ".join([*parts, f"{summary['clock_s']['wall']:.1f} s"])
+
+
+def _step(run_dir: Path) -> int:
+    """The step of the last whole row."""
+    try:
+        with (run_dir / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            rows = [line for line in file.read().splitlines(keepends=True)[1:] if line.endswith(b"\n")]
+        return int(json.loads(rows[-1])["step"]) if rows else 0
+    except OSError:
+        return 0

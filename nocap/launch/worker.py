@@ -1,4 +1,4 @@
-"""A worker: one rank of a run, in a process of its own. `python -m nocap.launch.worker RUN_DIR` is what the door starts.
+"""A worker: one rank of a run, in a process of its own. `python -m nocap.launch.worker RUN_DIR` is what the command starts.
 
 With several devices this process becomes torchrun's agent and starts the ranks, which run this same module.
 """
@@ -12,13 +12,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nocap import outside
-from nocap.config.compose import EXIT_CODES, LOST, load, to_plain
+from nocap.config.compose import load, to_plain
+from nocap.config.errors import EXIT_CODES, LOST
 from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.data.tokens import Shard
@@ -27,10 +27,10 @@ from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.store import lock
 from nocap.store.record import Metrics, Row, read_json, write_json
 from nocap.store.tracking import open_tracker
-from nocap.training.beats import START_UP, Beats
-from nocap.training.books import Outcome
+from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
 from nocap.training.process import die_with_parent, leave
+from nocap.training.recorder import Outcome
 from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
 from nocap.training.terminal import Reporter, ending
@@ -56,13 +56,13 @@ def main() -> None:
 
 
 def start_ranks(run: Run, run_dir: Path) -> int:
-    """Start a rank per device with torchrun's library and wait for them."""
+    """Start a rank per device with torchrun's library and wait for them. The agent's exit code."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in filter(lambda name: name.startswith("torch.distributed.elastic"), logging.root.manager.loggerDict):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what they would say of an error is said below, in one line
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # an error is reported below, in one line
     os.environ["NOCAP_PARENT"] = str(os.getpid())
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGHUP,SIGQUIT"  # Ctrl-C comes as SIGTERM, from the parent
     with tempfile.TemporaryDirectory() as log_dir:
@@ -91,26 +91,26 @@ def start_ranks(run: Run, run_dir: Path) -> int:
 
 
 def _ranks_failed(run: Run, run_dir: Path, codes: dict[int, int]) -> int:
-    """Say which rank was taken, and where: what the others wrote is only that they lost it."""
-    beats = Beats(run_dir)
-    taken = {rank: code for rank, code in codes.items() if code < 0}
-    message = ", ".join(f"rank {rank} ended with {ending(code)} {beats.step(rank)}" for rank, code in (taken or codes).items())
+    """Report which rank was killed, and where. The others only wrote that they lost it."""
+    heartbeat = Heartbeat(run_dir)
+    killed = {rank: code for rank, code in codes.items() if code < 0}
+    message = ", ".join(f"rank {rank} ended with {ending(code)} {heartbeat.where(rank)}" for rank, code in (killed or codes).items())
     print(f"nocap: {message}; see {run_dir / 'train.log'}", file=sys.stderr)
-    if not taken:
+    if not killed:
         return EXIT_CODES["failed"]
     cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - float(os.environ["NOCAP_STARTED"]), error=message)
     return LOST
 
 
 def work(run: Run, run_dir: Path, *, started: float) -> str:
-    """Train as this process's rank and write the record; returns the status, or `refused`."""
-    asked = _catch_signals()
+    """Train as this process's rank and write the record. Returns the status, or `refused`."""
+    signals = _catch_signals()
     manifest = read_json(run_dir / "manifest.json")
     assert manifest is not None
-    # Longer than the parent waits: it names the rank that hangs, the others know only that they waited.
+    # Longer than the parent waits: it names the rank that hangs. The others know only that they waited.
     world = join(run.trainer.device, timeout_s=2 * run.trainer.hang_timeout_s)
-    beats = Beats(run_dir)
-    beats.beat(world.rank, START_UP)
+    heartbeat = Heartbeat(run_dir)
+    heartbeat.beat(world.rank, START_UP)
     reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
     writer = lock.acquire(run_dir / ".writer.lock", wait_s=WRITER_WAIT_S) if world.is_main else None
     sessions: list[TrackerSession] = []
@@ -136,9 +136,9 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         spent_s=manifest["attempts"][-1]["spent_s"],
         on_start=on_start,
         on_row=on_row,
-        say=reporter.say,
-        stop_asked=lambda: bool(asked),
-        beat=lambda step: beats.beat(world.rank, step),
+        log=reporter.log,
+        stop_asked=lambda: bool(signals),
+        heartbeat=lambda step: heartbeat.beat(world.rank, step),
     )
     try:
         outcome = train(job)
@@ -148,7 +148,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     except Exception as error:
         for session in sessions:
             session.finish(summary={}, status="failed")
-        return _report_failure(run, run_dir, world, error, started, behind=beats.behind())
+        return _report_failure(run, run_dir, world, error, started, behind=heartbeat.behind())
     finally:
         reporter.close()
         if writer is not None:
@@ -169,12 +169,12 @@ def _facts(run: Run, run_dir: Path, manifest: dict[str, Any]) -> RunFacts:
 
 
 def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
-    """Write the summary, last of all and again after the tracker: its clock then holds the tracker's end as well."""
+    """Write the summary after the tracker has ended: so its clock holds that as well."""
     rows = Metrics(run_dir / "metrics.jsonl").rows()
 
     def summary() -> dict[str, Any]:
         clock = outcome.ledger.seconds()
-        return summarize(run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, facts=outcome.facts)
+        return summarize(run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, totals=outcome.totals)
 
     session.finish(summary=summary(), status=outcome.status)
     write_json(run_dir / "summary.json", {**summary(), "tracker": session.url_or_hint})
@@ -185,7 +185,7 @@ def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, sta
     refused = isinstance(error, InputError)
     line = str(error) if refused or isinstance(error, OSError) else f"{type(error).__name__}: {error}".splitlines()[0]
     line += _place_outside(error)
-    if world.size > 1 and isinstance(error, RuntimeError):  # from a collective, as a rule: who is it that did not come?
+    if world.size > 1 and isinstance(error, RuntimeError):  # from a collective, as a rule: which rank did not come?
         line += f" (furthest behind: {behind})"
     with suppress(OSError), (run_dir / "train.log").open("a") as file:  # a full disk may be what failed
         file.write(f"rank {world.rank} failed\n{traceback.format_exc()}")
@@ -197,19 +197,18 @@ def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, sta
 
 
 def _place_outside(error: Exception) -> str:
-    """Where in a file from outside the error came up, if there."""
-    mine = {str(file.path) for file in outside.files()}
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in mine]
+    """The line of a file from outside that the error came from, if it did."""
+    paths = {str(file.path) for file in outside.files()}
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in paths]
     return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
 
 
 def _catch_signals() -> list[int]:
-    """From now on a request to stop only leaves a note here; the loop reads it at the end of a step."""
-    asked: list[int] = []
-    handler: Callable[[int, Any], None] = lambda number, frame: asked.append(number)  # noqa: E731
+    """The signals that come from now on. The loop looks at the end of a step."""
+    signals: list[int] = []
     for number in STOP_SIGNALS:
-        signal.signal(number, handler)
-    return asked
+        signal.signal(number, lambda number, frame: signals.append(number))
+    return signals
 
 
 if __name__ == "__main__":

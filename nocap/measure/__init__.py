@@ -1,1 +1,1 @@
-"""What a step costs: timing, profiling, decoding."""
+"""What training and decoding cost: steps timed side by side, a step profiled part by part, text from a checkpoint and its latency."""

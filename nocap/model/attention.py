@@ -1,4 +1,4 @@
-"""Causal self-attention: one projection module, and the mixers that an option chooses between.
+"""Causal self-attention: one module of projections, and the mixers that an option chooses from.
 
 B: batch, T: tokens, C: channels, H: query heads, K: key/value heads, D: channels of a head. A mixer maps q_BHTD, k_BKTD, v_BKTD to BHTD.
 """
@@ -23,7 +23,7 @@ from nocap.options.attention.softmax import sdpa_kernel as kernel_for
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.gpt import Context
-    from nocap.model.joints import Joined
+    from nocap.model.language_model import Joined
 
 Mixer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -85,7 +85,7 @@ class CausalSelfAttention(nn.Module):
         self.out_proj = nn.Linear(m.d_model, m.d_model, bias=False)
 
     def forward(self, x_BTC: Tensor, context: Context, ideas: Joined = ()) -> Tensor:
-        """With `context.mixers`, the layer's own mixer gives way: generation's reads and writes a cache."""
+        """`context.mixers` replace the layer's own mixer: those of generation read and write a cache."""
         mix = self.mixer if context.mixers is None else next(context.mixers)
         q_BTHD = self.q_proj(x_BTC).unflatten(2, (self.n_head, self.d_head))
         k_BTKD = self.k_proj(x_BTC).unflatten(2, (self.n_kv_heads, self.d_head))

@@ -1,8 +1,7 @@
 """Unembedding and loss a chunk of tokens at a time, so that no more than one chunk's logits exist at once.
 
-The gradients are made in the forward pass, where a chunk's logits are at hand. Making them in the backward pass would multiply by the
-weights a fourth time (a third more work) and save nothing: the head's backward follows its forward at once, and the gradient of
-the weights is as large then as now.
+The gradients are computed in the forward pass, from the chunk's logits. In the backward pass that would be a fourth product with the
+weights (a third more work) and save no memory: the head's backward follows its forward at once.
 
 N: tokens, C: channels, V: vocabulary.
 """
@@ -28,11 +27,10 @@ def wide(x: Tensor) -> Tensor:
 def chunk_step(
     x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, softcap: float | None, z_loss: float, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One chunk's loss, summed over its tokens (a scalar, at least fp32), the same without z-loss, and the gradient of the first by the
-    logits, (N, V), or None.
+    """One chunk's loss in nats, summed over its tokens (at least fp32), the same without z-loss, and the gradient of the first by the
+    product h = x·weightᵀ, (N, V), or None.
 
-    With l = cap·tanh(h/cap) and z = logsumexp(l), the gradient by the product h is
-    (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 - (l/cap)²).
+    With l = cap·tanh(h/cap) and z = logsumexp(l), it is (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 - (l/cap)²).
     """
     logits_NV = x_NC @ weight_VC.t()
     slope_NV = None
@@ -67,12 +65,11 @@ def chunked_cross_entropy(
     z_loss: float,
     step: ChunkStep = chunk_step,
 ) -> tuple[Tensor, Tensor]:
-    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ: a scalar in nats, at least fp32; and the
-    mean of the cross-entropy alone, which has no gradient.
+    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ, in nats, at least fp32; and the mean of
+    the cross-entropy alone, which has no gradient.
 
-    Every target is a token: there is no ignored index. The last chunk is smaller where `chunks` does not divide N. The products run in
-    autocast's dtype where it is on, by casts made here: all that follows then has the dtype that autocast would choose. The gradient of
-    the weights is summed over chunks in the weights' own dtype. One backward pass, no second. `step` may be `chunk_step` compiled.
+    Every target is a token: there is no ignored index. The products run in autocast's dtype where it is on. The gradient of the weights is
+    summed over chunks in the weights' own dtype. There is no second backward pass. `step` may be `chunk_step` compiled.
     """
     device = x_NC.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_NC.dtype

@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from nocap.config.keys import InputError
 from nocap.config.trainer import ActivationCheckpointing
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
-from nocap.model.joints import Joined, joined
-from nocap.model.language_model import LanguageModel
+from nocap.model.language_model import Joined, LanguageModel, joined
 from nocap.model.loss import Loss
 from nocap.options.ideas import JOINTS, overrides
 from nocap.options.model import NormPlacement, ResidualScale
@@ -39,12 +38,6 @@ class Context:
         self.tables = tables  # of the positions, for `Position.turn`
         self.mixers = mixers  # one a layer, in place of the layers' own
         self.memory: dict[str, Tensor] = {}  # what an idea leaves for a later layer
-
-
-def recomputed(f: Callable[..., Tensor], *args: Any) -> Tensor:
-    """f(*args), kept for the backward pass as its arguments alone: what is inside f is computed again there (arXiv:1604.06174)."""
-    y: Tensor = checkpoint(f, *args, use_reentrant=False, preserve_rng_state=False)  # nothing in the model is random
-    return y
 
 
 class Branch(nn.Module):
@@ -78,27 +71,27 @@ class Block(nn.Module):
         self.mlp = Branch(run.mlp.build(m.d_model), norm=run.norm, model=m, scale=small if kind is ResidualScale.both else 1.0)
         self.checkpointing = run.trainer.activation_checkpointing
         self.ideas, self.joined = joined(run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer))
-        # Handed over only where there are some: an attention module from outside need not know of ideas.
+        # Passed only where there are some: an attention module from outside need not know of ideas.
         self.of_qkv: tuple[Joined, ...] = (self.joined,) if any(overrides(idea, "qkv") for _, idea, _ in self.joined) else ()
 
     def forward(self, x_BTC: Tensor, context: Context) -> Tensor:
         for _, idea, part in self.joined:
             x_BTC = idea.enter(part, x_BTC, context)
-        if self.checkpointing is ActivationCheckpointing.block:
-            x_BTC = recomputed(self.branches, x_BTC, context)
-        else:
-            x_BTC = self.branches(x_BTC, context)
+        x_BTC = self._call(ActivationCheckpointing.block, self.branches, x_BTC, context)
         for _, idea, part in self.joined:
             x_BTC = idea.leave(part, x_BTC, context)
         return x_BTC
 
     def branches(self, x_BTC: Tensor, context: Context) -> Tensor:
-        attention, mlp = ActivationCheckpointing.attention, ActivationCheckpointing.mlp
-        if self.checkpointing is attention:
-            x_BTC = recomputed(self.attention, x_BTC, context, *self.of_qkv)
-        else:
-            x_BTC = self.attention(x_BTC, context, *self.of_qkv)
-        return recomputed(self.mlp, x_BTC) if self.checkpointing is mlp else self.mlp(x_BTC)
+        x_BTC = self._call(ActivationCheckpointing.attention, self.attention, x_BTC, context, *self.of_qkv)
+        return self._call(ActivationCheckpointing.mlp, self.mlp, x_BTC)
+
+    def _call(self, part: ActivationCheckpointing, f: Callable[..., Tensor], *args: Any) -> Tensor:
+        """f(*args). Where this part is checkpointed, f's inside is computed again in the backward pass (arXiv:1604.06174)."""
+        if self.checkpointing is not part:
+            return f(*args)
+        y: Tensor = checkpoint(f, *args, use_reentrant=False, preserve_rng_state=False)  # nothing in the model is random
+        return y
 
 
 class Head(nn.Module):
@@ -110,10 +103,10 @@ class Head(nn.Module):
         self.unembed = nn.Linear(run.model.d_model, vocab_size, bias=False)
         self.softcap, self.objective, self.chunks = run.model.logit_softcap, run.objective, run.objective.loss_chunks
         self.chunk_step = chunk_step
-        self.joined: Joined = ()  # the model's, whose losses join this one
+        self.joined: Joined = ()  # the model's ideas, whose losses are added to this one
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """The head as one region; where its loss is in chunks, what is done to one of them: else each would be compiled by itself."""
+        """Compile the head as one region. Where its loss is in chunks, compile `chunk_step`: else each chunk would be compiled anew."""
         if self.chunks > 1:
             self.chunk_step = torch.compile(chunk_step, *args, **kwargs)
         else:
@@ -126,7 +119,7 @@ class Head(nn.Module):
         return logits_BTV
 
     def forward(self, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
-        """The training loss with its parts; in validation the plain next-token loss."""
+        """The training loss with its parts, in nats per token; in validation the plain next-token loss."""
         if not self.training:
             return Loss(self.next_token(x_BTC, targets_BT))
         found = {name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined}
@@ -177,7 +170,7 @@ class GPT(LanguageModel):
         self.plug_in_around(run)
 
     def trunk(self, tokens_BT: Tensor, *, where: slice | Tensor | None = None, mixers: Sequence[Mixer] | None = None) -> Tensor:
-        """Token ids to the residual stream before the final norm, (B, T, C). `where` are their positions, from 0 on unless given."""
+        """Token ids to the residual stream before the final norm, (B, T, C). `where` are their positions; default: from 0 on."""
         where = slice(0, tokens_BT.shape[1]) if where is None else where
         x_BTC = self.positions.embed(self.position, self.embedding(tokens_BT), where)
         context = Context(tokens_BT, x_BTC, self.positions.tables(self.position, where), None if mixers is None else iter(mixers))
@@ -219,7 +212,7 @@ def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
 
 
 def check_plugged_in(run: Run, model: LanguageModel) -> None:
-    """A joint that is never called would be an option that is ignored."""
+    """Refuse ideas with a joint that is never called: the option would have no effect, in silence."""
     places = {path for path, _ in model.named_modules()}
     for name, idea in run.ideas.items():
         plugged = {

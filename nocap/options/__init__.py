@@ -1,1 +1,1 @@
-"""The shelf where ideas stand: a folder a group, an option or family a file."""
+"""The options: a folder a group, an option or family of options a file."""

@@ -17,7 +17,7 @@ from nocap.store.source import source_hashes
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
     """The parts, each comparable by itself: `nocap.compare --why` shows where two runs part ways.
 
-    A run with `trainer.init_from` has one more, `init`: see `nocap.launch.trunk`.
+    A run with `trainer.init_from` has one more, `init`: see `nocap.launch.init_checkpoint`.
     """
     on_cpu = run.trainer.device is Device.cpu
     return {
@@ -33,7 +33,7 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
 
 
 def config_that_counts(run: Run) -> dict[str, Any]:
-    """The resolved config without the keys that change how a run is shown, kept or spread, but no number in it."""
+    """The resolved config without the keys that change no number: how a run is shown, stored or spread over devices."""
     config = run.that_count("identity", to_plain(run))
     if run.trainer.device is Device.cuda:
         config["trainer"].pop("threads")

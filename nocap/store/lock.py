@@ -1,4 +1,4 @@
-"""One writer a run directory. The kernel holds the lock and frees it when the holder dies, however it dies."""
+"""One writer a run directory. The kernel holds the lock, and frees it when the holder dies, however it dies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def acquire(path: Path, *, wait_s: float = 0.0) -> IO[str]:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 file.seek(0)
-                holder = file.read().strip() or "a process that has not said who it is"
+                holder = file.read().strip() or "a process that has not written its name yet"
                 file.close()
                 raise HeldError(f"{path.parent} must have one writer, and {holder} is training there") from None
             time.sleep(0.05)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+
+from nocap.config.keys import require
 
 
 class Better(Enum):
@@ -26,6 +29,7 @@ class Metric:
     title: str
     unit: str
     better: Better
+    made_by: str  # train, clock, or the kind of session: steps, parts, lengths, decoding
     gain: str = ""  # how an arm that is better is described, and one that is worse
     loss: str = ""
 
@@ -41,44 +45,70 @@ class Metric:
         return f"{abs(change):.1%} {self.gain if gain >= 1 else self.loss}"
 
 
-def _metric(name: str, title: str, unit: str, better: str, gain: str = "", loss: str = "") -> Metric:
-    return Metric(name=name, title=title, unit=unit, better=Better(better), gain=gain, loss=loss)
-
-
-_SPEED = ("faster", "slower")
-METRICS = {
-    metric.name: metric
-    for metric in (
-        # of training runs
-        _metric("val_loss", "validation loss", "nats/token", "lower", "lower loss", "higher loss"),
-        _metric("val_bpb", "validation bits per byte", "bits/byte", "lower", "lower bits/byte", "higher bits/byte"),
-        _metric("train_s", "training time", "s", "lower", *_SPEED),
-        _metric("steps_to_target", "steps to the target loss", "steps", "lower", "fewer steps", "more steps"),
-        # steps to the target at the step time of interleaved runs
-        _metric("time_to_target_s", "time to the target loss", "s", "lower", "faster to the target", "slower to the target"),
-        # of timed steps
-        _metric("tokens_per_s", "tokens/s", "tokens/s", "higher", *_SPEED),
-        _metric("step_ms", "step time", "ms", "lower", *_SPEED),
-        # a GPU's peak; on a CPU parameters, gradients, optimizer and activations, counted
-        _metric("memory_mib", "memory", "MiB", "lower", "less memory", "more memory"),
-        _metric("params", "parameters", "parameters", "lower", "fewer parameters", "more parameters"),
-        _metric("kv_bytes", "KV cache per token", "bytes/token", "lower", "less cache", "more cache"),
-        # of a profile, over the claim's `parts`
-        _metric("share", "share of the time", "share", "neither"),
-        _metric("part_ms", "time", "ms", "lower", *_SPEED),
-        _metric("part_mib", "memory kept for the backward", "MiB", "lower", "less memory", "more memory"),
-        _metric("part_params", "parameters", "parameters", "lower", "fewer parameters", "more parameters"),
-        # its `parts` are those of memory: parameters, gradients, optimizer, activations
-        _metric("held_mib", "MiB held", "MiB", "lower", "less memory", "more memory"),
-        # of attention alone over several lengths
-        _metric("exponent", "exponent of attention's time in T", "", "neither"),
-        # of decoding
-        _metric("decode_tokens_per_s", "decoded tokens/s", "tokens/s", "higher", *_SPEED),
-        _metric("decode_ms", "time per decoded token", "ms", "lower", *_SPEED),
-        _metric("decode_mb", "memory allocated per token", "MB", "lower", "less allocated", "more allocated"),
-        _metric("collections", "garbage collections in 50 tokens", "", "lower", "fewer collections", "more collections"),
-    )
+_SPEED, _MEMORY, _PARAMS = ("faster", "slower"), ("less memory", "more memory"), ("fewer parameters", "more parameters")
+_TABLE: dict[str, list[tuple[str, ...]]] = {  # instrument → name, title, unit, better, and words for a gain and a loss
+    "train": [
+        ("val_loss", "validation loss", "nats/token", "lower", "lower loss", "higher loss"),
+        ("val_bpb", "validation bits per byte", "bits/byte", "lower", "lower bits/byte", "higher bits/byte"),
+        ("steps_to_target", "steps to the target loss", "steps", "lower", "fewer steps", "more steps"),
+        ("time_to_target_s", "time to the target loss", "s", "lower", "faster to the target", "slower to the target"),
+    ],
+    "clock": [("train_s", "training time", "s", "lower", *_SPEED)],  # of a run, not interleaved: no claim may be about it
+    "steps": [
+        ("tokens_per_s", "tokens/s", "tokens/s", "higher", *_SPEED),
+        ("step_ms", "step time", "ms", "lower", *_SPEED),
+        ("memory_mib", "memory", "MiB", "lower", *_MEMORY),  # a GPU's peak; on a CPU counted: parameters, gradients, state, activations
+        ("params", "parameters", "parameters", "lower", *_PARAMS),
+        ("kv_bytes", "KV cache per token", "bytes/token", "lower", "less cache", "more cache"),
+    ],
+    "parts": [  # over the `parts` of a claim
+        ("share", "share of the time", "share", "neither"),
+        ("part_ms", "time", "ms", "lower", *_SPEED),
+        ("part_mib", "memory kept for the backward", "MiB", "lower", *_MEMORY),
+        ("part_params", "parameters", "parameters", "lower", *_PARAMS),
+        ("held_mib", "MiB held", "MiB", "lower", *_MEMORY),  # parts of memory: parameters, gradients, optimizer, activations
+    ],
+    "lengths": [("exponent", "exponent of attention's time in T", "", "neither")],
+    "decoding": [
+        ("decode_tokens_per_s", "decoded tokens/s", "tokens/s", "higher", *_SPEED),
+        ("decode_ms", "time per decoded token", "ms", "lower", *_SPEED),
+        ("decode_mb", "memory allocated per token", "MB", "lower", "less allocated", "more allocated"),
+        ("collections", "garbage collections in 50 tokens", "", "lower", "fewer collections", "more collections"),
+    ],
 }
+
+
+def _metric(made_by: str, name: str, title: str, unit: str, better: str, gain: str = "", loss: str = "") -> Metric:
+    return Metric(name=name, title=title, unit=unit, better=Better(better), made_by=made_by, gain=gain, loss=loss)
+
+
+METRICS = {row[0]: _metric(made_by, *row) for made_by, rows in _TABLE.items() for row in rows}
+
+# Parts of a training step → what a table calls them.
+PARTS = {
+    "embedding": "embedding",
+    "norm": "norms",
+    "qkv": "QKV projections",
+    "rotary": "rotary, QK norm, head layout",
+    "scores": "scores and weighted sum",
+    "attention_out": "output projection",
+    "mlp_up": "MLP up",
+    "activation": "activation",
+    "mlp_down": "MLP down",
+    "attention": "attention, whole",
+    "mlp": "MLP, whole",
+    "ideas": "ideas",
+    "residual": "residual stream",
+    "head": "head",
+    "loss": "loss",
+    "accumulate": "gradients into .grad",
+    "reduction": "gradient reduction",
+    "clip": "gradient norm, clipping",
+    "optimizer": "optimizer",
+    "data": "data",
+    "other": "rest of the step",
+}
+HELD = ("parameters", "gradients", "optimizer", "activations")  # parts of memory
 
 
 class Ending(Enum):
@@ -98,3 +128,8 @@ class Measurement:
     ending: Ending = Ending.measured
     where: str = ""  # the hardware's fingerprint
     when: str = ""  # ISO 8601
+
+    def __post_init__(self) -> None:
+        diverged = self.ending is Ending.diverged
+        ok = self.value is None if diverged else self.value is not None and math.isfinite(self.value)
+        require(ok, f"a measurement of {self.metric.name}", "be a finite number, or null where the run diverged", self.value)

@@ -22,7 +22,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_writable(key: str, path: Path) -> None:
-    """Before the minutes that the file is to hold, and not after."""
+    """Refuse a file that cannot be written before the measurement that it is for.
+
+    Errors:
+        ValueError: it cannot.
+    """
     there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
     ok = os.access(there, os.W_OK) and there.is_dir() != (there == path.absolute())
     require(ok, key, "be a file that can be written", path)
@@ -30,7 +34,11 @@ def check_writable(key: str, path: Path) -> None:
 
 @contextmanager
 def writing(key: str, path: Path) -> Iterator[None]:
-    """A file that cannot be written is bad input; one that was is named."""
+    """Create the folder of a file that is written inside the block, and print the file's name afterwards.
+
+    Errors:
+        ValueError: it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -77,7 +85,7 @@ class Metrics:
         return rows
 
     def cut_back(self, step: int) -> list[Row]:
-        """Keep the rows before `step`, the ones a checkpoint of `step` has behind it, and return them."""
+        """Keep the rows before `step`, those that a checkpoint of `step` includes, and return them."""
         kept = [row for row in self.rows() if row["step"] < step]
         write_file(self.path, "".join(_line(row) for row in kept).encode())
         return kept

@@ -1,7 +1,7 @@
-"""Keeps credentials out of everything that is written down.
+"""Keeps credentials out of every file of a record.
 
-A config can pick up a credential without anybody typing it there: `${oc.env:HF_TOKEN}` in a data path is resolved like any other value.
-So the values of the environment's own secrets are what is looked for, wherever they ended up.
+A config can pick up a credential that nobody typed there: `${oc.env:HF_TOKEN}` in a data path is resolved like any other value. So every
+value of the config is searched for the values of the environment's secret variables.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, get_type_hints
 from nocap.config import registry
 from nocap.config.trainer import Trainer
 
-SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 SHORTEST = 8  # characters; a shorter value ("true", "3") would match ordinary text
 
 
-def schema_words() -> set[str]:
-    """The words that options have for what they are and what they offer."""
+def schema_names() -> set[str]:
+    """The kinds of all options, and the members of their enums."""
     options = [option for group in registry.groups() for option in registry.options(group).values()]
     enums = {kind for option in (*options, Trainer) for kind in get_type_hints(option).values() if isinstance(kind, type)}
     offered = {member.name for kind in enums if issubclass(kind, Enum) for member in kind}
@@ -28,14 +28,14 @@ def schema_words() -> set[str]:
 def redact(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """A copy of a plain config in which every secret of the environment reads `<redacted:NAME>`.
 
-    A variable is a secret when its name has one of `SECRET_WORDS` in it. Keys of the config are not looked at, nor values that are a word
-    of the schema (`shuffled`): everybody knows those, and a worker must be able to read them back.
+    A variable is a secret when its name contains one of `SECRET_NAMES`. Keys of the config stay, and so do values that are names of the
+    schema (`shuffled`): those are public, and a worker must be able to read them back.
     """
-    known = schema_words()
+    known = schema_names()
     secrets = {
         value: name
         for name, value in environ.items()
-        if len(value) >= SHORTEST and value not in known and any(word in name.upper() for word in SECRET_WORDS)
+        if len(value) >= SHORTEST and value not in known and any(part in name.upper() for part in SECRET_NAMES)
     }
     # The longest first: a secret that contains another one goes as a whole.
     ordered = sorted(secrets.items(), key=lambda item: -len(item[0]))

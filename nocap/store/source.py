@@ -1,9 +1,9 @@
-"""The source that a run's numbers come from: which modules, and what of them counts.
+"""The source code that computes a run's numbers: a hash for each module.
 
-The step's modules, those of the run's options, and what they import, hashed one by one. Left out is what no number comes from, by two
-rules. `QUIET` names rooms: how a run is asked for, kept, shown and measured. And in the other rooms these do not count: comments,
-docstrings, what is for the type checker, the words of an error (what is raised, the message of an assert, all but the condition of
-`require`, what is assigned to `rule`), and what is said (`print`, `say`, `tell`).
+These are the modules of the step and of the run's options, and what they import. Two rules leave out what computes no number. `QUIET`
+lists modules: how a run is configured, stored, shown and measured. In the other modules these do not count: comments, docstrings, code
+for the type checker, texts of errors (what is raised, the message of an assert, all of `require` but its condition, what is assigned to
+`rule`), and what is printed (`print`, and `log` of a text).
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from nocap.config.run import Run
 STEP = ("nocap.training.loop", "nocap.training.step")
 QUIET = {
     "nocap": "a version",
-    "nocap.training.books": "rows, checkpoints and accounts of what has happened",
-    "nocap.config": "declarations and refusals; what was chosen is in the config",
+    "nocap.config": "declarations and rules; what was chosen is in the config",
     "nocap.data.shards": "makes and checks shards, whose content is in the data's hash",
-    "nocap.store.files": "writes files whole",
+    "nocap.store.files": "writes files",
     "nocap.config.hardware": "names and peaks",
-    "nocap.model.counted": "FLOPs",
     "nocap.model.flops": "FLOPs",
     "nocap.options": "a folder",
-    "nocap.outside": "finds files, each of which is hashed",
-    "nocap.config.paths": "where things lie",
+    "nocap.outside": "finds files, each hashed by itself",
+    "nocap.config.paths": "places of files",
     "nocap.store": "a folder",
     "nocap.training": "a folder",
     "nocap.training.checkpoint": "saves and restores, bit for bit by its tests",
-    "nocap.training.kept": "tries small tensors",
     "nocap.training.ledger": "seconds",
     "nocap.training.memory": "bytes",
+    "nocap.training.optimizer_trial": "tries a copy",
+    "nocap.training.recorder": "rows, checkpoints and totals of what has happened",
     "nocap.store.record": "files of rows",
-    "nocap.training.spikes": "looks at losses",
+    "nocap.training.spikes": "reports losses",
+    "nocap.training.state": "saves and restores, bit for bit by its tests",
 }
-# Groups whose options make no number beyond what is hashed otherwise: the tokens by their content.
+# Groups whose options compute no number but the tokens, whose content is hashed.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
-SAID = ("print", "say", "tell")
 
 
 def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
@@ -69,7 +68,7 @@ def _quiet(module: str) -> bool:
 
 
 def module_path(module: str) -> Path | None:
-    """The file of a module of nocap, or from outside; None for any other, and for what is no module."""
+    """The file of a module of nocap, or from outside; None for others, and where there is no such module."""
     if found := next((file for file in outside.files() if file.module == module), None):
         return found.path
     root = module.partition(".")[0]
@@ -84,7 +83,7 @@ def module_path(module: str) -> Path | None:
 
 
 def _packages_from_outside() -> dict[str, Path]:
-    """The installed packages that options come from: what these import of their own counts too."""
+    """The installed packages that options come from: their own imports count too."""
     found: dict[str, Path] = {}
     for folder in outside.folders():
         while (folder.parent / "__init__.py").is_file():
@@ -101,7 +100,7 @@ def _read(path: Path, changed_ns: int) -> tuple[str, list[str]]:
 
 
 def digest(source: str) -> str:
-    """Twelve hex digits of what counts of a module's text."""
+    """Twelve hex digits of a module's source, without what does not count."""
     return _hash(_WhatCounts().visit(ast.parse(source)))
 
 
@@ -110,7 +109,7 @@ def _hash(tree: ast.Module) -> str:
 
 
 def _imports(tree: ast.Module) -> list[str]:
-    """Names that an import anywhere in the module may mean; names that are no module are dropped later."""
+    """Names of all imports in the module; those that are no module are dropped later."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -120,8 +119,14 @@ def _imports(tree: ast.Module) -> list[str]:
     return names
 
 
+def _is_text(call: ast.Call) -> bool:
+    """Whether the call's one argument is a text, as in `log(f"step {step}")`."""
+    texts = [a for a in call.args if isinstance(a, ast.JoinedStr) or (isinstance(a, ast.Constant) and isinstance(a.value, str))]
+    return len(texts) == len(call.args) == 1 and not call.keywords
+
+
 class _WhatCounts(ast.NodeTransformer):
-    """Takes out of a module what changes no number; see the top of this file."""
+    """Removes what computes no number; see the top of this file."""
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -136,8 +141,8 @@ class _WhatCounts(ast.NodeTransformer):
         return ast.Assert(test=node.test, msg=None)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        words = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "rule"
-        return None if words else self.generic_visit(node)
+        text = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "rule"
+        return None if text else self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         call = node.value
@@ -145,7 +150,7 @@ class _WhatCounts(ast.NodeTransformer):
             return None  # a docstring
         if isinstance(call, ast.Call):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
-            if name in SAID:
+            if name == "print" or (name == "log" and _is_text(call)):
                 return None
             if name == "require":
                 return ast.Expr(ast.Call(func=call.func, args=call.args[:1], keywords=[]))

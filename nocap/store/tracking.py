@@ -1,4 +1,4 @@
-"""Mirrors of the record, opened and kept from doing harm: one that fails is one warning, and training goes on."""
+"""Trackers mirror the record. One that fails costs one warning, and training goes on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 
+NO_MIRROR = "no mirror of this run from here on: "
+
 
 class Guarded(TrackerSession):
-    """A session whose first failure is one warning; after it the mirror is quiet."""
+    """A session whose first failure is one warning. After it, nothing more is sent."""
 
     def __init__(self, tracker: Tracker, session: TrackerSession) -> None:
         self._tracker, self._session = tracker, session
-        self._silenced = False
+        self._failed = False
 
     @property
     def url_or_hint(self) -> str | None:  # type: ignore[override]
@@ -31,20 +33,20 @@ class Guarded(TrackerSession):
         self._call("finish", summary=summary, status=status)
 
     def _call(self, method: str, *args: object, **named: object) -> None:
-        if not self._silenced:
+        if not self._failed:
             try:
                 getattr(self._session, method)(*args, **named)
-            except Exception as error:  # whatever a tracker does: the record has it all
-                self._silenced = True
-                warn(self._tracker, error)
+            except Exception as error:  # anything a tracker may raise: the record has all rows
+                self._failed = True
+                _warn(self._tracker, error)
 
 
 def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Iterable[Mapping[str, object]] = ()) -> TrackerSession:
-    """Open what the config asks for and give it the rows a resumed run already has."""
+    """Open what the config asks for and log the rows that a resumed run already has."""
     try:
         session = Guarded(tracker, tracker.open(facts))
     except Exception as error:
-        warn(tracker, error)
+        _warn(tracker, error)
         return TrackerSession()
     for row in rows:
         session.log(row)
@@ -62,6 +64,6 @@ def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[s
     return session.url_or_hint
 
 
-def warn(tracker: Tracker, error: Exception) -> None:
+def _warn(tracker: Tracker, error: Exception) -> None:
     line = " ".join(str(error).split())[:200] or type(error).__name__
-    print(f"nocap: tracker={tracker.kind}: no mirror of this run from here on: {line}", file=sys.stderr, flush=True)
+    print(f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line}", file=sys.stderr, flush=True)

@@ -1,22 +1,46 @@
-"""A prepared study carried out: what is missing is trained and measured, and all that there is collected as evidence."""
+"""A study carried out: its claims registered, what is missing trained and measured, and everything there is collected as evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
+from nocap.config.compose import Composed
+from nocap.config.keys import require
+from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record
-from nocap.study.arms import Composed, composed
-from nocap.study.asking import all_sessions
-from nocap.study.budget import within_budget
-from nocap.study.evidence import Evidence, read_claims
-from nocap.study.prepared import Prepared, at_budget, lengths_of, with_lengths
-from nocap.study.sessions import Session, SessionError, hold_all
-from nocap.study.training import grid_of, records_of, train, wanted
-from nocap.study.tuning import Tuned, tune
+from nocap.study.arms import more
+from nocap.study.cells import Cells, FailedError, wanted
+from nocap.study.evidence import Evidence
+from nocap.study.plan import Plan, all_sessions, ask, check_budget, compose_trials, shorter, steps_for, with_lengths, with_steps
+from nocap.study.registration import register
+from nocap.study.sessions import SessionError, hold_all
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    arm: str
+    words: list[str]  # its overrides, by the name that results have had
+    seeds: list[int]
+    val_loss: float | None  # mean over the seeds; null where a seed diverged or was not run
+    picked: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """What the search before a study found."""
+
+    overrides: dict[str, list[str]] = field(default_factory=dict)  # arm → the winner's
+    trials: list[Trial] = field(default_factory=list)
+    follow: dict[str, str] = field(default_factory=dict)
+
+    def n_trials(self, arm: str) -> int:
+        return sum(trial.arm == self.follow.get(arm, arm) for trial in self.trials)
 
 
 @dataclass(kw_only=True)
@@ -25,72 +49,123 @@ class Done:
 
     evidence: Evidence
     tuned: Tuned
-    arms: dict[str, dict[str, Composed]]
+    arms: dict[str, dict[str, Composed]]  # place (`train` or `bench`) → arm → how it was composed there
     problems: list[str] = field(default_factory=list)  # sessions that failed, records that cannot be read whole
 
 
-def carry_out(plan: Prepared, *, run: bool, budget_h: float | None = None, only: str | None = None, say: Say = print) -> Done:
+def carry_out(plan: Plan, *, run: bool, budget_h: float | None = None, only: str | None = None, log: Log = print) -> Done:
     """Train and measure what is missing, or with `run=False` only collect what there is. `only`: this arm's runs, and no session.
 
     Errors:
-        ValueError: a run that will not do, or no budget where the scale needs one.
-        training.StoppedError: somebody asked to stop; everything that was finished is kept.
+        ValueError: an invalid run, or no budget where the scale needs one.
+        cells.StoppedError: somebody asked to stop; everything that finished is kept.
+        cells.FailedError, sessions.SessionError: a run or the pilot failed that all else depends on.
     """
+    check_budget(plan, budget_h)
+    if run:
+        register(plan.folder, plan.claims)
+    if plan.needs_budget and budget_h is not None:
+        plan = _within_budget(plan, budget_h, run=run, log=log)
     problems: list[str] = []
-    if at_budget(plan):
-        plan = within_budget(plan, budget_h, run=run, say=say)
-    tuned = (
-        tune(plan.study, plan.train, claims=plan.claims, run=run, problems=problems, only=only)
-        if plan.study.tune and plan.train
-        else Tuned()
-    )
-    training = {name: _tuned(arm, tuned.words.get(name, [])) for name, arm in plan.train.items() if only in (None, name)}
-    trained = _train(plan, training, run=run, problems=problems)
-    sessions = all_sessions(plan, training) if only is None else {}
-    said: dict[str, list[tuple[Session, dict[str, Any]]]] = {}
-    for kind, asked in sessions.items():
-        if run and asked:
-            try:
-                hold_all(asked, plan.folder, claims=plan.claims, say=say)
-            except SessionError as error:
-                problems.append(f"{kind}: {error}")
-        said[kind] = [(one, found) for one in asked if (found := one.found(plan.folder)) is not None]
-    by_seed: dict[str, Any] = {
-        kind: {one.seed: found["measured"] for one, found in pairs} for kind, pairs in said.items() if kind != "parts"
-    }
-    evidence = replace(
-        trained,
-        **by_seed,
-        parts={(arm, one.seed): facts for one, found in said.get("parts", []) for arm, facts in found["measured"]["arms"].items()},
-        registered={kind: [read_claims(one.path(plan.folder)) for one, _ in pairs] for kind, pairs in said.items()},
-    )
-    return Done(evidence=evidence, tuned=tuned, arms={"train": training, "bench": plan.bench}, problems=problems)
+    tuned = _tune(plan, run=run, problems=problems, only=only)
+    arms = {name: more(arm, *tuned.overrides.get(name, [])) for name, arm in plan.train.items() if only in (None, name)}
+    evidence = _train(plan, arms, run=run, problems=problems) if arms else Evidence()
+    if only is None:
+        evidence = replace(evidence, **_measure(plan, arms, run=run, problems=problems, log=log))
+    return Done(evidence=evidence, tuned=tuned, arms={"train": arms, "bench": plan.bench}, problems=problems)
 
 
-def _tuned(arm: Composed, words: Sequence[str]) -> Composed:
-    return composed([*arm.words, *words]) if words else arm
+def _within_budget(plan: Plan, budget_h: float, *, run: bool, log: Log) -> Plan:
+    """The arms with as many steps as the hours allow, from a short timing. The number is kept: the same command goes on with the same runs.
+
+    Errors:
+        ValueError: a budget too small for a step, or one to judge that nothing was run with.
+    """
+    path = plan.folder / f"budget-{budget_h:g}h.json"
+    kept = read_json(path)
+    if kept is None:
+        require(run, "budget_h", "be one that the study was begun with, to be judged", budget_h)
+        log(f"timing the arms, to spread {budget_h:g} h")
+        pilots = all_sessions(plan, plan.train)["pace"] or ask("steps", "pace", plan.study.seeds[0], plan.train, rounds=1)
+        measured = hold_all(pilots[:1], plan.folder, log=log)[0]["measured"]["arms"]
+        steps = steps_for(plan, {arm: 1 / seen["tokens_per_s"] for arm, seen in measured.items()}, budget_h)
+        kept = {"budget_h": budget_h, "steps": steps}
+        write_json(path, kept)
+    log(f"{budget_h:g} h are {kept['steps']} steps a run")
+    return with_steps(plan, kept["steps"])
 
 
-def _train(plan: Prepared, arms: Mapping[str, Composed], *, run: bool, problems: list[str]) -> Evidence:
+def _tune(plan: Plan, *, run: bool, problems: list[str], only: str | None = None) -> Tuned:
+    """Train the trials that are missing, and pick each arm's best mean final loss. A trial that diverged is the worst; one that was not run
+    picks nothing. `only`: of this arm's search.
+
+    Errors:
+        ValueError: an arm of which every trial diverged.
+        FailedError: a trial has a run that neither finished nor diverged.
+    """
+    tune = plan.study.tune
+    if tune is None or not plan.train:
+        return Tuned()
+    trials = {arm: of for arm, of in tune.trials.items() if only is None or arm == tune.follow.get(only, only)}
+    named = {name: one for name, one in compose_trials(plan.study, plan.train).items() if name.rpartition(", trial ")[0] in trials}
+    cells = Cells(wanted(named, tune.seeds), label="tuning")
+    if run:
+        cells.train()
+    losses: dict[str, list[float]] = {name: [] for name in named}
+    for one, record in cells.records(problems):
+        losses[one.arm].append(math.inf if record.val_loss is None or record.status == "diverged" else record.val_loss)
+    found = Tuned(follow=dict(tune.follow))
+    for arm, of in trials.items():
+        means = [fmean(seen) if len(seen := losses[f"{arm}, trial {i}"]) == len(tune.seeds) else math.nan for i in range(1, len(of) + 1)]
+        missing = any(map(math.isnan, means))
+        if run and missing:
+            raise FailedError(f"the search of {arm} has runs that failed, and picks nothing")
+        if run and not any(map(math.isfinite, means)):
+            raise ValueError(f"tune.trials.{arm} must have a trial that does not diverge, got {len(of)} that all did")
+        best = None if missing or not any(map(math.isfinite, means)) else means.index(min(means))
+        for i, (overrides, mean) in enumerate(zip(of, means, strict=True)):
+            loss = mean if math.isfinite(mean) else None
+            found.trials.append(Trial(arm=arm, words=overrides, seeds=tune.seeds, val_loss=loss, picked=i == best))
+        if best is not None:
+            found.overrides[arm] = of[best]
+    found.overrides.update({arm: found.overrides[other] for arm, other in tune.follow.items() if other in found.overrides})
+    return found
+
+
+def _train(plan: Plan, arms: Mapping[str, Composed], *, run: bool, problems: list[str]) -> Evidence:
     """The runs of whole length, then the shorter ones, which begin from those where they can."""
-    if not arms:
-        return Evidence()
-    plans = {arm: lengths_of(plan, arms[arm]) for arm in with_lengths(plan) if arm in arms}
-    kept = {arm: [one.branches_at for one in shorts if one.branches_at] for arm, shorts in plans.items()}
-    whole = {name: composed([*arm.words, f"trainer.keep_steps={kept[name]}"]) if kept.get(name) else arm for name, arm in arms.items()}
-    cells = wanted(whole, plan.study.seeds)
-    grid, of = grid_of(cells, label=plan.study.name, claims=plan.claims)
+    plans = {arm: shorter(plan, arms[arm]) for arm in with_lengths(plan) if arm in arms}
+    branches = {arm: [short.branches_at for short in shorts if short.branches_at] for arm, shorts in plans.items()}
+    whole = {name: more(arm, f"trainer.keep_steps={branches[name]}") if branches.get(name) else arm for name, arm in arms.items()}
+    cells = Cells(wanted(whole, plan.study.seeds), label=plan.study.name)
     if run:
-        train(grid)
-    runs = {(cell.arm, cell.seed): record for cell, record in records_of(cells, of, problems=problems)}
-    branches = [branch for (arm, seed), record in runs.items() for short in plans.get(arm, []) if (branch := short.of(arm, seed, record))]
-    if not branches:
-        return Evidence(runs=runs)
-    grid, of = grid_of(branches, label=f"{plan.study.name}, shorter:", claims=plan.claims)
-    if run:
-        train(grid)
-    shorter: dict[tuple[str, int], dict[int, Record]] = {}
-    for cell, record in records_of(branches, of, problems=problems):
-        shorter.setdefault((cell.arm, cell.seed), {})[cell.composed.run.trainer.steps] = record
-    lengths = {arm: tuple(one.composed.run.trainer.steps for one in shorts) for arm, shorts in plans.items()}
-    return Evidence(runs=runs, shorter=shorter, lengths=lengths)
+        cells.train()
+    runs = {(one.arm, one.seed): record for one, record in cells.records(problems)}
+    shorts = [branch for (arm, seed), record in runs.items() for short in plans.get(arm, []) if (branch := short.of(arm, seed, record))]
+    found: dict[tuple[str, int], dict[int, Record]] = {}
+    if shorts:
+        cells = Cells(shorts, label=f"{plan.study.name}, shorter:")
+        if run:
+            cells.train()
+        for one, record in cells.records(problems):
+            found.setdefault((one.arm, one.seed), {})[one.composed.run.trainer.steps] = record
+    lengths = {arm: tuple(short.composed.run.trainer.steps for short in of) for arm, of in plans.items()}
+    return Evidence(runs=runs, shorter=found, lengths=lengths)
+
+
+def _measure(plan: Plan, arms: Mapping[str, Composed], *, run: bool, problems: list[str], log: Log) -> dict[str, Any]:
+    """Field of the evidence → its sessions that have a result."""
+    fields: dict[str, Any] = {}
+    for place, sessions in all_sessions(plan, arms).items():
+        if run and sessions:
+            try:
+                hold_all(sessions, plan.folder, log=log)
+            except SessionError as error:
+                problems.append(f"{place}: {error}")
+        found = [(one, result) for one in sessions if (result := one.found(plan.folder)) is not None]
+        fields[place] = {(next(iter(one.arms)), one.seed) if place == "parts" else one.seed: result for one, result in found}
+    return fields
+
+
+def trials_json(tuned: Tuned) -> list[dict[str, Any]]:
+    return [asdict(trial) for trial in tuned.trials]

@@ -13,8 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from nocap.judge import stats
-from nocap.store.runs import dig
-from nocap.study.claim import LEAST
+from nocap.judge.claim import LEAST_PAIRS
 from nocap.study.evidence import Evidence, steps_of
 from nocap.study.spec import Study
 
@@ -50,7 +49,7 @@ def rate(study: Study, evidence: Evidence) -> Rate | None:
     if len(slopes) != 1:
         return None
     (steps, values), *_ = slopes.items()
-    if len(values) < LEAST:
+    if len(values) < LEAST_PAIRS:
         return None
     found = stats.interval(values)
     return Rate(mean=found.mean, low=found.low, high=found.high, n=len(values), steps=list(steps))
@@ -63,18 +62,18 @@ def equivalent(study: Study, evidence: Evidence, found: Rate) -> dict[str, dict[
     """
     if found.low <= 0:
         return {}
-    told = {}
+    speedups = {}
     for arm in study.trained:
         if arm == study.baseline:
             continue
         pairs = [pair for seed in study.seeds if (pair := _pair(study, evidence, arm, seed)) is not None]
         diverged = any(run.status == "diverged" for (name, _), run in evidence.runs.items() if name in (arm, study.baseline))
-        if len(pairs) < LEAST or diverged:  # a diverged run is infinitely bad: it may not be left out
+        if len(pairs) < LEAST_PAIRS or diverged:  # a diverged run is infinitely bad: it may not be left out
             continue
         gains = stats.interval([speed - worse / found.mean for speed, worse in pairs])
         worse = fmean(worse for _, worse in pairs)
         half = math.hypot(gains.high - gains.mean, abs(worse) / found.mean**2 * (found.high - found.mean))
-        told[arm] = {
+        speedups[arm] = {
             "mid": math.exp(gains.mean),
             "low": math.exp(gains.mean - half),
             "high": math.exp(gains.mean + half),
@@ -82,19 +81,20 @@ def equivalent(study: Study, evidence: Evidence, found: Rate) -> dict[str, dict[
             "worse": worse,
             "n": len(pairs),
         }
-    return told
+    return speedups
 
 
 def _pair(study: Study, evidence: Evidence, arm: str, seed: int) -> tuple[float, float] | None:
     """Log of the arm's speed over the baseline's, and by how many nats it ends higher."""
-    mine, theirs = evidence.runs.get((arm, seed)), evidence.runs.get((study.baseline, seed))
-    speeds = [dig(evidence.pace.get(seed, {}), "arms", name, "tokens_per_s") for name in (arm, study.baseline)]
-    if mine is None or theirs is None or mine.val_loss is None or theirs.val_loss is None or None in speeds:
+    mine, theirs = (evidence.runs.get((name, seed)) for name in (arm, study.baseline))
+    seen = [evidence.seen("pace", name, seed) for name in (arm, study.baseline)]
+    speeds = [one["tokens_per_s"] for one in seen if one and one["tokens_per_s"]]
+    if mine is None or theirs is None or mine.val_loss is None or theirs.val_loss is None or len(speeds) < 2:
         return None
     return math.log(speeds[0] / speeds[1]), mine.val_loss - theirs.val_loss
 
 
-def facts(study: Study, evidence: Evidence) -> Mapping[str, Any] | None:
+def exchange(study: Study, evidence: Evidence) -> Mapping[str, Any] | None:
     """As JSON: the rate, the break-even and each arm's equivalent speedup."""
     found = rate(study, evidence)
     if found is None:

@@ -3,68 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import asdict
 
+from nocap.judge.claim import Claim
 from nocap.judge.stats import power_of
-from nocap.launch.board import duration
-from nocap.launch.plan import outcome
-from nocap.show.table import table
-from nocap.study.asking import all_sessions
-from nocap.study.budget import OVERHEAD
-from nocap.study.claim import Claim, Metric, Scale
+from nocap.show.table import duration, table
+from nocap.study.cells import Cells, wanted
 from nocap.study.evidence import Evidence, bound
-from nocap.study.prepared import Prepared, at_budget, lengths_of, with_lengths
+from nocap.study.plan import OVERHEAD, PILOT_STEPS, Plan, all_sessions, shorter, with_lengths
 from nocap.study.results import sigma
 from nocap.study.sessions import Session
-from nocap.study.text import METRICS, expected
-from nocap.study.training import grid_of, records_of, wanted
+from nocap.study.text import expected
 
 POWER = 0.9
 WARM_STEPS = 6  # of a timed arm, before its blocks
-BENCH = "bench: "  # before an arm's name, where it is meant at the claim's shape
+BENCH = "bench: "  # before an arm's name, at the claim's shape
 
 
-def render(plan: Prepared) -> str:
-    return "\n".join([*_cells(plan), "", *_power(plan)])
-
-
-def _cells(plan: Prepared) -> Iterator[str]:
-    study, rows = plan.study, list[list[str]]()
+def render(plan: Plan) -> str:
+    cells = Cells(wanted(plan.train, plan.study.seeds), label=plan.study.name) if plan.train else None
     pace = _rough(plan)
-    if plan.train:
-        cells = wanted(plan.train, study.seeds)
-        grid, _ = grid_of(cells, label=study.name, claims=plan.claims)
-        done = sum(outcome(cell.plan) is not None for cell in grid.cells)
-        seconds = {
-            arm: pace.get(arm, 0.0) * one.run.trainer.steps * one.run.trainer.batch_tokens * OVERHEAD for arm, one in plan.train.items()
+    rows = [*(_training(plan, cells, pace) if cells else []), *_sessions(plan, pace)]
+    lines = [
+        f"{plan.study.name}, scale {plan.scale}: {plan.study.question}",
+        table(["what", "of", "cells", "done", "about"], rows),
+        "cost: FLOPs at a quarter of this machine's measured matmul peak, one cell after the other; a rough guess, often twofold off",
+    ]
+    if plan.needs_budget:
+        lines.append(f"the length of a run is what budget_h=… allows; the cost above is of {PILOT_STEPS} steps")
+    return "\n".join([*lines, "", *_power(plan, cells)])
+
+
+def _training(plan: Plan, cells: Cells, pace: Mapping[str, float]) -> Iterator[list[str]]:
+    study, tune = plan.study, plan.study.tune
+    seconds = {arm: pace.get(arm, 0.0) * one.run.trainer.steps * one.run.trainer.batch_tokens * OVERHEAD for arm, one in plan.train.items()}
+    cost = sum(seconds[run.arm] for run, _ in cells.of)
+    of = f"{len(plan.train)} arms × {len(study.seeds)} seeds"
+    yield ["training", of, str(len(cells.grid.cells)), str(cells.done), duration(cost)]
+    shorts = {arm: shorter(plan, plan.train[arm]) for arm in with_lengths(plan) if arm in plan.train}
+    if n := sum(map(len, shorts.values())) * len(study.seeds):
+        share = {
+            arm: sum(one.composed.run.trainer.steps - one.branches_at for one in of) / plan.train[arm].run.trainer.steps
+            for arm, of in shorts.items()
         }
-        whole = sum(seconds[cell.arm] for cell in cells)
-        rows.append(["training", f"{len(plan.train)} arms × {len(study.seeds)} seeds", str(len(grid.cells)), str(done), duration(whole)])
-        racing = [arm for arm in with_lengths(plan) if arm in plan.train]
-        shorts = {arm: lengths_of(plan, plan.train[arm]) for arm in racing}
-        n = sum(map(len, shorts.values())) * len(study.seeds)
-        if n:
-            parts = [
-                seconds[arm] * (one.composed.run.trainer.steps - one.branches_at) / plan.train[arm].run.trainer.steps
-                for arm, of in shorts.items()
-                for one in of
-            ]
-            cost = sum(parts) * len(study.seeds)
-            rows.append(["shorter schedules", f"{', '.join(racing)} at {plan.at.lengths} of the steps", str(n), "", duration(cost)])
-        if study.tune is not None:
-            trials = {arm: len(words) * len(study.tune.seeds) for arm, words in study.tune.trials.items()}
-            cost = sum(seconds[arm] * n for arm, n in trials.items())
-            rows.append(["tuning", f"{len(trials)} arms, seeds {study.tune.seeds}", str(sum(trials.values())), "", duration(cost)])
+        cost = sum(seconds[arm] * share[arm] for arm in shorts) * len(study.seeds)
+        yield ["shorter schedules", f"{', '.join(shorts)} at {plan.at.lengths} of the steps", str(n), "", duration(cost)]
+    if tune is not None:
+        trials = {arm: len(overrides) * len(tune.seeds) for arm, overrides in tune.trials.items()}
+        cost = sum(seconds[arm] * n for arm, n in trials.items())
+        yield ["tuning", f"{len(trials)} arms, seeds {tune.seeds}", str(sum(trials.values())), "", duration(cost)]
+
+
+def _sessions(plan: Plan, pace: Mapping[str, float]) -> Iterator[list[str]]:
     for kind, sessions in all_sessions(plan, plan.train).items():
         if sessions:
             done = sum(one.found(plan.folder) is not None for one in sessions)
             arms = ", ".join(dict.fromkeys(arm for one in sessions for arm in one.arms))
-            rows.append([f"{kind} sessions", arms, str(len(sessions)), str(done), duration(sum(_session_s(one, pace) for one in sessions))])
-    yield f"{study.name}, scale {plan.scale}: {study.question}"
-    yield table(["what", "of", "cells", "done", "about"], rows)
-    yield "cost: FLOPs at a quarter of this machine's measured matmul peak, one cell after the other; a rough guess, often twofold off"
-    if at_budget(plan):
-        yield "the length of a run is what budget_h=… allows; the cost above is of 100 steps"
+            cost = sum(_session_s(one, pace) for one in sessions)
+            yield [f"{kind} sessions", arms, str(len(sessions)), str(done), duration(cost)]
 
 
 def _session_s(session: Session, pace: Mapping[str, float]) -> float:
@@ -74,49 +70,37 @@ def _session_s(session: Session, pace: Mapping[str, float]) -> float:
     steps = WARM_STEPS + 2 * session.how.get("rounds", 1)
     lanes = [*session.arms, next(iter(session.arms))] if session.kind == "steps" else list(session.arms)
     place = "" if session.what == "pace" else BENCH
-    return sum(10.0 + steps * pace.get(f"{place}{arm}", 0.0) * session.runs[arm].trainer.batch_tokens for arm in lanes)
+    return sum(10.0 + steps * pace.get(f"{place}{arm}", 0.0) * session.arms[arm].run.trainer.batch_tokens for arm in lanes)
 
 
-def _rough(plan: Prepared) -> dict[str, float]:
+def _rough(plan: Plan) -> dict[str, float]:
     """Seconds a token of each arm where it is trained, and of `bench: ` each arm at the claim's shape."""
     arms = {**plan.train, **{f"{BENCH}{name}": one for name, one in plan.bench.items()}}
     if not arms:
         return {}
-    first = Session(
-        kind="rough",
-        what="rough",
-        seed=0,
-        arms={name: one.words for name, one in arms.items()},
-        runs={name: one.run for name, one in arms.items()},
-    )
-    measured: dict[str, Any] = first.hold(plan.folder, claims={})["measured"]
-    return {name: float(facts["seconds_a_token"]) for name, facts in measured["arms"].items()}
+    measured = Session(kind="rough", what="rough", seed=0, arms=arms).hold(plan.folder)["measured"]
+    return {name: float(seen["seconds_a_token"]) for name, seen in measured["arms"].items()}
 
 
 # --- power -------------------------------------------------------------------------------------------------------------------------
 
 
-def _power(plan: Prepared) -> Iterator[str]:
-    """What each claim about a loss can see with its seeds, and the rest in words."""
-    runs = {}
-    if plan.train:
-        cells = wanted(plan.train, plan.study.seeds)
-        _, of = grid_of(cells, label=plan.study.name, claims=plan.claims)
-        runs = {(cell.arm, cell.seed): record for cell, record in records_of(cells, of, problems=[])}  # the study itself names them
-    noise, source = sigma(plan.study, plan.at, runs)
+def _power(plan: Plan, cells: Cells | None) -> Iterator[str]:
+    """What each claim about a loss can see with its seeds, and what the others expect."""
+    runs = {(run.arm, run.seed): record for run, record in cells.records([])} if cells else {}  # the study itself names what is unreadable
+    noise, source = sigma(plan.at, runs)
     yield f"sigma of one run's final loss: {f'{noise:.4f}' if noise else '?'} ({source})"
     for claim in plan.study.claims:
         limit = bound(claim, plan.study, Evidence())
-        said = f"{claim.id}: {METRICS[claim.metric.value]} of {claim.arm}, expected {expected(_facts(claim))}, n={len(claim.seeds)}"
-        if limit is not None:
-            said += f", arithmetic allows {limit:.3g}"
-        if noise and any(metric is Metric.val_loss for metric in (claim.metric, *(g.metric for g in claim.guards))):
-            said += f"; a loss difference of {_visible(noise, len(claim.seeds), claim.alpha):.4f} is seen with a power of {POWER:g}"
-        yield said
+        line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(_json(claim))}, n={len(claim.seeds)}"
+        line += "" if limit is None else f", arithmetic allows {limit:.3g}"
+        if noise and any(metric.name == "val_loss" for metric in claim.metrics):
+            line += f"; a loss difference of {_visible(noise, len(claim.seeds), claim.alpha):.4f} is seen with a power of {POWER:g}"
+        yield line
 
 
 def _visible(noise: float, n: int, alpha: float) -> float:
-    """The difference that so many pairs see, pairing worth nothing: found by halving."""
+    """The difference that so many pairs see, if pairing brings nothing: by bisection."""
     low, high = 0.0, 1.0
     while power_of(high, n=n, alpha=alpha, pairs=True) < POWER:
         low, high = high, 2 * high
@@ -126,5 +110,5 @@ def _visible(noise: float, n: int, alpha: float) -> float:
     return high * noise * 2**0.5
 
 
-def _facts(claim: Claim) -> dict[str, Any]:
-    return {"expected": claim.expected, "scale": Scale(claim.scale).value, "metric": claim.metric.value}
+def _json(claim: Claim) -> dict[str, object]:
+    return {**asdict(claim), "scale": claim.scale.value, "slack": 0.0}

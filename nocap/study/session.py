@@ -1,7 +1,7 @@
 """One measurement of a study, in a process of its own: `python -m nocap.study.session REQUEST RESULT`, both JSON files.
 
 A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are timed interleaved by
-`nocap.speed`, taken apart by `nocap.profiling`; decoding takes turns, too.
+`nocap.measure`, and profiled; decoding takes turns, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.compose import compose
-from nocap.config.option import said
+from nocap.config.option import declared
 from nocap.config.run import Run
+from nocap.measure.arms import Arm, step_config
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window, kernel_name
-from nocap.speed.arms import Arm, step_config
 from nocap.store.record import read_json, write_json
 
 Facts = dict[str, Any]
@@ -48,9 +48,9 @@ def steps(arms: Arms, *, rounds: int) -> Facts:
     """Speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same are timed once.
 
     Errors:
-        nocap.speed.measure.BaselineError: the baseline cannot be timed.
+        nocap.measure.bench.BaselineError: the baseline cannot be timed.
     """
-    from nocap.speed.measure import bench
+    from nocap.measure.bench import bench
 
     runs = composed(arms)
     first: dict[str, str] = {}
@@ -73,7 +73,7 @@ def steps(arms: Arms, *, rounds: int) -> Facts:
 def counts(run: Run) -> Facts:
     """What needs no clock: FLOPs of a token by part, bytes of a token in the cache."""
     m, T = run.model, run.model.seq_len
-    held = said(run.attention, "cache_slots", of=("build", "mixer"))
+    held = declared(run.attention, "cache_slots", of=("build", "mixer"))
     slots = sum(held(layer, T) for layer in range(m.n_layer)) if held else None
     kv = None if slots is None else 2 * slots / T * run.attention.n_kv_heads * (m.d_model // m.n_head) * 4
     return {"component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size), "kv_bytes": kv}
@@ -84,7 +84,7 @@ def counts(run: Run) -> Facts:
 
 def parts(arms: Arms, *, repeats: int) -> Facts:
     """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
-    from nocap.profiling.session import profile
+    from nocap.measure.profile import profile
 
     def never(words: Sequence[str]) -> Run:
         raise AssertionError(f"nothing else is composed, got {words}")
@@ -109,8 +109,8 @@ def part_params(run: Run) -> dict[str, int]:
     """Parameters by part, a tied head's with the embedding."""
     import torch
 
+    from nocap.measure.parts import part_of
     from nocap.model.gpt import build_model
-    from nocap.profiling.parts import part_of
 
     with torch.device("meta"):
         model = build_model(run, vocab_size=run.tokenizer.vocab_size)
@@ -125,7 +125,7 @@ def part_params(run: Run) -> dict[str, int]:
 
 def lengths(arms: Arms, *, T: Sequence[int]) -> Facts:
     """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward. A window does not grow."""
-    from nocap.profiling.curve import attention_ms, exponent, with_window
+    from nocap.measure.steps import attention_ms, exponent, with_window
 
     found = {}
     for name, run in composed(arms).items():
@@ -155,9 +155,9 @@ def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, v
     """Speed and allocations of decoding: weights are random, and the engines must write the same text."""
     import torch
 
-    from nocap.generation.engine import Cached, Engine, Recompute
-    from nocap.generation.latency import allocated_bytes, random_prompt, run_through
-    from nocap.generation.sample import Sampler
+    from nocap.measure.decode import Cached, Engine, Recompute
+    from nocap.measure.generation import Sampler
+    from nocap.measure.latency import allocated_bytes, random_prompt, run_through
     from nocap.model.gpt import build_model
 
     runs = composed(arms)
@@ -217,7 +217,7 @@ def rough(arms: Arms) -> Facts:
     """A guess at each arm's seconds a token, from its FLOPs and this machine's matmul peak."""
     import torch
 
-    from nocap.measure.roof import matmul_flops
+    from nocap.measure.roofline import matmul_flops
 
     runs = composed(arms)
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)

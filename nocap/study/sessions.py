@@ -1,4 +1,4 @@
-"""Sessions asked for once: each runs in a fresh process, and what it said is kept until its arms, nocap's source or the machine change."""
+"""Measurements in fresh processes, each kept in a file until its arms, nocap's source or the machine change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import hardware
-from nocap.config.compose import to_plain
-from nocap.config.run import Run
+from nocap.config.compose import Composed, to_plain
 from nocap.config.trainer import Device
 from nocap.store.identity import digest
 from nocap.store.record import read_json, write_json
@@ -28,44 +27,48 @@ class SessionError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """One to ask for: a kind of measurement, a seed that numbers its repetition, and the arms it is about."""
+    """A kind of measurement, a seed that numbers its repetition, and the arms it is about."""
 
     kind: str
     what: str  # for its file's name and for people
     seed: int
-    arms: Mapping[str, Sequence[str]]  # name → all its words
-    runs: Mapping[str, Run]  # the same, composed
+    arms: Mapping[str, Composed]
     how: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self) -> str:
-        """Twelve hex digits: the same where asking again would say the same, the clock's noise apart."""
-        run = next(iter(self.runs.values()))
-        configs = {name: arm.that_count("step", to_plain(arm)) for name, arm in self.runs.items()}
-        source = {name: source_hashes(arm, of="step") for name, arm in self.runs.items()}
-        machine = hardware.describe(run.trainer.device, run.trainer.threads)["fingerprint"]
-        return digest({"kind": self.kind, "how": dict(self.how), "arms": configs, "source": source, "machine": machine})
+        """Twelve hex digits: the same where another session would measure the same."""
+        runs = {name: arm.run for name, arm in self.arms.items()}
+        t = next(iter(runs.values())).trainer
+        content = {
+            "kind": self.kind,
+            "how": dict(self.how),
+            "arms": {name: run.that_count("step", to_plain(run)) for name, run in runs.items()},
+            "source": {name: source_hashes(run, of="step") for name, run in runs.items()},
+            "machine": hardware.describe(t.device, t.threads)["fingerprint"],
+        }
+        return digest(content)
 
     def path(self, folder: Path) -> Path:
         return folder / "sessions" / f"{self.what}-s{self.seed}-{self.key()}.json"
 
     def found(self, folder: Path) -> dict[str, Any] | None:
-        """What it said, if it has been held."""
+        """Its result, if there is one."""
         return read_json(self.path(folder))
 
-    def hold(self, folder: Path, *, claims: Mapping[str, str]) -> dict[str, Any]:
-        """Hold it, unless it has been; `claims` (id → hash) are written down before it starts.
+    def hold(self, folder: Path) -> dict[str, Any]:
+        """Measure in a fresh process, unless there is a result.
 
         Errors:
-            SessionError: it ended without a result.
+            SessionError: the process ended without a result.
         """
         if (found := self.found(folder)) is not None:
             return found
         path = self.path(folder)
         request = path.with_name(f".{path.stem}.request.json")
+        arms = {name: list(arm.overrides) for name, arm in self.arms.items()}
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        facts = {"kind": self.kind, "seed": self.seed, "claims": dict(claims), "started": started}
-        write_json(request, {**facts, "arms": {name: list(words) for name, words in self.arms.items()}, "how": dict(self.how)})
-        t = next(iter(self.runs.values())).trainer
+        write_json(request, {"kind": self.kind, "seed": self.seed, "started": started, "arms": arms, "how": dict(self.how)})
+        t = next(iter(self.arms.values())).run.trainer
         env = {"GOMP_SPINCOUNT": "1000", "KINETO_LOG_LEVEL": "99", **os.environ, "OMP_NUM_THREADS": str(t.threads)}
         if t.device is Device.cpu:
             env["CUDA_VISIBLE_DEVICES"] = ""
@@ -82,12 +85,12 @@ class Session:
         return found
 
 
-def hold_all(sessions: Sequence[Session], folder: Path, *, claims: Mapping[str, str], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Seed by seed, one at a time: a session beside another would time that one, too."""
+def hold_all(sessions: Sequence[Session], folder: Path, *, log: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Seed by seed, one at a time: two at once would slow each other down."""
     missing = [session for session in sessions if session.found(folder) is None]
     for i, session in enumerate(missing, start=1):
         began = time.monotonic()
-        session.hold(folder, claims=claims)
-        say(f"[{i}/{len(missing)}] {session.what}, seed {session.seed}: {', '.join(session.arms)}  {time.monotonic() - began:.0f} s")
+        session.hold(folder)
+        log(f"[{i}/{len(missing)}] {session.what}, seed {session.seed}: {', '.join(session.arms)}  {time.monotonic() - began:.0f} s")
     found = [session.found(folder) for session in sessions]
     return [one for one in found if one is not None]

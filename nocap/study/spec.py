@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,16 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nocap.config.compose import explain, refuse_interpolations
+from nocap.config.compose import refuse_interpolations
+from nocap.config.errors import explain
 from nocap.config.keys import require
-from nocap.study.claim import BASELINE, LEAST, Claim, Metric, Scale
+from nocap.judge.claim import BASELINE, LEAST_PAIRS, Claim
+from nocap.store.measurement import Metric
 
 FILE = "study.yaml"
-ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm picks one with the word engine=…
-
-TRAINED = (Metric.val_loss, Metric.val_bpb, Metric.steps_to_target, Metric.time_to_target_s)
-TIMED = (Metric.tokens_per_s, Metric.step_ms, Metric.memory_mib, Metric.params, Metric.kv_bytes)
-PROFILED = (Metric.share, Metric.part_ms, Metric.part_mib, Metric.part_params, Metric.held_mib)
-DECODED = (Metric.decode_tokens_per_s, Metric.decode_ms, Metric.decode_mb, Metric.collections)
+ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
+# Instrument → the key of a scale that says how it measures there.
+KEY_OF = {"train": "train", "steps": "bench", "parts": "bench", "lengths": "curve", "decoding": "decode"}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,17 +41,17 @@ class Decode:
 class At:
     """One scale of a study: what is trained, and at what shape steps are timed and taken apart."""
 
-    words: list[str] = field(default_factory=list)  # for all that happens at this scale
-    train: list[str] = field(default_factory=list)  # for training; its step is what time to target is made of
-    bench: list[str] = field(default_factory=list)  # for timed and profiled steps: the claim's own shape
+    overrides: list[str] = field(default_factory=list)  # of everything at this scale
+    train: list[str] = field(default_factory=list)  # overrides of training; time to target uses the step time of this shape
+    bench: list[str] = field(default_factory=list)  # overrides of timed and profiled steps: the claim's own shape
     budget: bool = False  # trainer.steps is what the hours on the command line allow
-    rounds: int = 4  # of interleaved blocks, two an arm, in each seed's timing
+    rounds: int = 4  # of interleaved blocks, two per arm, in each seed's timing
     lengths: list[float] = field(default_factory=list)  # shorter schedules, as shares of trainer.steps: for the exchange rate, and races
-    own: dict[str, list[str]] = field(default_factory=dict)  # arm → words that it has at this scale only
+    own: dict[str, list[str]] = field(default_factory=dict)  # arm → overrides that it has at this scale only
     curve: list[int] = field(default_factory=list)  # sequence lengths of an exponent
     decode: Decode | None = None
-    sigma: float | None = None  # of one run's final loss between seeds, where the study's own runs do not say it yet
-    speaks_for: str = ""  # what its verdicts cannot be about, in words; "" where the scale is the claim's own
+    sigma: float | None = None  # of one run's final loss between seeds, until the study's own runs measure it
+    speaks_for: str = ""  # what its verdicts cannot be about; "" where the scale is the claim's own
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", "be at least 1", self.rounds)
@@ -87,7 +86,7 @@ class Study:
     name: str  # its folder's
     question: str
     method: str = ""  # what a reader should know beyond the arms
-    words: list[str] = field(default_factory=list)  # for all arms at all scales
+    overrides: list[str] = field(default_factory=list)  # of all arms at all scales
     baseline: str
     arms: dict[str, list[str]]
     seeds: list[int]
@@ -101,7 +100,7 @@ class Study:
         require(bool(self.scales), "scales", "name at least one", "none")
         require(bool(self.claims), "claims", "have at least one", "none")
         require(self.baseline in self.arms, "baseline", f"be one of the arms {', '.join(self.arms)}", self.baseline)
-        require(len(self.seeds) >= LEAST, "seeds", f"be at least {LEAST}: fewer pairs have no verdict", len(self.seeds))
+        require(len(self.seeds) >= LEAST_PAIRS, "seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
         ids = [claim.id for claim in self.claims]
         require(len(set(ids)) == len(ids), "claims", "each have an id of their own", ", ".join(ids))
         for claim in self.claims:
@@ -119,15 +118,15 @@ class Study:
             require(arm in self.arms, f"claim {claim.id}: arm", f"be one of {', '.join(self.arms)}", arm)
         strangers = [seed for seed in claim.seeds if seed not in self.seeds]
         require(not strangers, f"claim {claim.id}: seeds", f"be among the study's {self.seeds}", strangers)
-        require(self.against(claim) != claim.arm or not _compares(claim), f"claim {claim.id}: arm", "not be its own baseline", claim.arm)
+        require(self.against(claim) != claim.arm or not claim.compares, f"claim {claim.id}: arm", "not be its own baseline", claim.arm)
         for name, at in self.scales.items():
-            needs = {metric: metric_needs(metric) for metric in metrics(claim)}
-            for metric, key in needs.items():
-                require(bool(getattr(at, key)), f"scales.{name}.{key}", f"be given for claim {claim.id}, about {metric.value}", "none")
+            for metric in claim.metrics:
+                key = KEY_OF[metric.made_by]
+                require(bool(getattr(at, key)), f"scales.{name}.{key}", f"be given for claim {claim.id}, about {metric.name}", "none")
             for guard in claim.guards:
                 guard.margin(name)
-            races = claim.target == BASELINE and not at.lengths
-            require(not races, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
+            racing = claim.target == BASELINE and not at.lengths
+            require(not racing, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 
     def _check_tune(self, tune: Tune) -> None:
         idle = [arm for arm in (*tune.trials, *tune.follow) if arm not in self.trained]
@@ -142,37 +141,21 @@ class Study:
         return claim.baseline or self.baseline
 
     def sides(self, claim: Claim) -> list[str]:
-        """The arms whose numbers a claim needs."""
-        return list(dict.fromkeys([claim.arm, *([self.against(claim)] if _compares(claim) else [])]))
+        """The arms whose measurements a claim needs."""
+        return list(dict.fromkeys([claim.arm, *([self.against(claim)] if claim.compares else [])]))
 
-    def needing(self, wanted: Sequence[Metric]) -> list[str]:
-        """The arms that a claim or guard needs one of these metrics of, in the order of the arms."""
-        named = {arm for claim in self.claims if set(metrics(claim)) & set(wanted) for arm in self.sides(claim)}
-        return [arm for arm in self.arms if arm in named]
+    def needing(self, wanted: Callable[[Metric], bool]) -> tuple[list[str], list[int]]:
+        """The arms, in their order, and the seeds that a claim or guard needs such a metric of."""
+        claims = [claim for claim in self.claims if any(map(wanted, claim.metrics))]
+        arms, seeds = {arm for claim in claims for arm in self.sides(claim)}, {seed for claim in claims for seed in claim.seeds}
+        return [arm for arm in self.arms if arm in arms], [seed for seed in self.seeds if seed in seeds]
 
-    def seeds_for(self, wanted: Sequence[Metric]) -> list[int]:
-        """The seeds that a claim needs one of these metrics at."""
-        named = {seed for claim in self.claims if set(metrics(claim)) & set(wanted) for seed in claim.seeds}
-        return [seed for seed in self.seeds if seed in named]
+    def made_by(self, *instruments: str) -> tuple[list[str], list[int]]:
+        return self.needing(lambda metric: metric.made_by in instruments)
 
     @property
     def trained(self) -> list[str]:
-        return self.needing(TRAINED)
-
-
-def metrics(claim: Claim) -> list[Metric]:
-    return [claim.metric, *(guard.metric for guard in claim.guards)]
-
-
-def metric_needs(metric: Metric) -> str:
-    """The key of a scale that says how a metric is measured there."""
-    if metric in TRAINED:
-        return "train"
-    return "curve" if metric is Metric.exponent else "decode" if metric in DECODED else "bench"
-
-
-def _compares(claim: Claim) -> bool:
-    return claim.scale is not Scale.value or bool(claim.guards)
+        return self.made_by("train")[0]
 
 
 def load(folder: Path) -> Study:

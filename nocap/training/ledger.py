@@ -1,4 +1,4 @@
-"""The clock ledger: where the wall-clock went. One line is open at any time, so the lines sum to the wall by construction."""
+"""The clock ledger: where the wall-clock time went. One line is open at any time, so the lines sum to the wall by construction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Ledger:
     """Seconds by line, over all attempts of a run.
 
     `started` is the attempt's first moment by `time.monotonic()`, a clock that parent and worker share. A resumed run begins with the
-    lines of the checkpoint it starts from; what the attempts before spent since then was lost, and is redone: it goes to `other`.
+    lines of its checkpoint, `before`. What earlier attempts spent since then is lost, and goes to `other`.
     """
 
     def __init__(self, *, started: float, before: Mapping[str, float] | None = None, lost_s: float = 0.0) -> None:

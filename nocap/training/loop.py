@@ -1,9 +1,8 @@
-"""The training loop: set up, then a story a step long."""
+"""The training loop: set up, then step by step to the end."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,55 +11,54 @@ from typing import Any
 import torch
 
 from nocap.config.keys import InputError
-from nocap.store.record import Metrics, Row
+from nocap.store.record import Row
 from nocap.training import checkpoint, memory
-from nocap.training.books import Books, Outcome, open_books, tell
-from nocap.training.kept import kept_state
 from nocap.training.ledger import Ledger
+from nocap.training.optimizer_trial import optimizer_shapes
+from nocap.training.recorder import Outcome, Recorder
 from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, no_sync, take_step, validate
 
 
 def train(job: Job) -> Outcome:
-    """Train from the newest checkpoint, or from the start, to the last step, a request to stop, or a loss that is no number."""
+    """Train from the newest checkpoint, or from the start, to the last step, a request to stop, or a loss that is not finite."""
     t = job.run.trainer
     configure_numerics(job.run)
     trainee = build(job)
-    first, books = resume(job, trainee)
-    saved_mib = warm_up(job, trainee, books.ledger)
-    books.ledger.started_up()
-    end = partial(books.close, trainee, saved_mib=saved_mib)
+    first, recorder = resume(job, trainee)
+    saved_mib = warm_up(job, trainee, recorder.ledger)
+    recorder.ledger.started_up()
+    end = partial(recorder.close, trainee, saved_mib=saved_mib)
 
     for step in range(first, t.steps):
         if step > first and (_due(step, t.checkpoint_every) or step in t.keep_steps):
-            books.save(trainee, step=step)
+            recorder.save(trainee, step=step)
         row: Row = {"step": step, "tokens": step * t.batch_tokens}
         if step == 0 or _due(step, t.val_every):
-            row |= books.scored(score(job, trainee, books.ledger, step=step))
-        update = take_step(job, trainee, books.ledger, step=step)
-        row |= books.describe(update)
-        row |= books.spike(update, step=step)
+            row |= recorder.val_row(val_loss(job, trainee, recorder.ledger, step=step))
+        update = take_step(job, trainee, recorder.ledger, step=step)
+        row |= recorder.train_row(update, step=step)
         if "val/loss" in row or "train/spike" in row or _due(step, t.log_every):
-            books.log(row)
+            recorder.write(row)
         if not update.finite:
-            return end(status="diverged", step=step, diverged=books.diverged(update, step=step))
+            return end(status="diverged", step=step, diverged=recorder.diverged(update, step=step))
         if update.stop and step + 1 < t.steps:
-            books.save(trainee, step=step + 1, last=True)
+            recorder.save(trainee, step=step + 1, last=True)
             return end(status="preempted", step=step + 1)
 
     if first < t.steps:
-        books.save(trainee, step=t.steps, last=True)
-    loss = score(job, trainee, books.ledger, step=t.steps)
-    books.log({"step": t.steps, "tokens": t.steps * t.batch_tokens, **books.scored(loss)})
+        recorder.save(trainee, step=t.steps, last=True)
+    loss = val_loss(job, trainee, recorder.ledger, step=t.steps)
+    recorder.write({"step": t.steps, "tokens": t.steps * t.batch_tokens, **recorder.val_row(loss)})
     if not math.isfinite(loss):
-        job.say("diverged: the last validation loss is not a number")
+        job.log("diverged: the last validation loss is not finite")
         return end(status="diverged", step=t.steps, diverged={"step": t.steps, "loss": "validation"})
     return end(status="finished", step=t.steps)
 
 
-def score(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
+def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
     """Validation loss in nats per token."""
     with ledger.charge("val"):
-        return validate(trainee.model, trainee.val, run=job.run, world=job.world, beat=lambda: job.beat(step))
+        return validate(trainee.model, trainee.val, run=job.run, world=job.world, heartbeat=lambda: job.heartbeat(step))
 
 
 def _due(step: int, every: int) -> bool:
@@ -70,46 +68,43 @@ def _due(step: int, every: int) -> bool:
 # --- setup -------------------------------------------------------------------------------------------------------------------------
 
 
-def resume(job: Job, trainee: Trainee) -> tuple[int, Books]:
-    """Load the newest valid checkpoint on every rank, and cut the metrics back to it. Before a run has one of its own, that is
-    `trainer.init_from`.
+def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
+    """Load the newest valid checkpoint on every rank, and cut the metrics back to it; the step to go on from, and the record.
+
+    Before a run has a checkpoint of its own, that is `trainer.init_from`.
 
     Errors:
         InputError: there are checkpoints and none is valid (starting over would hide the loss), or the optimizer's state cannot be saved.
     """
-    root, metrics = job.run_dir / "checkpoints", Metrics(job.run_dir / "metrics.jsonl")
-    fits = partial(checkpoint.misfit, model=trainee.model, kept=kept_state(job.run, trainee.model))
-    found = job.world.from_main(_newest(job, root, fits) if job.world.is_main else None)
+    root, init_from = job.run_dir / "checkpoints", job.run.trainer.init_from
+    misfit = partial(checkpoint.misfit, model=trainee.model, optimizer_shapes=optimizer_shapes(job.run, trainee.model))
+    own = checkpoint.newest_first(root)
+    paths = own or ([Path(init_from).expanduser().absolute()] if init_from else [])
+    found = job.world.from_main(checkpoint.first_valid(paths, misfit=misfit) if job.world.is_main else None)
     assert found is not None
-    if found.path is None and found.invalid and not any(root.glob("step-*")):
+    if found.path is None and found.invalid and not own:
         raise InputError(f"trainer.init_from must be a valid checkpoint, got {found.invalid[0]}")
-    tell(job, [f"checkpoint not used: {problem}" for problem in found.invalid])
+    for problem in found.invalid:
+        job.log(f"checkpoint not used: {problem}")
     if found.path is None and found.invalid:
         raise InputError(f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over")
     state: dict[str, Any] = {}
     if found.path is not None:
         state = checkpoint.load(found.path, model=trainee.model, optimizers=trainee.optimizers)
-        job.say(f"resuming from step {found.step}" if found.path.parent == root else f"beginning from step {found.step} of {found.path}")
+        job.log(f"resuming from step {found.step}" if found.path.parent == root else f"beginning from step {found.step} of {found.path}")
     gone = [step for step in job.run.trainer.keep_steps if step <= found.step and not (root / checkpoint.name_of(step)).exists()]
     if gone:
-        job.say(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {found.step}")
+        job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {found.step}")
+    recorder = Recorder(job, clock_s=state.get("clock_s", {}), losses=state.get("losses", []))
     if job.world.is_main:
-        job.on_start(metrics.cut_back(found.step))
-    return found.step, open_books(job, before=state.get("clock_s", {}), losses=state.get("losses", []))
-
-
-def _newest(job: Job, root: Path, fits: Callable[[Path], str | None]) -> checkpoint.Found:
-    """The run's own newest checkpoint, or the one that it is to begin from."""
-    found, init_from = checkpoint.find(root, fits=fits), job.run.trainer.init_from
-    if found.path is not None or found.invalid or init_from is None:
-        return found
-    return checkpoint.given(Path(init_from).expanduser().absolute(), fits=fits)
+        job.on_start(recorder.metrics.cut_back(found.step))
+    return found.step, recorder
 
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, validates: bool = True) -> float:
-    """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a line of their own.
+    """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a ledger line of their own.
 
-    No weight, no random state and no optimizer state changes. Returns MiB that the forward keeps for its backward.
+    Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its backward.
     """
     with ledger.charge("compile"):
         run = job.run
@@ -117,7 +112,7 @@ def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, validates: bool = Tru
         tokens, targets = dummy[:, :-1], dummy[:, 1:]  # with a batch's strides: compiled graphs are made for those
         parameters = list(trainee.model.parameters())
         saved_mib = 0.0
-        for counting in (True, False):  # once more without the hooks: what they might have changed in a compiled graph is compiled here too
+        for counting in (True, False):  # the second time without the hooks, with which a compiled graph may be another
             hooks: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters) if counting else nullcontext({})
             with no_sync(trainee), hooks as kept:
                 with autocast(run, run.trainer.precision):

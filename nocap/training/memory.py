@@ -6,7 +6,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -57,6 +57,40 @@ def peak_mib(device: torch.device) -> float:
     return peak / MIB if sys.platform == "darwin" else peak / 1024
 
 
+def reset_peak(device: torch.device) -> None:
+    """Measure the peak from now on: of a GPU's allocator, or (on Linux) of this process's resident memory."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident_mib(*, highest: bool = False) -> float:
+    """MiB of this process now, or the most since `reset_peak`; elsewhere than on Linux, always the most."""
+    found = _proc("/proc/self/status").get("VmHWM" if highest else "VmRSS")
+    return peak_mib(torch.device("cpu")) if found is None else found / MIB
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that a new process can have; `None` where the system does not say. A container's limit counts as the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    free = [found] if (found := _proc("/proc/meminfo").get("MemAvailable")) is not None else []
+    with suppress(OSError, ValueError):  # no limit, or none that is written there
+        group = Path("/sys/fs/cgroup")
+        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return min(free, default=None)
+
+
+def _proc(path: str) -> dict[str, int]:
+    """Bytes by name, from the lines `Name: 123 kB` of a file in /proc; empty where there is no such file."""
+    try:
+        return {name: 1024 * int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", Path(path).read_text(), re.M)}
+    except OSError:
+        return {}
+
+
 def ran_out(error: BaseException) -> bool:
     """Whether this says that the device's or the host's memory was not enough; torch's CPU allocator has no type of its own for it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -66,18 +100,17 @@ def ran_out(error: BaseException) -> bool:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Inside the block this process may not take more than the memory that is available now: asking for it fails, as `ran_out` knows.
+    """Inside the block this process may not take more than the memory that is available now: an allocation beyond it fails (see `ran_out`).
 
-    Linux would promise it, and kill the process when the promise falls due. Does nothing where /proc does not say how much there is.
+    Without the limit Linux grants it, and kills the process when the memory is used. Does nothing where there is no /proc.
     """
-    try:
-        facts = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text() + Path("/proc/self/status").read_text(), re.M))
-        most = 1024 * (int(facts["MemAvailable"]) + int(facts["VmSize"]))
-    except (OSError, KeyError):
+    available, size = _proc("/proc/meminfo").get("MemAvailable"), _proc("/proc/self/status").get("VmSize")
+    if available is None or size is None:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (min([most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard))
+    limits = [available + size, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
-"""What every optimizer option may use: the usual groups; and their rates."""
+"""What every optimizer option may use: the usual parameter groups and their learning rates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 Optimizers = list[torch.optim.Optimizer]
-Kind = tuple[bool, bool, int]  # of a parameter, as optimizers tell them apart: inside the blocks, a table of embeddings, dimensions
-
-
-# --- groups ------------------------------------------------------------------------------------------------------------------------
 
 
 def decayed(named: Mapping[str, nn.Parameter], weight_decay: float, *, everything: bool = False) -> list[dict[str, Any]]:
@@ -30,16 +27,10 @@ def decayed(named: Mapping[str, nn.Parameter], weight_decay: float, *, everythin
     return [group for group in groups if group["params"]]
 
 
-def kinds_of(model: nn.Module) -> dict[str, Kind]:
-    """Parameter's name → its kind."""
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    return {name: (name.startswith("blocks."), id(p) in tables, p.ndim) for name, p in model.named_parameters()}
-
-
 def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """Name → parameter of the matrices inside the blocks: not vectors, and not tables of embeddings."""
-    kinds = kinds_of(model)
-    return {name: p for name, p in model.named_parameters() if kinds[name] == (True, False, 2)}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {name: p for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables}
 
 
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
@@ -71,12 +62,10 @@ def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
     """Split the groups by the factors that ideas put on rate and decay; without ideas, nothing."""
     factors: dict[int, tuple[float, float]] = {}
     for name, p in model.named_parameters():
-        lr = decay = 1.0
-        for idea in run.ideas.values():
-            rate = idea.rates(name)
-            lr, decay = lr * rate.lr, decay * rate.weight_decay
-        if (lr, decay) != (1.0, 1.0):
-            factors[id(p)] = lr, decay
+        scales = [idea.rates(name) for idea in run.ideas.values()]
+        factor = math.prod(scale.lr for scale in scales), math.prod(scale.weight_decay for scale in scales)
+        if factor != (1.0, 1.0):
+            factors[id(p)] = factor
     for optimizer in optimizers if factors else ():
         for group in list(optimizer.param_groups):
             for lr, decay in sorted({factors[id(p)] for p in group["params"] if id(p) in factors}):
@@ -97,14 +86,13 @@ def rates(optimizers: Optimizers) -> dict[str, float]:
     """Each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for another group with a peak of its own."""
     found: dict[str, float] = {}
     for optimizer in optimizers:
-        peaks: list[float] = []
+        prefix = "lr" if optimizer is optimizers[0] else f"lr_{type(optimizer).__name__.lower()}"
+        by_peak: dict[float, float] = {}
         for group in optimizer.param_groups:
-            if group["peak_lr"] in peaks:
-                continue
-            peaks.append(group["peak_lr"])
-            words = ["lr", *([type(optimizer).__name__.lower()] if optimizer is not optimizers[0] else [])]
-            name = "_".join([*words, *([str(len(peaks))] if len(peaks) > 1 else [])])
+            by_peak.setdefault(group["peak_lr"], group["lr"])
+        for number, lr in enumerate(by_peak.values(), start=1):
+            name = prefix if number == 1 else f"{prefix}_{number}"
             while name in found:
                 name += "_again"
-            found[name] = group["lr"]
+            found[name] = lr
     return found

@@ -12,14 +12,14 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, after its output is out: interpreter teardown has nothing to add but gloo's aborts."""
+    """End this process now, after its output is out. Python's own exit would run gloo's teardown, which may abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL this process when its parent dies, also when the parent had no time to say so."""
+    """Have the kernel SIGKILL this process when its parent dies, however it dies."""
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

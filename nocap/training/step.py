@@ -1,4 +1,4 @@
-"""The step: what is built before it, what it reads, and how it changes the weights. Every number of a run comes from here and below."""
+"""The training step: what is built before it, what it reads, how it updates the weights. All numbers of a run come from here or below."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nocap.training.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run, its tokens and its place, and how to tell the one who asked."""
+    """A run, its tokens, its place among the ranks, and callbacks to the process around it."""
 
     run: Run
     train_shards: tuple[Shard, ...]
@@ -39,16 +39,16 @@ class Job:
     world: World
     started: float  # time.monotonic() of this attempt's first moment
     spent_s: float = 0.0  # wall-clock of the attempts before
-    on_start: Callable[[list[Row]], None] = lambda rows: None  # the rows that stand, before the first step
+    on_start: Callable[[list[Row]], None] = lambda rows: None  # with the earlier attempts' rows, before the first step
     on_row: Callable[[Row], None] = lambda row: None
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     stop_asked: Callable[[], bool] = lambda: False
-    beat: Callable[[int], None] = lambda step: None  # a sign of life, at least one a micro-batch
+    heartbeat: Callable[[int], None] = lambda step: None  # with the step, at least once a micro-batch
 
 
 @dataclass(kw_only=True)
 class Trainee:
-    """What a step changes, and what it reads."""
+    """What a step updates, and what it reads."""
 
     model: LanguageModel
     optimizers: Optimizers
@@ -114,10 +114,10 @@ def autocast(run: Run, precision: Precision) -> torch.autocast:
 
 
 def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
-    """Accumulate the micro-batches, agree with the other ranks, update. A loss or gradient that is no number stops before the update."""
+    """Accumulate the micro-batches, agree with the other ranks, update. A non-finite loss or gradient: no update."""
     with ledger.charge("train"):
         began, run, world = time.perf_counter(), job.run, job.world
-        job.beat(step)
+        job.heartbeat(step)
         set_lr(trainee.optimizers, run.schedule.multiplier(step=step, steps=run.trainer.steps))
         with ledger.charge("data"):
             batch = fetch(job, trainee, step=step)
@@ -129,12 +129,12 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
             with nullcontext() if i == n - 1 else no_sync(trainee):
                 with autocast(run, run.trainer.precision):
                     loss = trainee.forward(tokens[:, :-1], tokens[:, 1:])
-                job.beat(step)  # a rank that waits for the others does so in its backward, one sign ahead
+                job.heartbeat(step)  # a rank that waits for the others does so in its backward, one heartbeat ahead
                 (loss.total / n).backward()
             losses += loss.total.detach()
             for name, part in loss.parts.items():
                 parts[name] = parts.get(name, 0.0) + part.double()
-            job.beat(step)
+            job.heartbeat(step)
         parameters = list(trainee.model.parameters())
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         means = [losses / (n * world.size), *(part / (n * world.size) for part in parts.values())]
@@ -176,10 +176,10 @@ def no_sync(trainee: Trainee) -> Any:
 
 
 @torch.no_grad()
-def validate(model: LanguageModel, windows: Windows, *, run: Run, world: World, beat: Callable[[], None] = lambda: None) -> float:
-    """Mean loss in nats per token over the first `trainer.val_tokens`; a `beat` after each micro-batch.
+def validate(model: LanguageModel, windows: Windows, *, run: Run, world: World, heartbeat: Callable[[], None] = lambda: None) -> float:
+    """Mean loss in nats per token over the first `trainer.val_tokens`; a `heartbeat` after each micro-batch.
 
-    Micro-batches are dealt out to the ranks and summed in one order, so that the number of ranks does not show in the result.
+    The losses of all ranks' micro-batches are summed in one order, so that the result does not depend on the number of ranks.
     """
     size, T = run.trainer.micro_batch, run.model.seq_len
     n_batch = run.trainer.val_tokens // (size * T)
@@ -190,7 +190,7 @@ def validate(model: LanguageModel, windows: Windows, *, run: Run, world: World, 
             tokens = torch.from_numpy(windows.read(range(i * size, (i + 1) * size))).to(world.device).long()
             with autocast(run, run.trainer.val_precision):
                 losses[i] = model(tokens[:, :-1], tokens[:, 1:]).total
-            beat()
+            heartbeat()
     model.train()
     return float(world.sum(losses).mean())
 

@@ -1,4 +1,4 @@
-"""`summary.json`: a run in one object, made from its rows, its manifest and what the loop counted."""
+"""`summary.json`: a run in one object, made from its rows, its manifest and the totals that the recorder measured."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from nocap.options.attention import kernel_name
 from nocap.store.record import Metrics, Row, read_json, write_json
 from nocap.training.ledger import LINES
 
+QUANTILES = {"median": 50, "p10": 10, "p90": 90}
+
 
 def summarize(
     run: Run,
@@ -24,45 +26,45 @@ def summarize(
     status: str,
     step: int,
     clock_s: Mapping[str, float],
-    facts: Mapping[str, Any],
+    totals: Mapping[str, Any],
 ) -> dict[str, Any]:
     """All keys of the contract; what could not be measured is null, with the reason beside it."""
-    facts = dict(facts)
-    val = [row for row in rows if "val/loss" in row]
+    totals = dict(totals)
+    val = [row for row in rows if "val/loss" in row] or [dict.fromkeys(("val/loss", "val/bpb", "step"))]
+    step_ms = [row["perf/step_ms"] for row in rows if "perf/step_ms" in row]
     t, training_s = run.trainer, clock_s["train"] + clock_s["data"]
     tokens_per_s = step * t.batch_tokens / training_s if step and training_s else None
-    epoch_tokens = facts.pop("train_windows", 0) * run.model.seq_len
-    flops = facts.get("flops_per_token")
+    epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
     return {
         "status": status,
         "identity": manifest["identity"],
         "name": manifest["name"],
         "arm": manifest["arm"],
         "seed": run.seed,
-        "val_loss": val[-1]["val/loss"] if val else None,
-        "val_bpb": val[-1].get("val/bpb") if val else None,
+        "val_loss": val[-1]["val/loss"],
+        "val_bpb": val[-1].get("val/bpb"),
         "val_bpb_reason": manifest["data"]["val_bytes_reason"],
-        "val_step": val[-1]["step"] if val else None,
+        "val_step": val[-1]["step"],
         "steps": step,
         "tokens": step * t.batch_tokens,
         "tokens_per_s": tokens_per_s,
         "epoch_s": epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None,
         "spikes": [row["step"] for row in rows if "train/spike" in row],
-        "step_ms": _quantiles([row["perf/step_ms"] for row in rows if "perf/step_ms" in row]),
-        **_mfu(run, tokens_per_s, flops),
+        "step_ms": {name: float(np.percentile(step_ms, q)) for name, q in QUANTILES.items()} if step_ms else None,
+        **_mfu(run, tokens_per_s, totals.get("flops_per_token")),
         "flops_per_token": None,
         "params": {},
         "memory_mib": {},
         "clock_s": dict(clock_s),
         "kernel": {
-            phase: kernel_name(run.attention, t.device, precision)
-            for phase, precision in (("train", t.precision), ("val", t.val_precision))
+            "train": kernel_name(run.attention, t.device, t.precision),
+            "val": kernel_name(run.attention, t.device, t.val_precision),
         },
         "hardware": manifest["hardware"],
         "data": {"manifest": manifest["data"]["manifest"], "name": run.data.kind},
         "devices": t.devices,
         "attempts": len(manifest["attempts"]),
-        **facts,
+        **totals,
     }
 
 
@@ -78,23 +80,16 @@ def cut_short(run: Run, run_dir: Path, *, status: str, attempt_s: float, error: 
     clock["other"] += max(0.0, manifest["attempts"][-1]["spent_s"] + attempt_s - sum(clock.values()))
     clock["wall"] = sum(clock.values())
     step = rows[-1]["step"] if rows else 0
-    summary = summarize(run, manifest, rows, status=status, step=step, clock_s=clock, facts={"error": error})
+    summary = summarize(run, manifest, rows, status=status, step=step, clock_s=clock, totals={"error": error})
     with suppress(OSError):
         write_json(run_dir / "summary.json", summary)
     return summary
 
 
-def _quantiles(step_ms: list[float]) -> dict[str, float] | None:
-    if not step_ms:
-        return None
-    p10, median, p90 = np.percentile(step_ms, [10, 50, 90])
-    return {"median": float(median), "p10": float(p10), "p90": float(p90)}
-
-
 def _mfu(run: Run, tokens_per_s: float | None, flops: float | None) -> dict[str, Any]:
-    peak, basis = hardware.peak_flops(run.trainer.device, run.trainer.precision)
+    t = run.trainer
+    peak, basis = hardware.peak_flops(t.device, t.precision)
     if peak is None or tokens_per_s is None or flops is None:
         return {"mfu": None, "mfu_basis": basis if peak is None else "no step was timed"}
-    formula = f"tokens/s × {flops / 1e6:.1f} MFLOP/token (causal attention counted once) / {run.trainer.devices} × {basis}"
-    t = run.trainer
+    formula = f"tokens/s × {flops / 1e6:.1f} MFLOP/token (causal attention counted once) / {t.devices} × {basis}"
     return {"mfu": hardware.utilization(tokens_per_s * flops, t.device, t.precision, t.devices), "mfu_basis": formula}

@@ -1,4 +1,4 @@
-"""What a person sees: a bar on a terminal, plain lines elsewhere, all of it also in `train.log`, and a short table at the end."""
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere, all lines also in `train.log`, and a short table at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET_S = 5.0  # at most one plain line in this time, validation apart
 
 
 class Reporter:
-    """Progress of one run, on stdout and in `train.log`. Only the first rank has one that speaks."""
+    """Progress of one run, on stdout and in `train.log`. Without a `log_path`, as in all ranks but the first, it is silent."""
 
     def __init__(self, *, log_path: Path | None, steps: int) -> None:
         self._log_path, self._steps = log_path, steps
@@ -26,10 +26,10 @@ class Reporter:
         self._last_line = 0.0
         self._val = ""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         if self._log_path is None:
             return
-        with suppress(OSError), self._log_path.open("a") as file:  # a full disk stops a run at its next row, not at a courtesy
+        with suppress(OSError), self._log_path.open("a") as file:  # on a full disk, the next row stops the run, not this line
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         if self._bar is not None:
             self._bar.write(text, file=sys.stdout)
@@ -41,19 +41,20 @@ class Reporter:
             self._bar = tqdm(total=self._steps, initial=step, unit="step", file=sys.stdout, dynamic_ncols=True, leave=False)
 
     def row(self, row: Row) -> None:
+        place = f"step {row['step']:>6}/{self._steps}"
         if "val/loss" in row:
             bpb = f" ({row['val/bpb']:.3f} bits per byte)" if row.get("val/bpb") is not None else ""
             self._val = f"val {_number(row['val/loss'])}"
-            self.say(f"step {row['step']:>6}/{self._steps}  {self._val}{bpb}")
+            self.log(f"{place}  {self._val}{bpb}")
         if "train/loss" not in row:
             return
+        loss, speed = _number(row["train/loss"]), f"{row['perf/tokens_per_s']:,.0f}"
         if self._bar is not None:
             self._bar.update(row["step"] + 1 - self._bar.n)
-            self._bar.set_postfix_str(f"loss {_number(row['train/loss'])} {self._val} {row['perf/tokens_per_s']:,.0f} tok/s", refresh=False)
+            self._bar.set_postfix_str(f"loss {loss} {self._val} {speed} tok/s", refresh=False)
         elif time.monotonic() - self._last_line >= QUIET_S:
             self._last_line = time.monotonic()
-            speed = f"{row['perf/tokens_per_s']:,.0f} tokens/s"
-            self.say(f"step {row['step']:>6}/{self._steps}  train {_number(row['train/loss'])}  lr {row['train/lr']:.2e}  {speed}")
+            self.log(f"{place}  train {loss}  lr {row['train/lr']:.2e}  {speed} tokens/s")
 
     def close(self) -> None:
         if self._bar is not None:
@@ -61,51 +62,37 @@ class Reporter:
             self._bar = None
 
 
-def ending(code: int) -> str:
-    """A process's exit code as `subprocess` gives it, in words."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
 def _number(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.4f}"
 
 
+def ending(code: int) -> str:
+    """A process's exit code as `subprocess` gives it, as text."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
 def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
     """The run in a few lines."""
-    clock = summary["clock_s"]
+    clock, memory = summary["clock_s"], dict(summary["memory_mib"])
     spent = sorted(((line, s) for line, s in clock.items() if line != "wall" and s >= 0.05), key=lambda item: -item[1])
-    rows = [
-        ("run", f"{summary['name']}  {summary['status']} at step {summary['steps']}"),
-        ("validation", _validation(summary)),
-        ("speed", _speed(summary)),
-        ("memory", _memory(summary["memory_mib"])),
-        ("clock", f"{clock['wall']:.1f} s = " + " + ".join(f"{line} {s:.1f}" for line, s in spent)),
-        ("record", str(run_dir)),
-        ("tracker", summary.get("tracker")),
-    ]
-    return "\n".join(f"  {label:<11} {text}" for label, text in rows if text)
+    rows = {
+        "run": f"{summary['name']}  {summary['status']} at step {summary['steps']}",
+        "validation": summary["val_loss"] is not None and _validation(summary),
+        "speed": summary["tokens_per_s"] is not None and _speed(summary),
+        "memory": memory and f"{memory.pop('peak'):,.0f} MiB peak; " + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
+        "clock": f"{clock['wall']:.1f} s = " + " + ".join(f"{line} {s:.1f}" for line, s in spent),
+        "record": str(run_dir),
+        "tracker": summary.get("tracker"),
+    }
+    return "\n".join(f"  {label:<11} {text}" for label, text in rows.items() if text)
 
 
-def _validation(summary: Mapping[str, Any]) -> str | None:
-    if summary["val_loss"] is None:
-        return None
-    bpb = (
-        f"{summary['val_bpb']:.4f} bits per byte"
-        if summary["val_bpb"] is not None
-        else f"no bits per byte: {shorten(summary['val_bpb_reason'], 90)}"
-    )
+def _validation(summary: Mapping[str, Any]) -> str:
+    known = summary["val_bpb"] is not None
+    bpb = f"{summary['val_bpb']:.4f} bits per byte" if known else f"no bits per byte: {shorten(summary['val_bpb_reason'], 90)}"
     return f"{summary['val_loss']:.4f} nats per token, {bpb}"
 
 
-def _speed(summary: Mapping[str, Any]) -> str | None:
-    if summary["tokens_per_s"] is None:
-        return None
+def _speed(summary: Mapping[str, Any]) -> str:
     mfu = f"MFU {summary['mfu']:.1%}" if summary["mfu"] is not None else f"no MFU: {summary['mfu_basis']}"
     return f"{summary['tokens_per_s']:,.0f} tokens/s, {summary['step_ms']['median']:.1f} ms a step; {mfu}"
-
-
-def _memory(parts: Mapping[str, float]) -> str | None:
-    if not parts:
-        return None
-    held = ", ".join(f"{name} {mib:,.0f}" for name, mib in parts.items() if name != "peak")
-    return f"{parts['peak']:,.0f} MiB peak; {held}"

@@ -46,8 +46,8 @@ def inject(loop, kind, steps, always):
         done.touch()
         return always or not again
 
-    story, books = sys.modules["nocap.training.step"], sys.modules["nocap.training.books"].Books  # where the loop finds them
-    fetch, take_step, log = story.fetch, loop.take_step, books.log
+    step_module, recorder = sys.modules["nocap.training.step"], sys.modules["nocap.training.recorder"].Recorder  # where the loop finds them
+    fetch, take_step, write = step_module.fetch, loop.take_step, recorder.write
 
     def fetch_or_not(job, trainee, *, step):
         if due(step):
@@ -69,17 +69,17 @@ def inject(loop, kind, steps, always):
             same = all(p.equal(b) for p, b in zip(trainee.model.parameters(), before, strict=True))
             (Path(os.environ["NOCAP_FAULT_DIR"]) / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}").touch()
 
-    def log_on_a_full_disk(books, row):
+    def write_on_a_full_disk(recorder, row):
         if due(row["step"]):
-            books.metrics.path = Path("/dev/full")  # where the kernel answers ENOSPC to every write
-        log(books, row)
+            recorder.metrics.path = Path("/dev/full")  # where the kernel answers ENOSPC to every write
+        write(recorder, row)
 
     if kind in ("kill", "hang", "stop"):
-        story.fetch = fetch_or_not
+        step_module.fetch = fetch_or_not
     elif kind in ("nan", "spike"):
         loop.take_step = scaled_step
     else:
-        books.log = {"full": log_on_a_full_disk}[kind]
+        recorder.write = {"full": write_on_a_full_disk}[kind]
 
 
 def scaled(loss, factor):

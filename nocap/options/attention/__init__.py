@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from nocap.config.keys import require
-from nocap.config.option import Option
+from nocap.config.option import Option, declared
 
 if TYPE_CHECKING:
     import torch
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 class Attention(Option):
     """Causal self-attention. An option has a `mixer`, or replaces the whole module by `build`.
 
-    What else may be said of a mixer, by the class that brings it or a later one (see `nocap.config.option.said`):
+    Optional methods about a mixer, defined by the class that defines the mixer or by a later one (see `nocap.config.option.declared`):
 
-        keys_met(layer, T) -> float              keys a query meets on average; else FLOPs are counted
-        cache_slots(layer, capacity) -> int      it is softmax over the last so many keys, and decodes from a cache of them; else the
+        keys_met(layer, T) -> float              keys a query meets on average; without it FLOPs are counted
+        cache_slots(layer, capacity) -> int      it is softmax over the last so many keys, and decodes from a cache of them; without it the
                                                  prefix is recomputed for each token
-        kernel_name(device, precision) -> str    for the record; else the option's kind
+        kernel_name(device, precision) -> str    for the record; without it the option's kind
 
-    And of the module that `build` makes: rows() -> dict, the row of the profile for each module inside by its name (see
-    `nocap.profiling.names`); else it is one row.
+    And about the module of `build`: rows() -> dict, the row of the profile for each module inside by its name (see
+    `nocap.measure.names`); without it the module is one row.
     """
 
     n_kv_heads: int
@@ -42,7 +42,7 @@ class Attention(Option):
         require(n_head % self.n_kv_heads == 0, "attention.n_kv_heads", f"divide model.n_head={n_head}", self.n_kv_heads)
 
     def build(self, run: Run, layer: int) -> nn.Module:
-        """A layer's attention, called with x_BTC and the forward's `nocap.model.gpt.Context`; returns BTC."""
+        """A layer's attention: a module from x_BTC and the forward's `nocap.model.gpt.Context` to BTC."""
         from nocap.model.attention import CausalSelfAttention
 
         return CausalSelfAttention(run, layer)
@@ -52,15 +52,14 @@ class Attention(Option):
         return {**projections, "": "rotary", "mixer": "scores", "out_proj": "attention_out"}
 
     def mixer(self, run: Run, layer: int) -> Mixer:
-        """What a layer's queries, keys and values become: called with q_BHTD, k_BKTD, v_BKTD, it returns BHTD. A function, or a module
-        where it has parameters. K, the key/value heads, is `n_kv_heads`."""
+        """A layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a module where it has parameters."""
         raise NotImplementedError(f"attention.kind={self.kind} must define mixer, or build")
 
     def prepare(self, run: Run, device: torch.device) -> None:
         """Make what mixers look up, before the first forward on this device."""
 
     def window_of(self, layer: int) -> int | None:
-        """Tokens that the layer looks back on, itself included; None: all."""
+        """The layer's window in tokens, the query's own included; None: all earlier tokens."""
         return None
 
     def at_window(self, window: int) -> Self:
@@ -77,13 +76,11 @@ class Attention(Option):
 
 
 def first_window(run: Run) -> int | None:
-    """Of the first layer that has one."""
+    """The window in tokens of the first layer that has one."""
     return next((w for layer in range(run.model.n_layer) if (w := run.attention.window_of(layer)) is not None), None)
 
 
 def kernel_name(attention: Attention, device: Device, precision: Precision) -> str:
     """The attention kernel that runs, for the record."""
-    from nocap.config.option import said
-
-    named = said(attention, "kernel_name", of=("build", "mixer"))
+    named = declared(attention, "kernel_name", of=("build", "mixer"))
     return str(named(device, precision)) if named else attention.kind

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from nocap.config.keys import require
 from nocap.config.trainer import Device, Precision
-from nocap.options.attention.softmax import LOCAL_KERNELS, Kernel, Softmax
+from nocap.options.attention.softmax import GLOBAL_KERNELS, LOCAL_KERNELS, Kernel, Softmax
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class Sliding(Softmax):
     """Each token attends to itself and the `window` - 1 tokens before it."""
 
-    LOCAL: ClassVar[dict[str, bool]] = {"kernel": True}
-    OF_WINDOWS: ClassVar[str] = "kernel"  # the key of the kernel of the layers that slide
+    KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": LOCAL_KERNELS}
 
     kind: str = "sliding"
     window: int  # tokens
@@ -31,19 +30,19 @@ class Sliding(Softmax):
         require(self.window >= 1, "attention.window", "be at least 1 token", self.window)
 
     @property
-    def kernel_of_windows(self) -> Kernel:
-        found: Kernel = getattr(self, self.OF_WINDOWS)
-        return found
+    def window_kernel(self) -> Kernel:
+        """The kernel of the layers with a window."""
+        return self.kernel
 
     def mixer(self, run: Run, layer: int) -> Mixer:
         from nocap.model.sliding import blocks, flex
 
         if self.window_of(layer) is None:
             return Softmax.mixer(self, run, layer)
-        return flex(self.window) if self.kernel_of_windows is Kernel.flex else blocks(self.window)
+        return flex(self.window) if self.window_kernel is Kernel.flex else blocks(self.window)
 
     def prepare(self, run: Run, device: torch.device) -> None:
-        if self.kernel_of_windows is Kernel.flex:
+        if self.window_kernel is Kernel.flex:
             from nocap.model.sliding import prepare_flex
 
             prepare_flex(self.window, seq_len=run.model.seq_len, device=device)
@@ -51,7 +50,7 @@ class Sliding(Softmax):
     def window_of(self, layer: int) -> int | None:
         return self.window
 
-    # What Softmax says of a window, it says of this mixer too.
+    # Softmax's methods follow `window_of`, so they are right for this mixer too: see `nocap.config.option.said`.
     keys_met = Softmax.keys_met
     cache_slots = Softmax.cache_slots
 
@@ -65,16 +64,14 @@ class Sliding(Softmax):
         return replace(self, kernel=Kernel.blocks)
 
     def countable(self) -> Self:
-        blocks: dict[str, Kernel] = {self.OF_WINDOWS: Kernel.blocks}
-        return replace(self, **blocks) if self.kernel_of_windows is Kernel.flex else self  # type: ignore[arg-type]
+        return replace(self, kernel=Kernel.blocks)
 
 
 @dataclass(kw_only=True, slots=True)
 class Hybrid(Sliding):
     """Layers take their kind from `pattern`, repeated: L is local (sliding, `local_kernel`), G is global (`kernel`)."""
 
-    LOCAL: ClassVar[dict[str, bool]] = {"kernel": False, "local_kernel": True}
-    OF_WINDOWS: ClassVar[str] = "local_kernel"
+    KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS, "local_kernel": LOCAL_KERNELS}
 
     kind: str = "hybrid"
     pattern: str
@@ -85,13 +82,19 @@ class Hybrid(Sliding):
         rule = "mix the letters L (local) and G (global)"
         require(set(self.pattern) == {"L", "G"}, "attention.pattern", rule, repr(self.pattern))
 
+    @property
+    def window_kernel(self) -> Kernel:
+        return self.local_kernel
+
     def window_of(self, layer: int) -> int | None:
         return self.window if self.pattern[layer % len(self.pattern)] == "L" else None
 
     def kernel_name(self, device: Device, precision: Precision) -> str:
-        whole = Softmax.kernel_name(self, device, precision)
-        return whole if self.kernel in LOCAL_KERNELS else f"{self.local_kernel.value}+{whole}"
+        return f"{self.local_kernel.value}+{Softmax.kernel_name(self, device, precision)}"
 
     def portable(self) -> Self:
         whole = self.kernel if self.kernel is Kernel.materialized else Kernel.fused
         return replace(self, kernel=whole, local_kernel=Kernel.blocks)
+
+    def countable(self) -> Self:
+        return replace(self, local_kernel=Kernel.blocks)

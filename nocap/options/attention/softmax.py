@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -28,6 +28,7 @@ class Kernel(Enum):
 
 
 LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
+GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNELS)
 
 
 def sdpa_kernel(kernel: Kernel, device: Device, precision: Precision) -> Kernel:
@@ -41,25 +42,22 @@ def sdpa_kernel(kernel: Kernel, device: Device, precision: Precision) -> Kernel:
 class Softmax(Attention):
     """Causal attention over all earlier tokens; fewer key/value heads make it grouped-query or multi-query."""
 
-    LOCAL: ClassVar[dict[str, bool]] = {"kernel": False}  # which keys name a kernel, and whether it is one for windows
+    KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS}  # key → kernels that it may name
 
     kind: str = "global"
     kernel: Kernel
 
     def __post_init__(self) -> None:
         Attention.__post_init__(self)
-        for name, local in self.LOCAL.items():
-            self.check_kernel(name, local=local)
-
-    def check_kernel(self, name: str, *, local: bool) -> None:
-        names = [k.value for k in Kernel if (k in LOCAL_KERNELS) == local]
-        kernel: Kernel = getattr(self, name)
-        require(kernel.value in names, f"attention.{name}", f"be one of {', '.join(names)} for this option", kernel.value)
+        for name, allowed in self.KERNELS.items():
+            kernel: Kernel = getattr(self, name)
+            rule = f"be one of {', '.join(k.value for k in allowed)} for this option"
+            require(kernel in allowed, f"attention.{name}", rule, kernel.value)
 
     def check(self, run: Run) -> None:
         Attention.check(self, run)
         t, on_cpu = run.trainer, run.trainer.device is Device.cpu
-        for name in self.LOCAL:
+        for name in self.KERNELS:
             kernel: Kernel = getattr(self, name)
             cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
             rule = "be one that trains on the CPU (materialized, flash; blocks for a window)"
@@ -86,6 +84,4 @@ class Softmax(Attention):
         return sdpa_kernel(self.kernel, device, precision).value
 
     def portable(self) -> Self:
-        from dataclasses import replace
-
         return self if self.kernel is Kernel.materialized else replace(self, kernel=Kernel.fused)

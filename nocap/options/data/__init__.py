@@ -22,8 +22,8 @@ class Order(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Data(Option):
-    """A source of token shards. Which tokens it gives is part of a run's identity, by their hash; where they lie is not: a key that only
-    says that is declared as `key(identity=False)`."""
+    """A source of token shards. Its tokens are part of a run's identity, by their hash. Where they are stored is not: a key that is only
+    about that is declared as `key(identity=False)`."""
 
     order: Order
     read_sequences: int  # sequences the sequential order reads at once; a shard's tail that cannot give as many is left out
@@ -33,8 +33,5 @@ class Data(Option):
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """The shards, made or fetched if they are missing, not yet read. `nocap.data.made.made` keeps what is made in the cache.
-
-        Errors:
-            ValueError: in one line, for whatever a user can put right.
-        """
+        `ValueError` in one line for whatever a user can put right."""
         raise NotImplementedError(f"data.kind={self.kind} must define locate")

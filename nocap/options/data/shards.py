@@ -1,7 +1,9 @@
-"""Token shards that are there already."""
+"""Token shards in the challenge's .bin format that exist already."""
 
 from __future__ import annotations
 
+import glob
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Shards(Data):
-    """Token shards in the challenge's .bin format."""
-
     kind: str = "shards"
     train: str = key(identity=False)  # glob
     val: str = key(identity=False)  # glob
@@ -28,6 +28,15 @@ class Shards(Data):
             require(bool(getattr(self, name)), f"data.{name}", "be a path or a glob", repr(getattr(self, name)))
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
-        from nocap.data.shards import matching
+        from nocap.data.shards import ShardSet
 
-        return matching(train=self.train, val=self.val)
+        train, val = _matches("data.train", self.train), _matches("data.val", self.val)
+        both = {os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in val}
+        require(not both, "data.val", "not match a shard of data.train", f"{min(both, default='')} in both")
+        return ShardSet(train=train, val=val, source={"kind": "shards", "text": True, "train": self.train, "val": self.val})
+
+
+def _matches(name: str, pattern: str) -> tuple[Path, ...]:
+    found = tuple(Path(match) for match in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)))
+    require(bool(found), name, "match at least one shard", repr(pattern))
+    return found

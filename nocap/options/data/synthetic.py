@@ -1,4 +1,4 @@
-"""Tokens that need no text."""
+"""A Markov chain with four successors a token: needs no text, can be learned, and its entropy is known (ln 4 nats)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Synthetic(Data):
-    """A Markov chain with four successors a token: needs nothing, can be learned, and its entropy is known (ln 4)."""
-
     kind: str = "synthetic"
     train_tokens: int
     val_tokens: int
@@ -30,7 +28,6 @@ class Synthetic(Data):
         require(self.source_seed >= 0, "data.source_seed", "be at least 0", self.source_seed)
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
-        from nocap.data.corpus import synthetic
+        from nocap.data.synthetic import synthetic
 
-        lengths = {"train": self.train_tokens, "val": self.val_tokens}
-        return synthetic(lengths, self.source_seed, tokenizer, cache_dir=cache_dir)
+        return synthetic({"train": self.train_tokens, "val": self.val_tokens}, self.source_seed, tokenizer, cache_dir=cache_dir)

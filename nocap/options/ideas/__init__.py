@@ -1,19 +1,18 @@
 """Ideas that fit no group and mix freely: `ideas=[x0,smear]`. Each plugs into a few named joints of the model and the step.
 
-    a joint                         where
-    embed(part, x_BTC, context)     after the token and position embeddings
-    enter(part, x_BTC, context)     a block's input
-    qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix
-    leave(part, x_BTC, context)     a block's output
-    readout(part, x_BTC, context)   before the head's norm
-    loss(part, x_BTC, …)            a part of the training loss
+    a joint                         where                                                    its part comes from
+    embed(part, x_BTC, context)     after the token and position embeddings                  build
+    enter(part, x_BTC, context)     a block's input                                          build_layer
+    qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix build_layer
+    leave(part, x_BTC, context)     a block's output                                         build_layer
+    readout(part, x_BTC, context)   before the head's norm                                   build
+    loss(part, x_BTC, …)            a part of the training loss                              build
     rates(name)                     a parameter's share of learning rate and weight decay
-    before_step, after_step         around the optimizer's step
-    validating(part, model)         the weights that are validated
+    before_step, after_step         around the optimizer's step                              build_around
+    validating(part, model)         the weights that are validated                           build_around
 
-`part` is what the idea built for that place: `build` for the model (embed, readout, loss), `build_layer` for a block (enter, qkv, leave),
-`build_around` for the step. Where it built none, its joints there are not called. With several ideas, each joint goes in the order of their
-names. Parameters draw from a generator keyed by their place, so that those of the rest stay the same.
+Where an idea builds no part, the joints of that place are not called. With several ideas, each joint goes in the order of their names.
+Parameters draw from a generator keyed by their place, so that those of the rest stay the same.
 """
 
 from __future__ import annotations
@@ -53,21 +52,19 @@ class Rate:
 class Idea(Option):
     """An idea. Its yaml begins with `# @package ideas.NAME`."""
 
-    PER_TOKEN: ClassVar[bool] = False  # each token by itself, given the context: so it decodes from a cache. Else the prefix is recomputed
-
-    # --- what it keeps ---
+    PER_TOKEN: ClassVar[bool] = False  # each token by itself, given the context: decodes from a cache. Else the prefix is recomputed
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module | None:
-        """For the model: parameters and buffers of embed, readout and loss; `nn.Module()` where there are none to keep."""
+        """The model's part, with its parameters and buffers; `nn.Module()` where it has none."""
         return None
 
     def build_layer(self, run: Run, layer: int) -> nn.Module | None:
-        """For a block: of enter, qkv and leave; None leaves this layer as it is. Read the layer's number here, not in a joint: a compiled
-        block serves all layers."""
+        """A block's part; None leaves this layer as it is. Read the layer's number here, not in a joint: a compiled block serves all
+        layers."""
         return None
 
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
-        """For the step: of before_step, after_step and validating. Its persistent buffers are saved in checkpoints."""
+        """The step's part. Its persistent buffers are saved in checkpoints."""
         return None
 
     # --- joints of the model ---
@@ -88,8 +85,8 @@ class Idea(Option):
         return x_BTC
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Tensor | None:
-        """A scalar that joins the training loss, logged as `train/loss_NAME`. `x_BTC` is before the head's norm; `head.next_token(x, t)`
-        is the mean cross-entropy of the head's logits."""
+        """A scalar that is added to the training loss, logged as `train/loss_NAME`. `x_BTC` is before the head's norm;
+        `head.next_token(x, t)` is the mean cross-entropy of the head's logits, in nats."""
         return None
 
     # --- joints of the step ---
@@ -110,5 +107,5 @@ class Idea(Option):
 
 
 def overrides(idea: Idea, *joints: str) -> bool:
-    """Whether the idea has one of these joints of its own."""
+    """Whether the idea defines one of these joints itself."""
     return any(getattr(type(idea), joint) is not getattr(Idea, joint) for joint in joints)

@@ -1,4 +1,7 @@
-"""An average of the weights is what is validated and generated from; training goes on with the weights themselves."""
+"""Validate and generate with an exponential moving average of the weights (Polyak and Juditsky, 1992); training goes on with the weights.
+
+average ← decay·average + (1 - decay)·weights, after each step.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class AveragedWeights(Idea):
-    """An exponential moving average over the steps (Polyak and Juditsky, 1992): average ← decay·average + (1 - decay)·weights."""
-
     kind: str = "averaged_weights"
     decay: float
 
@@ -41,11 +42,11 @@ class AveragedWeights(Idea):
 
     @contextmanager
     def validating(self, part: Any, model: LanguageModel) -> Iterator[None]:
-        pairs = [(average, p.data, p.detach().clone()) for average, p in zip(part.buffers(), model.parameters(), strict=True)]
-        for average, weights, _ in pairs:
-            weights.copy_(average)
+        kept = [p.detach().clone() for p in model.parameters()]
+        for average, p in zip(part.buffers(), model.parameters(), strict=True):
+            p.data.copy_(average)
         try:
             yield
         finally:
-            for _, weights, kept in pairs:
-                weights.copy_(kept)
+            for weights, p in zip(kept, model.parameters(), strict=True):
+                p.data.copy_(weights)

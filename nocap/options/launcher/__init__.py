@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Launcher(Option):
-    """Says how many cells may run at once, and on what; nocap's sweeper runs them."""
-
-    _target_: str = "hydra_plugins.nocap_grid.OptionLauncher"  # what Hydra makes of every such config
+    """How many cells may run at once, and on what."""
 
     def slots(self) -> Slots:
-        """Where the sweeper may run cells."""
+        """Where a grid may run its cells."""
         raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define slots")
 
 
@@ -44,15 +42,12 @@ class Share:
 
 class Slots(Protocol):
     def take(self, run: Run) -> Share | None:
-        """A share for this run; `None` while there is none."""
+        """A share for this run. None while there is none."""
 
     def give_back(self, share: Share) -> None: ...
 
-    def at_once(self, run: Run) -> int:
-        """How many runs like this one there is room for."""
-
-    def say(self, runs: Sequence[Run]) -> str | None:
-        """What a user should know about them."""
+    def describe(self, runs: Sequence[Run]) -> str | None:
+        """A line for the user about these runs, printed before the first of them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,8 +65,5 @@ class One:
     def give_back(self, share: Share) -> None:
         self.busy = False
 
-    def at_once(self, run: Run) -> int:
-        return 1
-
-    def say(self, runs: Sequence[Run]) -> str | None:
+    def describe(self, runs: Sequence[Run]) -> str | None:
         return None

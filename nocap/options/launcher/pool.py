@@ -64,10 +64,11 @@ class Devices:
         self.free[share.device] += share.units
 
     def at_once(self, run: Run) -> int:
+        """How many runs like this one there is room for."""
         fit = len(self.units[run.trainer.device]) // self._need(run)
         return min(fit, self.jobs or fit)
 
-    def say(self, runs: Sequence[Run]) -> str | None:
+    def describe(self, runs: Sequence[Run]) -> str | None:
         run = min(runs, key=self.at_once)
         t, n = run.trainer, len(self.units[run.trainer.device])
         kind = "GPU" if t.device is Device.cuda else "core"

@@ -35,7 +35,7 @@ class Feedforward(Mlp):
         return self.activation is Activation.swiglu
 
     def hidden(self, d_model: int) -> int:
-        """Hidden channels; from a thousand up in steps of 8, which tensor cores need and nobody notices."""
+        """Hidden channels; from a thousand up a multiple of 8, for tensor cores."""
         exact = self.expansion * d_model * (2 / 3 if self.gated else 1)
         return 8 * round(exact / 8) if exact >= 1000 else max(1, round(exact))
 

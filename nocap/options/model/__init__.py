@@ -50,12 +50,7 @@ class Model(Option):
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "d_model", "seq_len"):
             require(getattr(self, name) >= 1, f"model.{name}", "be at least 1", getattr(self, name))
-        require(
-            self.d_model % self.n_head == 0,
-            "model.d_model",
-            f"be divisible by model.n_head={self.n_head}",
-            self.d_model,
-        )
+        require(self.d_model % self.n_head == 0, "model.d_model", f"be divisible by model.n_head={self.n_head}", self.d_model)
         cap = self.logit_softcap
         require(cap is None or cap > 0, "model.logit_softcap", "be above 0, or null for none", cap)
 
@@ -65,7 +60,7 @@ class Model(Option):
         return GPT(run, vocab_size=vocab_size)
 
     def build_block(self, run: Run, layer: int) -> nn.Module:
-        """A block: called with x_BTC and the forward's `nocap.model.gpt.Context`, it returns BTC."""
+        """A block: a module from x_BTC and the forward's `nocap.model.gpt.Context` to BTC."""
         from nocap.model.gpt import Block
 
         return Block(run, layer)

@@ -1,4 +1,4 @@
-"""GPT: blocks of attention and MLP, pre-norm unless the keys say otherwise."""
+"""GPT: blocks of attention and MLP, pre-norm by default."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Optimizer(Option):
     """One or several of torch's optimizers. The schedule multiplies each group's `lr`, and ideas may scale a parameter's rate or decay.
 
-    May be said of what `build` makes: `elementwise()`, whether each number's update depends on that number alone, which bounds the bytes.
-    Their state is found by trying them on small tensors before step 1: what a checkpoint cannot hold is refused there.
+    Optional: `elementwise()`, whether each number's update depends on that number alone, which bounds the bytes (see
+    `nocap.config.option.declared`). Their state is found by trying them on small tensors before step 1: what a checkpoint cannot hold is
+    refused there.
     """
 
     lr: float

@@ -1,4 +1,4 @@
-"""A learned vector per position."""
+"""A learned vector per position, added to the token embedding."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Learned(Position):
-    """A learned vector per position, added to the token embedding."""
-
     kind: str = "learned"
 
     def build(self, model: Model) -> nn.Module:

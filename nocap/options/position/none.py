@@ -1,4 +1,4 @@
-"""No position information."""
+"""No position information: the causal mask is all there is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,4 @@ from nocap.options.position import Position
 
 @dataclass(kw_only=True, slots=True)
 class NoPosition(Position):
-    """No position information at all."""
-
     kind: str = "none"

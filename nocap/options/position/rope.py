@@ -1,4 +1,4 @@
-"""Rotary position embedding."""
+"""Rotary embedding of queries and keys, halves rotated (RoFormer, arXiv:2104.09864)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Rope(Position):
-    """Rotary embedding of queries and keys, halves rotated (RoFormer, arXiv:2104.09864)."""
-
     kind: str = "rope"
     base: float
 

@@ -30,9 +30,9 @@ class Schedule(Option):
         return (step + 1) / self.warmup_steps if step < self.warmup_steps else self.shape(step=step, steps=steps)
 
     def shape(self, *, step: int, steps: int) -> float:
-        """The same after the warm-up."""
+        """`multiplier` after the warm-up."""
         raise NotImplementedError(f"schedule.kind={self.kind} must define shape")
 
     def free_until(self, steps: int) -> int:
-        """The step up to which, in a run of `steps`, no rate depends on how many there are: a longer run shares it. 0: none is known."""
+        """The step up to which no rate depends on `steps`, so that a longer run has the same ones. 0: unknown."""
         return 0

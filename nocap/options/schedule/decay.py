@@ -1,12 +1,26 @@
-"""Decay from the end of the warm-up on: `linear` and `cosine` are its yamls."""
+"""What follows the warm-up: `constant`, `linear`, `cosine` and `wsd`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nocap.config.keys import require
 from nocap.options.schedule import Schedule
+
+if TYPE_CHECKING:
+    from nocap.config.run import Run
+
+
+@dataclass(kw_only=True, slots=True)
+class Constant(Schedule):
+    """Warm-up, then constant."""
+
+    kind: str = "constant"
+
+    def shape(self, *, step: int, steps: int) -> float:
+        return 1.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,3 +50,29 @@ class Cosine(Linear):
 
     def remaining(self, *, step: int, steps: int) -> float:
         return 0.5 - 0.5 * math.cos(math.pi * Linear.remaining(self, step=step, steps=steps))
+
+
+@dataclass(kw_only=True, slots=True)
+class Wsd(Linear):
+    """Warm-up, stable, then a straight line over the last `decay_steps` (arXiv:2404.06395)."""
+
+    kind: str = "wsd"
+    decay_steps: int
+
+    def __post_init__(self) -> None:
+        Linear.__post_init__(self)
+        require(self.decay_steps >= 0, "schedule.decay_steps", "be at least 0", self.decay_steps)
+
+    def check(self, run: Run) -> None:
+        Schedule.check(self, run)
+        steps = run.trainer.steps
+        rule = f"leave room for schedule.warmup_steps={self.warmup_steps} in trainer.steps={steps}"
+        require(self.warmup_steps + self.decay_steps <= steps, "schedule.decay_steps", rule, self.decay_steps)
+
+    def shape(self, *, step: int, steps: int) -> float:
+        # Not `steps - decay_steps` in the divisor: the challenge's decay reaches 1/decay_steps, never 0, at its last update.
+        left = steps - step
+        return 1.0 if left > self.decay_steps else self.final + (1 - self.final) * left / self.decay_steps
+
+    def free_until(self, steps: int) -> int:
+        return steps - self.decay_steps

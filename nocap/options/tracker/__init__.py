@@ -12,7 +12,7 @@ from nocap.config.option import Option
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What a tracker is told about a run. The config's group goes before `group`; its tags and `tags` are joined."""
+    """What a tracker gets to know about a run. The config's group goes before `group`; its tags and `tags` are joined."""
 
     identity: str
     name: str
@@ -25,7 +25,7 @@ class RunFacts:
 
 
 class TrackerSession:
-    """One open mirror of a run. Here it is the local record alone."""
+    """One open mirror of a run. This one mirrors nothing."""
 
     url_or_hint: str | None = None  # the run's address, or the command that uploads an offline run
 
@@ -41,12 +41,12 @@ class TrackerSession:
 
 @dataclass(kw_only=True, slots=True)
 class Tracker(Option):
-    """A mirror of the local record, which is the truth: a mirror may lag, go offline or go quiet, and never stops a training."""
+    """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and never stops a training."""
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        """Begin, or begin anew: a resumed run gives the rows that stand again. Only the first rank does."""
+        """Open a session, in the first rank only. A resumed run opens a new one and logs its kept rows again."""
         raise NotImplementedError(f"tracker.kind={self.kind} must define open")
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession | None:
-        """The same for a grid's comparison; None: it has no place here."""
+        """A session for a grid's comparison; None: it is not mirrored."""
         return None

@@ -1,4 +1,4 @@
-"""No mirror."""
+"""The local record alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 
 @dataclass(kw_only=True, slots=True)
 class NoTracker(Tracker):
-    """The local record alone."""
-
     kind: str = "none"
 
     def open(self, facts: RunFacts) -> TrackerSession:

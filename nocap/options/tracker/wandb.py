@@ -1,7 +1,7 @@
-"""The mirror of the local record: every row of `metrics.jsonl`, under the same names, in Weights & Biases.
+"""The mirror of the local record in Weights & Biases: every row of `metrics.jsonl`, under the same names.
 
-The local record is the truth. So a mirror may lag, go offline or go quiet, and training waits for a server no longer than
-`tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the end. wandb is imported only when a mirror is opened.
+Training waits for a server no longer than `tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the end, and what was not sent
+stays on disk. wandb is imported only when a mirror is opened.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Wandb(Tracker):
 
     def open(self, facts: RunFacts) -> TrackerSession:
         """Online or offline: `tracker.mode`, else `WANDB_MODE` (`disabled` means no mirror), else online with a login and offline without
-        one. Nothing ever prompts. Online that does not work, also when asked for by name, is one warning and offline: nothing is lost, and
-        `wandb sync` uploads it later. A wandb that does not work at all is one warning and no mirror."""
+        one, and never a prompt. Online that does not work is one warning and offline: nothing is lost, and `wandb sync` uploads it later. A
+        wandb that does not work at all is one warning and no mirror."""
         mode = os.environ.get("WANDB_MODE", "auto") if self.mode is WandbMode.auto else self.mode.value
         if mode == "disabled":
             return TrackerSession()
         try:
-            return WandbSession(run=_open_run(self, facts, mode={"dryrun": "offline", "run": "online"}.get(mode, mode)))
+            return WandbSession(_open_run(self, facts, mode={"dryrun": "offline", "run": "online"}.get(mode, mode)))
         except Exception as error:
             _warn(f"no mirror of this run: {_line(error)}")
             return TrackerSession()
@@ -76,14 +76,14 @@ class Wandb(Tracker):
 class WandbSession(TrackerSession):
     """One open W&B run. The first failure is one warning; after it the mirror is quiet.
 
-    wandb is called in a thread of its own: its process, frozen or busy, would otherwise hold up the training once its pipe is full.
+    wandb is called in a thread of its own: its process, frozen or busy, would otherwise block the training once its pipe is full.
     """
 
-    def __init__(self, *, run: Any) -> None:
+    def __init__(self, run: Any) -> None:
         self._run = run
         self._silenced = False
-        # A server that knows this run says at which step to go on, and wandb drops what comes before it. Those are the rows the server
-        # already has: a resumed run repeats them exactly, but for its clock. Offline it is 0.
+        # wandb drops rows before this step. A server that knows the run has them: a resumed run repeats them, but for its clock.
+        # Offline it is 0.
         self._first_step = int(run.starting_step)
         self._hint = f"wandb sync {shlex.quote(os.path.abspath(run.settings.sync_dir))}"
         self.url_or_hint: str | None = self._hint if run.offline else run.url
@@ -94,37 +94,40 @@ class WandbSession(TrackerSession):
         while True:
             self._calls.get()()
 
+    def _submit(self, failure: str, call: Callable[[], object]) -> None:
+        def guarded() -> None:
+            if self._silenced:
+                return
+            try:
+                call()
+            except Exception as error:
+                self._silence(f"{failure}: {_line(error)}")
+
+        self._calls.put(guarded)
+
     def log(self, row: Mapping[str, object]) -> None:
         step = row["step"]
         if self._silenced or not isinstance(step, int) or step < self._first_step:
             return
+        failure = f"stopped mirroring at step {step}"
         if self._calls.qsize() > BACKLOG:
-            self._silence(f"stopped mirroring at step {step}: wandb has not taken {BACKLOG} rows")
-        # A null says "unknown" in the record; W&B has no such value, only a curve without that point.
-        self._calls.put(partial(self._log, {key: value for key, value in row.items() if value is not None}, step))
-
-    def _log(self, row: Mapping[str, object], step: int) -> None:
-        if not self._silenced:
-            try:
-                self._run.log(row, step=step)
-            except Exception as error:
-                self._silence(f"stopped mirroring at step {step}: {_line(error)}")
+            self._silence(f"{failure}: wandb has not taken {BACKLOG} rows")
+        # A null is an unknown value in the record; in W&B it is a curve without that point.
+        self._submit(failure, partial(self._run.log, {key: value for key, value in row.items() if value is not None}, step=step))
 
     def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
         """The verdict of each arm as a table, and the report's file."""
-        self._calls.put(partial(self._log_comparison, comparison, report))
 
-    def _log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
-        import wandb
+        def send() -> None:
+            import wandb
 
-        rows = [_verdict(arm) for arm in comparison["arms"]]
-        try:
+            rows = [_verdict(arm) for arm in comparison["arms"]]
             self._run.log({"verdicts": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])})
             artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
-        except Exception as error:
-            self._silence(f"the comparison is not mirrored: {_line(error)}")
+
+        self._submit("the comparison is not mirrored", send)
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         done = threading.Event()
@@ -140,8 +143,11 @@ class WandbSession(TrackerSession):
         except Exception as error:
             self.url_or_hint = self._hint
             self._silence(f"not everything was uploaded ({_line(error)}); later: {self._hint}")
-            if not isinstance(error, TimeoutError):
-                self._let_go()
+            if not isinstance(error, TimeoutError):  # wandb's own process is gone: without this, its hook prints a traceback at exit
+                import wandb
+
+                with contextlib.suppress(Exception):
+                    wandb.teardown()
         self._silenced = True
         done.set()
 
@@ -150,31 +156,23 @@ class WandbSession(TrackerSession):
             self._silenced = True
             _warn(reason)
 
-    def _let_go(self) -> None:
-        """wandb's own process is gone: take down the hook that would print a traceback about it at exit."""
-        import wandb
-
-        with contextlib.suppress(Exception):
-            wandb.teardown()
-
 
 def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
     """An arm of the comparison as a row of scalars."""
-    difference = arm["difference"] or {}
-    ratio = arm["tokens_per_s"]["ratio"] or {}
+    loss, speed, difference = arm["val_loss"], arm["tokens_per_s"], arm["difference"] or {}
     return {
         "arm": arm["label"],
         "n": arm["n"],
-        "val_loss": arm["val_loss"]["mean"],
-        "val_loss_low": arm["val_loss"]["low"],
-        "val_loss_high": arm["val_loss"]["high"],
+        "val_loss": loss["mean"],
+        "val_loss_low": loss["low"],
+        "val_loss_high": loss["high"],
         "difference": difference.get("mean"),
         "difference_low": difference.get("low"),
         "difference_high": difference.get("high"),
         "p_holm": difference.get("p_holm"),
         "verdict": difference.get("verdict", "baseline"),
-        "tokens_per_s": arm["tokens_per_s"]["mean"],
-        "speed_ratio": ratio.get("mean"),
+        "tokens_per_s": speed["mean"],
+        "speed_ratio": (speed["ratio"] or {}).get("mean"),
         "memory_mib": arm["memory_mib"]["mean"],
         "params": arm["params"].get("total"),
         "flops_per_token": arm["flops_per_token"],
@@ -187,7 +185,7 @@ def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    # Silent before the login: a login that may speak asks the server for the user's name, 5 s without a network. `online` only lets it
+    # Silent before the login: a login that may print asks the server for the user's name, 5 s without a network. `online` only lets it
     # look for credentials where `WANDB_MODE` says offline and the config says online.
     setup = wandb.setup(settings=wandb.Settings(silent=True, mode="offline" if mode == "offline" else "online"))
     if mode != "offline":
@@ -211,16 +209,13 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
     from nocap.store.secrets import redact
 
     _forget_attempts(facts)
-    said = redact(
-        {
-            "name": facts.name,
-            "group": tracker.group or facts.group,
-            "job_type": facts.arm,
-            "tags": [*tracker.tags, *facts.tags],
-            "config": facts.config,
-        },
-        os.environ,
-    )
+    described = {
+        "name": facts.name,
+        "group": tracker.group or facts.group,
+        "job_type": facts.arm,
+        "tags": [*tracker.tags, *facts.tags],
+        "config": facts.config,
+    }
     settings = wandb.Settings(
         init_timeout=timeout_s,
         finish_timeout=FINISH_TIMEOUT_S,
@@ -237,7 +232,7 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         x_save_requirements=False,
     )
     run = wandb.init(
-        **said,
+        **redact(described, os.environ),
         id=facts.identity,
         project=tracker.project,
         entity=tracker.entity,
@@ -247,17 +242,12 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         reinit="finish_previous",
         settings=settings,
     )
-    _define_axes(run)
-    return run
-
-
-def _define_axes(run: Any) -> None:
-    """`step` is the axis of every curve; tokens and training seconds can be chosen instead. Best values are by direction."""
     for axis in ("step", "tokens", "clock/train_s"):
         run.define_metric(axis)
     run.define_metric("*", step_metric="step")
     for name, best in {"val/loss": "min", "val/bpb": "min", "memory/peak_mib": "max"}.items():
         run.define_metric(name, step_metric="step", summary=best)
+    return run
 
 
 def _forget_attempts(facts: RunFacts) -> None:

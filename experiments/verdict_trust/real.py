@@ -1,0 +1,249 @@
+"""How often verdicts are wrong on real runs: an arm against itself, trained with other seeds or timed twice, from claim to verdict.
+
+`python experiments/verdict_trust/real.py [--trainings N] [--timings N] [--output-dir DIR] [--json FILE]`: seconds a run on one CPU thread.
+
+With the same seed a CPU repeats a run to the last bit, and nothing could be called different: the two sides of a comparison take seeds of
+their own, which are its pairs 0, 1, 2 to the verdict. Speeds are of interleaved steps: a session times the arm twice, and its control,
+the second time, is the other side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from simulated import SIDES, bar, bar_lines, count, finish, share, table
+
+from nocap.config import hardware
+from nocap.config.compose import Composed
+from nocap.config.errors import EXIT_CODES, refusals
+from nocap.config.keys import require
+from nocap.judge.claim import LEAST_PAIRS, Claim, Mechanism
+from nocap.judge.stats import interval, pooled_sd
+from nocap.judge.verdict import Judge
+from nocap.launch.plan import outcome
+from nocap.store.measurement import METRICS, Better, Scale
+from nocap.store.record import check_writable
+from nocap.store.runs import Record
+from nocap.study.arms import check_fair, compose_arms, with_seed
+from nocap.study.cells import Cells, FailedError, StoppedError, Wanted
+from nocap.study.evidence import Evidence, Session, measurements
+from nocap.study.sessions import Session as Asked
+from nocap.study.sessions import SessionError, hold_all
+from nocap.study.spec import At, Study
+
+LEAST_COMPARISONS = 2
+ARM, BASELINE = SIDES  # of a comparison: the same overrides
+AT = "real"
+PLAIN = ("trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.compile='off'")
+ROUNDS = 2  # of interleaved blocks in a session, as a study's
+
+
+def make_study() -> Study:
+    """Two arms without a difference, at the smallest scale."""
+    return Study(
+        name="aa",
+        question="How often is an arm called different from itself?",
+        baseline=BASELINE,
+        arms={name: [] for name in SIDES},
+        seeds=list(range(LEAST_PAIRS)),
+        scales={
+            AT: At(
+                overrides=["model=nano", "tokenizer=bytes", "data=stdlib", "tracker=none", *PLAIN],
+                train=["trainer.steps=48", "trainer.val_every=0", "trainer.checkpoint_every=0", "trainer.val_tokens=8192"],
+                bench=["trainer.steps=48"],
+                rounds=ROUNDS,
+            )
+        },
+        claims=[_claim("val_loss", Scale.difference), _claim("tokens_per_s", Scale.ratio)],
+    )
+
+
+def _claim(metric: str, scale: Scale) -> Claim:
+    """The weakest one, any gain at all: identical arms lie on its very edge."""
+    return Claim(
+        id=f"aa.{metric}",
+        statement=f"the arm's {metric} is better than its own",
+        source="made up: nothing differs",
+        arm=ARM,
+        metric=metric,
+        scale=scale,
+        expected=[_nothing(scale), None],
+        mechanism=Mechanism(bound=None, formula="none: nothing differs"),
+        seeds=list(range(LEAST_PAIRS)),
+    )
+
+
+def _nothing(scale: Scale) -> float:
+    return 1.0 if scale is Scale.ratio else 0.0
+
+
+def seeds_of(comparison: int) -> dict[str, list[int]]:
+    """Side → its seeds, in the order of the pairs. No seed is in two comparisons, or on both sides of one."""
+    first = 2 * LEAST_PAIRS * comparison
+    return {ARM: list(range(first, first + LEAST_PAIRS)), BASELINE: list(range(first + LEAST_PAIRS, first + 2 * LEAST_PAIRS))}
+
+
+def calibrate(*, trainings: int | None, timings: int | None, output_dir: str, log: Callable[[str], None] = print) -> dict[str, Any]:
+    """So many comparisons of each kind, `None` for none; what has been run before is not run again. A JSON object.
+
+    Errors:
+        ValueError: too few comparisons, or an invalid run; nothing has been trained.
+        StoppedError: somebody asked to stop.
+        FailedError, SessionError: a run failed. What finished is kept, and the same command goes on.
+    """
+    for key, n in (("--trainings", trainings), ("--timings", timings)):
+        require(n is None or n >= LEAST_COMPARISONS, key, f"be at least {LEAST_COMPARISONS}", n)
+    study, found = make_study(), dict[str, Any]()
+    at, (loss, speed) = study.scales[AT], study.claims
+    arms = compose_arms(study, at, SIDES, [*at.train, f"output_dir='{output_dir}'"])
+    check_fair(arms, baseline=BASELINE)
+    arm = compose_arms(study, at, [ARM], at.bench)[ARM]
+    if trainings is not None:
+        found["trainings"] = {"words": [*at.overrides, *at.train], **judged(study, loss, trained(arms, trainings))}
+    if timings is not None:
+        evidence = timed(arm, timings, Path(output_dir) / "studies" / study.name, log=log)
+        found["timings"] = {"words": list(arm.overrides), "rounds": ROUNDS, **judged(study, speed, evidence)}
+    machine = {key: value for key, value in hardware.describe(arm.run.trainer.device, arm.run.trainer.threads).items() if key != "host"}
+    return {"date": date.today().isoformat(), "hardware": machine, **found, "ok": all(part["ok"] for part in found.values())}
+
+
+# --- evidence ----------------------------------------------------------------------------------------------------------------------
+
+
+def trained(arms: Mapping[str, Composed], comparisons: int) -> list[Evidence]:
+    """Train what is missing: six runs a comparison.
+
+    Errors:
+        as for `calibrate`.
+    """
+    sides = [(arm, seed) for i in range(comparisons) for arm, seeds in seeds_of(i).items() for seed in seeds]
+    cells = Cells([Wanted(arm=arm, seed=seed, composed=with_seed(arms[arm], seed)) for arm, seed in sides], label="A/A")
+    ended = cells.train()
+    for _, cell in cells.of:
+        if outcome(cell.plan) is None:
+            result = ended.get(cell.plan.identity)
+            raise FailedError(f"{cell.label}: {result.reason if result else 'no result'}; what finished is kept")
+    records = {run.seed: record for run, record in cells.records([])}
+    return [paired(records, i) for i in range(comparisons)]
+
+
+def paired(records: Mapping[int, Record], comparison: int) -> Evidence:
+    """Each side's runs under the numbers of their pairs. `records`: by their own seeds."""
+    return Evidence(runs={(arm, pair): records[seed] for arm, seeds in seeds_of(comparison).items() for pair, seed in enumerate(seeds)})
+
+
+def timed(arm: Composed, comparisons: int, folder: Path, *, log: Callable[[str], None]) -> list[Evidence]:
+    """Hold what is missing: three sessions a comparison, each in a fresh process.
+
+    Errors:
+        SessionError: one ended without a result.
+    """
+    seeds = range(LEAST_PAIRS * comparisons)
+    asked = [Asked(kind="steps", what="aa", seed=seed, arms={ARM: with_seed(arm, seed)}, how={"rounds": ROUNDS}) for seed in seeds]
+    sessions = hold_all(asked, folder, log=log)
+    return [controlled(sessions[LEAST_PAIRS * i : LEAST_PAIRS * (i + 1)]) for i in range(comparisons)]
+
+
+def controlled(sessions: Sequence[Session]) -> Evidence:
+    """The sessions of one comparison: the arm's first instance against its second."""
+    both = [dict(zip(SIDES, session["measured"]["control"]["tokens_per_s"], strict=True)) for session in sessions]
+    arms = [{arm: {"tokens_per_s": speed} for arm, speed in sides.items()} for sides in both]
+    return Evidence(bench={pair: {"measured": {"arms": of}} for pair, of in enumerate(arms)})
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------------------------
+
+
+def judged(study: Study, claim: Claim, evidence: Sequence[Evidence]) -> dict[str, Any]:
+    """The verdict on each comparison, and how many are wrong."""
+    nothing, verdicts, each = _nothing(claim.scale), [], []
+    for one in evidence:
+        found = measurements(claim, study, one)
+        verdict = Judge(claim, found, against=BASELINE, at=AT).verdict()
+        values = {side: [m.value for m in found if m.arm == side] for side in SIDES}  # in the order of the pairs
+        shown = verdict.interval
+        gain = None if shown is None else {"mid": shown.mid, "low": shown.low, "high": shown.high}
+        each.append({**values, "verdict": verdict.word.value, "gain": gain})
+        verdicts.append(verdict)
+    of, counts = len(evidence), count(verdicts, nothing=nothing, truth=nothing)
+    shares = {name: share(n, of) for name, n in counts.items()}
+    bars = [
+        bar("A/A called different", "at most 5%", [shares["different"]], most=claim.alpha),
+        bar("A/A confirmed as a gain", "at most 5%", [shares["confirmed"]], most=claim.alpha),
+        bar("A/A refuted", "at most 2.5%", [shares["refuted"]], most=claim.alpha / 2),
+        bar("interval holds no change", "93% to 97%", [shares["covered"]], least=0.93, most=0.97),
+    ]
+    row = {"design": claim.metric, "noise": "real", "truth": "A/A", "pairs": LEAST_PAIRS, "studies": of, **shares}
+    ok = all(bar["verdict"] != "broken" for bar in bars)
+    return {"claim": claim.id, "bars": bars, "rows": [row], "counts": counts, **spread(claim, each), "each": each, "ok": ok}
+
+
+def spread(claim: Claim, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Standard deviations, of logarithms for a ratio, each within its three: of one side's values, and of the pairs' gains. Pairs that
+    have nothing in common scatter √2 times as much as their sides. And the mean gain of all pairs together, which sees a bias that three
+    cannot. `None`: runs that diverged left fewer than two.
+    """
+    ratio, sign = claim.scale is Scale.ratio, 1 if METRICS[claim.metric].better is Better.higher else -1
+    unit: Callable[[float], float] = math.log if ratio else float
+    sides = [[unit(value) for value in one[side] if value is not None] for one in each for side in SIDES]
+    both = [[(a, b) for a, b in zip(one[ARM], one[BASELINE], strict=True) if a is not None and b is not None] for one in each]
+    pairs = [[sign * (unit(a) - unit(b)) for a, b in found] for found in both]
+    gains = [gain for found in pairs for gain in found]
+    mean = interval(gains) if len(gains) > 1 else None
+    if mean is not None and ratio:
+        mean = mean.exp()
+    return {
+        "sigma": _pooled(sides),
+        "sigma_of_pairs": _pooled(pairs),
+        "all_pairs": None if mean is None else {"pairs": len(gains), "mid": mean.mean, "low": mean.low, "high": mean.high, "p": mean.p},
+    }
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> float | None:
+    enough = [group for group in groups if len(group) > 1]
+    return pooled_sd(enough) if enough else None
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The figures and the tables, as text."""
+    return "\n\n".join("\n".join(_part(result[kind])) for kind in ("trainings", "timings") if kind in result)
+
+
+def _part(part: Mapping[str, Any]) -> list[str]:
+    (row,) = part["rows"]
+    counts = ", ".join(f"{name} {part['counts'][name]}" for name in ("different", "confirmed", "refuted", "covered"))
+    lines = [f"{row['design']}: {row['studies']} real A/A comparisons of {row['pairs']} pairs: {counts}", *bar_lines(part["bars"])]
+    if part["sigma"] is not None and part["sigma_of_pairs"] is not None:
+        lines.append(f"standard deviation {part['sigma']:.4g}, of a pair's gain {part['sigma_of_pairs']:.4g}")
+    if (mean := part["all_pairs"]) is not None:
+        lines.append(f"gain over all {mean['pairs']} pairs {mean['mid']:.4f} [{mean['low']:.4f}, {mean['high']:.4f}], p = {mean['p']:.3f}")
+    return [*lines, "", *table(part["rows"])]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Count the wrong verdicts of real runs: an arm compared with itself.")
+    parser.add_argument("--trainings", type=int, metavar="N", help="train N comparisons, 6 runs each")
+    parser.add_argument("--timings", type=int, metavar="N", help="time N comparisons, 3 sessions each")
+    parser.add_argument("--output-dir", metavar="DIR", default="outputs", help="of these runs and sessions (default: outputs)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts as JSON")
+    options = parser.parse_args(argv)
+    with refusals():
+        require(not (options.trainings is None and options.timings is None), "--trainings or --timings", "be given", "neither")
+        if options.json:
+            check_writable("--json", options.json)
+        try:
+            result = calibrate(trainings=options.trainings, timings=options.timings, output_dir=options.output_dir)
+        except (StoppedError, SessionError, FailedError) as error:
+            print(f"nocap: {error}", file=sys.stderr)
+            return EXIT_CODES["preempted" if isinstance(error, StoppedError) else "failed"]
+        return finish(result, render(result), options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,97 @@
+"""nocap for programs and notebooks: compose a run, train it, load and compare records.
+
+    from nocap import api
+
+    api.train("model=nano", "attention=gqa", "seed=0")
+    print(api.compare("outputs", baseline="attention=flash")["arms"])
+
+Everything is as on the command line: a run that is done is not trained again, and each one trains in a process of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nocap.compare import frame
+from nocap.config import compose as composing
+from nocap.config.run import Run
+from nocap.judge import compare as judging
+from nocap.store import runs
+
+__all__ = ["compare", "compose", "frame", "load", "train"]
+
+Paths = str | Path | Iterable[str | Path]
+
+
+class TrainingError(RuntimeError):
+    """A run failed. The message is its summary's `error`, its log is `train.log` in the run's folder."""
+
+
+def compose(*overrides: str) -> Run:
+    """The checked run of these overrides: `compose("model=nano", "attention=gqa", "seed=1").attention.n_kv_heads`.
+
+    Errors:
+        ValueError: a wrong option, key, type or value, in one line.
+    """
+    return composing.compose(overrides)
+
+
+def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
+    """Train a run, given as overrides or as one `Run`, and return its summary: what `summary.json` holds.
+
+    Losses are in nats per token, `clock_s` and `epoch_s` in seconds, `step_ms` in milliseconds, `memory_mib` in MiB. `status` is finished,
+    diverged, or preempted after a signal such as Ctrl-C: the same call then goes on. With `quiet`, the run's output is in its log only.
+    Call it from the main thread, as signals are handled there.
+
+    Errors:
+        ValueError: the input is invalid, or another process is training this run.
+        TrainingError: the run failed.
+    """
+    from nocap.launch.attempt import train
+    from nocap.launch.plan import plan
+
+    started = time.monotonic()
+    choices: Mapping[str, str | None]
+    if len(what) == 1 and isinstance(what[0], Run):
+        run, choices = what[0], {place: option.kind for place, option in what[0].options()}
+    else:
+        composed = composing.composed([str(override) for override in what])
+        run, choices = composed.run, composed.choices
+    ended = train(plan(run, choices=choices), started=started, log=lambda line: None if quiet else print(line), quiet=quiet)
+    if ended.refused:
+        raise ValueError(ended.summary["error"])
+    if ended.summary["status"] == "failed":
+        raise TrainingError(ended.summary["error"])
+    return ended.summary
+
+
+def load(paths: Paths = "outputs") -> list[runs.Record]:
+    """The records of runs: each with its config, summary, manifest and loss curve. A run counts once.
+
+    A path is a run's folder, a folder of runs, a grid's folder, a glob, or a name, looked for in `outputs/runs`.
+
+    Errors:
+        ValueError: a path holds no run.
+    """
+    return list(_found(paths).records)
+
+
+def compare(
+    paths: Paths = "outputs", *, baseline: str | None = None, target: float | None = None, allow: Collection[str] = ()
+) -> dict[str, Any]:
+    """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes.
+
+    `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats per token: the time to it is
+    then compared as well. `allow` names differences to compare across: kernel, data, source, torch or a validation key.
+
+    Errors:
+        ValueError: a path holds no run, or no arm is the baseline.
+    """
+    return judging.compare(_found(paths), baseline=baseline, target_loss=target, allow=allow).json()
+
+
+def _found(paths: Paths) -> runs.Found:
+    return runs.load([paths] if isinstance(paths, str | Path) else paths)

@@ -1,0 +1,224 @@
+"""`--multirun`: expand the overrides into cells, check the whole grid, train what is missing, report how it ended.
+
+nocap runs a grid itself. Hydra's own sweeper would train all cells in one process, and check each only when its turn comes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from nocap.config import registry
+from nocap.config.compose import Composer
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
+from nocap.config.paths import conf_dir
+from nocap.launch.attempt import hold
+from nocap.launch.cell import cell as task
+from nocap.launch.grid import Cell, Grid, Result, check
+from nocap.launch.plan import outcome
+from nocap.launch.runner import Runner
+from nocap.options.launcher import One, Slots
+from nocap.store.identity import digest
+from nocap.store.record import read_json
+
+if TYPE_CHECKING:
+    from nocap.judge.result import Comparison
+
+Results = dict[str, Result]  # by identity
+
+
+def multirun(overrides: Sequence[str], *, config_name: str = "train", config_dir: Path | None = None) -> int:
+    """Train the grid of these overrides. Its exit code.
+
+    Errors:
+        ValueError: an override or a cell is invalid. Nothing was trained.
+    """
+    with initialize_config_dir(str(config_dir or conf_dir()), version_base="1.3", job_name="nocap"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        config = hydra.compose_config(config_name, [*overrides, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN, with_log_configuration=True)
+        HydraConfig.instance().set_config(copy.deepcopy(config))  # for a yaml with ${hydra:…}. It makes its own read-only.
+        context = HydraContext(hydra.config_loader, Callbacks(config))
+        try:
+            slots = _slots(config)
+            grid = _check(config, context)
+            with open_dict(config):
+                config.hydra.sweep.dir = str(grid.folder)
+            launcher = None if slots else Plugins.instance().instantiate_launcher(context, task, config)
+        except KeyboardInterrupt:
+            print("nocap: stopped before the first cell", file=sys.stderr)
+            return EXIT_CODES["preempted"]
+        grid.write()
+        total, done = len(grid.cells), sum(outcome(cell.plan) is not None for cell in grid.cells)
+        print(f"grid {grid.name}: {total} cells, {done} done, {total - done} to train", flush=True)
+        if done == total:
+            return _report(grid, {cell.plan.identity: _read(cell) for cell in grid.cells}, stopped=False)
+        if launcher is not None:
+            return _train_elsewhere(grid, launcher)
+        assert slots is not None
+        return _train_here(grid, slots)
+
+
+def _check(config: DictConfig, context: HydraContext) -> Grid:
+    hydra = config.hydra
+    if named := [override for override in hydra.overrides.hydra if override.lstrip("+~").startswith("hydra.sweep.")]:
+        raise ValueError(f"{named[0]}: a grid's folder is below output_dir, and its name follows from its cells")
+    require(
+        hydra.runtime.choices["hydra/sweeper"] == "basic" and hydra.sweeper.max_batch_size is None,
+        "hydra/sweeper",
+        "stay basic, and hydra.sweeper.max_batch_size null: nocap itself checks, skips and resumes the cells of a grid",
+        f"{hydra.runtime.choices['hydra/sweeper']}, {hydra.sweeper.get('max_batch_size')}",
+    )
+    arguments = [*(f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()), *hydra.overrides.task]
+    overrides = OverridesParser.create(config_loader=context.config_loader).parse_overrides(arguments)
+    last = {override.get_key_element(): override for override in overrides}  # the command line goes before a file's sweeps
+    swept = [override.key_or_group for override in last.values() if override.is_sweep_override()]
+    compose = Composer(context.config_loader, config).composed
+    return check(BasicSweeper.split_arguments(overrides, None)[0], swept=swept, compose=compose, log=print)
+
+
+def _slots(config: DictConfig) -> Slots | None:
+    """Where this process trains the cells. None: a launcher of Hydra's, such as submitit's, trains them elsewhere."""
+    keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    if "kind" not in keys:
+        return One() if config.hydra.runtime.choices["hydra/launcher"] == "basic" else None
+    kinds = registry.options("launcher")
+    kind = keys["kind"]
+    require(kind in kinds, "hydra.launcher.kind", f"be one of {', '.join(kinds)}", kind)
+    known = [f.name for f in fields(kinds[kind])]
+    for key in keys:
+        require(key in known, f"hydra.launcher.{key}", f"be a key of {kind}, which has {', '.join(known[1:]) or 'none'}", keys[key])
+    option: Any = kinds[kind](**keys)
+    return option.slots()
+
+
+def _train_here(grid: Grid, slots: Slots) -> int:
+    if about := slots.describe([cell.plan.run for cell in grid.cells]):
+        print(about, flush=True)
+    runner = Runner(grid, slots=slots)
+    return _report(grid, runner.run(), stopped=runner.stopping)
+
+
+def _train_elsewhere(grid: Grid, launcher: Launcher) -> int:
+    """Hand the cells that are not done to a launcher of Hydra's, such as submitit's, and read what they left."""
+    todo = [cell for cell in grid.cells if outcome(cell.plan) is None]
+    folder = str(grid.folder).replace("\\", "\\\\").replace("'", "\\'")
+    name, reason, stopped = type(launcher).__name__, "its job left no record", False
+    print(f"{name} trains them; its logs are in {grid.folder}", flush=True)
+    try:
+        launcher.launch([[*cell.overrides, f"hydra.sweep.dir='{folder}'"] for cell in todo], 0)
+    except KeyboardInterrupt:
+        stopped = True
+        print("nocap: no longer waiting; what was handed over goes on", file=sys.stderr)
+    except Exception as error:  # a job was killed: submitit reports it at once, and the others go on
+        reason = f"{name}: {str(error).strip().splitlines()[-1]}" if str(error).strip() else f"{name}: {type(error).__name__}"
+        for cell in todo:
+            if cell.plan.run_dir.exists():
+                hold(cell.plan, wait_s=math.inf).close()
+    handed = {cell.plan.identity for cell in todo}
+    reason = f"{reason}; logs in {grid.folder}"
+    results = {c.plan.identity: _read(c, trained=c.plan.identity in handed, reason=reason) for c in grid.cells}
+    return _report(grid, results, stopped=stopped)
+
+
+def _read(cell: Cell, *, trained: bool = False, reason: str | None = None) -> Result:
+    """How a cell ended, from its record."""
+    try:
+        summary = read_json(cell.plan.run_dir / "summary.json")
+    except ValueError as error:
+        return Result(status="failed", reason=str(error))
+    if summary is None:
+        return Result(status="waiting", reason=reason or "not finished")
+    return Result(status=summary["status"], trained=trained, summary=summary, reason=summary.get("error"))
+
+
+# --- the report --------------------------------------------------------------------------------------------------------------------
+
+STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where the status alone is unclear
+
+
+def _report(grid: Grid, results: Results, *, stopped: bool) -> int:
+    """Print counts, what is unfinished and why, the comparison. The grid's exit code."""
+    by_status: dict[str, list[Cell]] = {}
+    for cell in grid.cells:
+        by_status.setdefault(results[cell.plan.identity].status, []).append(cell)
+    now = sum(result.trained and result.status == "finished" for result in results.values())
+    counts = [f"{len(cells)} {STATUSES.get(status, status)}" for status, cells in sorted(by_status.items())]
+    print(f"grid {grid.name}: {', '.join(counts)}; {now} trained now", flush=True)
+    for status, cells in by_status.items():
+        if status != "finished" and not (stopped and status == "waiting"):
+            for cell in cells:
+                _explain(cell, results[cell.plan.identity])
+    if stopped:
+        print("the same command goes on", flush=True)
+        return EXIT_CODES["preempted"]
+    _compare(grid, any_finished="finished" in by_status, trained=any(result.trained for result in results.values()))
+    if by_status.keys() & {"failed", "waiting"}:
+        return EXIT_CODES["failed"]
+    return EXIT_CODES["preempted"] if "preempted" in by_status else 0
+
+
+def _explain(cell: Cell, result: Result) -> None:
+    """Why a cell is not finished, in a line on stderr."""
+    log = cell.plan.run_dir / "train.log"
+    reason = "; ".join([result.reason or STATUSES.get(result.status, result.status), *([f"see {log}"] if log.exists() else [])])
+    what = "diverged, which is its result" if result.status == "diverged" else "not finished"
+    print(f"nocap: {what}: {cell.label} ({reason})", file=sys.stderr)
+
+
+def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
+    """Print the comparison. After training also write and track its report. An error here changes nothing about the grid."""
+    folder = os.path.relpath(grid.folder) if grid.folder.is_relative_to(Path.cwd()) else str(grid.folder)
+    if any_finished:
+        try:
+            from nocap.judge.compare import compare
+            from nocap.judge.describe import render
+            from nocap.store.runs import load
+
+            comparison = compare(load([grid.folder]))
+            print(f"\n{render(comparison)}\n")
+            if trained:
+                _write_report(grid, comparison)
+            print(f"report: {folder}/report.html")
+        except Exception as error:
+            print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
+    print(f"compare: python -m nocap.compare {folder}", flush=True)
+
+
+def _write_report(grid: Grid, comparison: Comparison) -> None:
+    """`report.html` in the grid's folder, and with W&B a run of the group that holds the verdicts and the report."""
+    from nocap.judge import report
+    from nocap.options.tracker import RunFacts
+    from nocap.store.tracking import track_comparison
+
+    path = grid.folder / "report.html"
+    report.write(comparison, path)
+    facts = RunFacts(
+        identity=digest({"grid": [cell.plan.identity for cell in grid.cells]}),
+        name=grid.name,
+        arm="comparison",
+        seed=0,
+        run_dir=grid.folder,
+        config={"swept": list(grid.swept)},
+        group=grid.name,
+    )
+    if message := track_comparison(grid.cells[0].plan.run.tracker, facts, comparison=comparison.json(), report=path):
+        print(f"tracker: {message}")

@@ -1,0 +1,105 @@
+"""From times to verdicts: the ratio of each arm to the baseline, the control, and whether the machine was quiet enough for a verdict.
+
+A round gives one log ratio an arm, to one of the baseline's two instances. Their centre and interval come from Wilcoxon's signed ranks: a
+round that the machine spoilt is an outlier, and those are common; for equal arms the log ratio is symmetric because the two can be
+exchanged, which is all that the test asks for. (To the mean of both it would not be: noise slows and never quickens.) Rounds go on
+until the intervals are narrow enough. Their width does not depend on where they lie, so that stopping on it leaves the level nearly
+alone; 99% instead of 95% pays for the rest, and for rounds that resemble their neighbours (`tests/test_speed.py` simulates both).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from nocap.config.trainer import Device
+from nocap.judge.stats import Interval, signed_rank, signed_rank_needs
+from nocap.measure.arms import Times
+
+LIMIT = {
+    Device.cpu: 0.03,
+    Device.cuda: 0.005,
+}  # largest half-width of an interval that a verdict may rest on, and largest bias of the control
+
+
+def confidence_for(comparisons: int) -> float:
+    """Of each interval: 99%, more where more than five comparisons share an error of 5% (Bonferroni); also where the baseline is alone."""
+    return 1 - min(0.01, 0.05 / max(1, comparisons))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The verdict on an arm. `ratio` is a speed: above 1 the arm makes more tokens a second; `None` with too few rounds."""
+
+    word: str
+    ratio: Interval | None
+    half_width: float | None  # of the ratio's logarithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The control first, then each arm that is not the baseline."""
+
+    control: Verdict
+    arms: list[Verdict]
+    narrow: bool  # every interval is within the limit
+
+
+class Narrow:
+    """Whether the rounds so far make every interval narrow enough for a verdict. Looks again after a tenth more rounds."""
+
+    def __init__(self, *, limit: float, confidence: float) -> None:
+        self.limit, self.confidence = limit, confidence
+        self._look = signed_rank_needs(confidence)
+
+    def __call__(self, times: Times) -> bool:
+        if len(times) < self._look:
+            return False
+        self._look = math.ceil(1.1 * len(times))
+        return judge(times, limit=self.limit, confidence=self.confidence).narrow
+
+
+def judge(times: Times, *, limit: float, confidence: float) -> Judged:
+    """Verdicts of the arms at index 2 and up against the baseline, whose two instances are at 0 and 1."""
+    logs = np.log(times.mean(axis=2))
+    if len(logs) < signed_rank_needs(confidence):
+        none = Verdict(
+            word=f"no verdict: {len(logs)} rounds, and an interval needs {signed_rank_needs(confidence)}", ratio=None, half_width=None
+        )
+        return Judged(control=none, arms=[none] * (logs.shape[1] - 2), narrow=False)
+    control = signed_rank(logs[:, 0] - logs[:, 1], confidence=confidence)
+    problem = _problem(control, limit)
+    baseline = np.where(np.random.default_rng(0).random(len(logs)) < 0.5, logs[:, 0], logs[:, 1])
+    measured = [signed_rank(baseline - arm, confidence=confidence) for arm in logs.T[2:]]
+    words = [problem or _word(interval, control=control, limit=limit) for interval in measured]
+    return Judged(
+        control=_verdict(problem or "in order", control),
+        arms=[_verdict(word, interval) for word, interval in zip(words, measured, strict=True)],
+        narrow=all(interval.half_width <= limit for interval in [control, *measured]),
+    )
+
+
+def _problem(control: Interval, limit: float) -> str | None:
+    """Why the same arm twice forbids any verdict."""
+    if control.half_width > limit:
+        return f"no verdict: the machine is too noisy (the baseline against itself ±{control.half_width:.1%}, the limit is ±{limit:.1%})"
+    if abs(control.mid) > limit and not control.low <= 0 <= control.high:
+        return f"no verdict: the machine is too noisy (the baseline against itself is off by {control.mid:+.1%}, the limit is {limit:.1%})"
+    return None
+
+
+def _word(log_ratio: Interval, *, control: Interval, limit: float) -> str:
+    """An arm must differ by more than the baseline does from itself."""
+    if log_ratio.half_width > limit:
+        return f"no verdict: the machine is too noisy (±{log_ratio.half_width:.1%}, the limit is ±{limit:.1%})"
+    bias = 0.0 if control.low <= 0 <= control.high else abs(control.mid)
+    if log_ratio.low > bias:
+        return "faster"
+    return "slower" if log_ratio.high < -bias else "no difference shown"
+
+
+def _verdict(word: str, log_ratio: Interval) -> Verdict:
+    ratio = Interval(mid=math.exp(log_ratio.mid), low=math.exp(log_ratio.low), high=math.exp(log_ratio.high))
+    return Verdict(word=word, ratio=ratio, half_width=log_ratio.half_width)

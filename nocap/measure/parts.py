@@ -1,0 +1,252 @@
+"""The parts of a step: which module is running, and what the profiler saw of each.
+
+Ranges stand around the model's modules, forward by hooks, backward by autograd's sequence numbers. Nothing in the model knows of this:
+hooks are put on its modules, and its mixers wrapped, for as long as a profile lasts. From the profiler's events each moment of a step then
+belongs to one module and direction. On the CPU a row's time is wall time without that of the ranges inside it, so the rows add up to the
+step. On CUDA it is the time of the kernels that the row's operations launched; what is left of the step is the device waiting.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+from nocap.config.option import Option, declared
+from nocap.config.run import Run
+from nocap.model.attention import CausalSelfAttention
+from nocap.model.gpt import GPT, Block, Branch, Head
+from nocap.options.ideas import MODEL_JOINTS, Idea
+
+_BY_NAME = {"embedding": "embedding", "position": "embedding", "norm": "norm", "norm_after": "norm", "unembed": "head"}
+_BY_TYPE: dict[type[nn.Module], str] = {GPT: "embedding", Block: "residual", Branch: "residual", Head: "loss"}  # GPT adds the positions
+_IDEAS = ("ideas", "around")
+MARK = "nocap|"  # begins the names of our ranges among the profiler's
+STEP, ACCUMULATE = "step", "gradients"  # paths beside the modules'
+
+
+def part_of(run: Run, path: str, module: nn.Module) -> str | None:
+    """The part a module's own operations belong to; `None`: its parent's.
+
+    An attention or MLP option names the parts of its modules in `rows()`; without it, all of it is one row.
+    """
+    names = path.split(".")
+    if set(names) & set(_IDEAS):
+        return "ideas"
+    if names[0] == "blocks" and names[3:4] == ["f"] and names[2] in ("attention", "mlp"):
+        option: Option = getattr(run, names[2])
+        rows, inner = declared(option, "rows", of="build"), ".".join(names[4:])
+        found: str | None = rows().get(inner) if rows else names[2] if not inner else None
+        return found
+    return _BY_NAME.get(names[-1]) or _BY_TYPE.get(type(module))
+
+
+class Ranges:
+    """Which module is running. Paths are the modules' names; `part` says what each is."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.part: dict[str, str] = {STEP: "other", ACCUMULATE: "accumulate", "data": "data", "clip": "clip", "optimizer": "optimizer"}
+        self.calls: dict[str, int] = {}
+        self._open: list[tuple[str, AbstractContextManager[Any]]] = []
+        self._numbers: list[int] = []  # autograd's sequence number at each change of the running module, ascending
+        self._paths: list[str] = []
+
+    @property
+    def here(self) -> str:
+        return self._open[-1][0] if self._open else STEP
+
+    @property
+    def inside(self) -> bool:
+        return bool(self._open)
+
+    def reset(self) -> None:
+        assert not self._open
+        self._numbers, self._paths, self.calls = [], [], {}
+
+    def node(self, sequence: int) -> str:
+        """The module whose forward made the autograd node of this number. A gradient accumulator's is the largest there is."""
+        if not 0 <= sequence < 2**62:
+            return ACCUMULATE
+        at = bisect_right(self._numbers, sequence) - 1
+        return self._paths[at] if at >= 0 else STEP
+
+    def _changed(self) -> None:
+        if torch._C._current_autograd_node() is not None:
+            return  # a forward recomputed within a backward, perhaps on another thread with numbers of its own: its nodes never run
+        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._paths.append(self.here)
+
+    def _enter(self, path: str) -> None:
+        profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        block: AbstractContextManager[Any] = torch.profiler.record_function(MARK + path) if profiled else nullcontext()
+        block.__enter__()
+        self._open.append((path, block))
+        self.calls[path] = self.calls.get(path, 0) + 1
+        self._changed()
+
+    def _leave(self) -> None:
+        _, block = self._open.pop()
+        block.__exit__(None, None, None)
+        self._changed()
+
+    @contextmanager
+    def around(self, model: nn.Module) -> Iterator[None]:
+        """Watch the model inside the block."""
+        with ExitStack() as undo:
+
+            def replace(module: nn.Module, name: str, by: Any) -> None:
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, by)
+
+            for path, module in model.named_modules():
+                if part := part_of(self.run, path, module):
+                    self._watch(path or "model", part, module, undo)
+                if isinstance(module, CausalSelfAttention) and not isinstance(module.mixer, nn.Module):
+                    self.part[f"{path}.mixer"] = "scores"
+                    replace(module, "mixer", self._wrapped(f"{path}.mixer", module.mixer))
+                if isinstance(module, GPT | Block | Head) and module.joined:
+                    watched = tuple((name, self._watched(path, name, idea), part) for name, idea, part in module.joined)
+                    replace(module, "joined", watched)
+                    if isinstance(module, Block) and module.of_qkv:
+                        replace(module, "of_qkv", (watched,))
+            yield
+
+    def _watch(self, path: str, part: str, module: nn.Module, undo: ExitStack) -> None:
+        self.part[path] = part
+        undo.callback(module.register_forward_pre_hook(lambda *_: self._enter(path)).remove)
+        # Also when the forward ends by an exception, as activation checkpointing ends its recomputation.
+        undo.callback(module.register_forward_hook(lambda *_: self._leave(), always_call=True).remove)
+
+    def _watched(self, place: str, name: str, idea: Idea) -> Any:
+        """The idea, each of whose joints in this place is one of its moments in the profile."""
+        path = f"{place}.ideas.{name}".lstrip(".")
+        self.part[path] = "ideas"
+        return SimpleNamespace(**{joint: self._wrapped(path, getattr(idea, joint)) for joint in MODEL_JOINTS})
+
+    def _wrapped(self, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any) -> Any:
+            self._enter(path)
+            try:
+                return call(*args)
+            finally:
+                self._leave()
+
+        return watched
+
+
+# --- what the profiler saw
+
+BACKWARD = "autograd::engine::evaluate_function: "
+COLLECTIVES = ("c10d::", "gloo:", "nccl:")
+
+Key = tuple[str, str]  # (module path, forward or backward)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a module cost in one direction of one step."""
+
+    ms: float = 0.0
+    operations: int = 0
+    allocations: int = 0
+    allocated: int = 0  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    rows: dict[Key, Seen]
+    step_ms: float  # the step's range, or on CUDA its wall time on the device's clock
+    unattributed_ms: float  # between the backward's nodes and around the ranges; on CUDA the device's idle time
+    peak: int  # bytes: the most that the step's tensors held at once, beyond what was held before it
+
+
+def profiler(*, on_cuda: bool) -> profile:
+    """torch's profiler for one step."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    return profile(activities=activities, profile_memory=True, acc_events=True)  # older versions warn about the default
+
+
+def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
+    """The one step that `prof` saw. Ranges must be those that watched it."""
+    events = [e for e in prof.events() if not e.is_async and e.device_type.name == "CPU"]
+    step = next(e for e in events if e.name == MARK + STEP)
+    backward_ends = max((e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=step.time_range.start)
+    rows: dict[Key, Seen] = {}
+    moments: dict[int, list[tuple[float, Key]]] = {}  # thread → when another key begins
+    unattributed = 0.0
+
+    def visit(event: FunctionEvent, key: Key) -> None:
+        nonlocal unattributed
+        key = _key(event, key, ranges, backward_ends)
+        times = moments.setdefault(event.thread, [])
+        times.append((event.time_range.start, key))
+        own_us = event.self_device_time_total if on_cuda else event.self_cpu_time_total
+        if key[0] == STEP and event.name.startswith(MARK):
+            unattributed += own_us / 1e3
+        else:
+            row = rows.setdefault(key, Seen())
+            row.ms += own_us / 1e3
+            row.operations += event.name.startswith("aten::") and (
+                event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")
+            )
+        for child in sorted(event.cpu_children, key=lambda e: e.time_range.start):
+            visit(child, key)
+            times.append((child.time_range.end, key))
+
+    roots = [e for e in events if e is step or (e.cpu_parent is None and e.thread != step.thread)]
+    for root in roots:
+        visit(root, (STEP, "forward"))
+    step_ms = (step.time_range.end - step.time_range.start) / 1e3
+    if on_cuda:
+        unattributed = step_ms - sum(row.ms for row in rows.values())
+    peak = _allocations(prof, rows, moments)
+    return Timeline(rows=rows, step_ms=step_ms, unattributed_ms=unattributed, peak=peak)
+
+
+def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: float) -> Key:
+    path, direction = parents
+    if event.name.startswith(MARK):
+        return event.name.removeprefix(MARK), direction
+    if event.name.startswith(BACKWARD):
+        return ranges.node(event.sequence_nr), "backward"
+    if event.name.startswith(COLLECTIVES):
+        return "reduction", "backward"
+    if path == STEP:
+        if event.name.startswith("Optimizer."):
+            return "optimizer", "forward"
+        if event.time_range.start >= backward_ends:
+            return "clip", "forward"
+    return parents
+
+
+def _allocations(prof: profile, rows: dict[Key, Seen], moments: dict[int, list[tuple[float, Key]]]) -> int:
+    """Add each allocation to the row that was running in its thread, and return the peak of the running sum."""
+    starts = {thread: [time for time, _ in times] for thread, times in moments.items()}
+    held = peak = 0
+    for at_us, thread, n in sorted(memory_events(prof)):
+        held += n
+        peak = max(peak, held)
+        times = starts.get(thread)
+        if n > 0 and times and (index := bisect_right(times, at_us) - 1) >= 0:
+            row = rows.setdefault(moments[thread][index][1], Seen())
+            row.allocations += 1
+            row.allocated += n
+    return peak
+
+
+def memory_events(prof: profile) -> Iterator[tuple[float, int, int]]:
+    """(microseconds from the trace's start, thread, bytes; negative where freed)."""
+    results: Any = prof.profiler and prof.profiler.kineto_results
+    start_ns = results.trace_start_ns()
+    for event in results.events():
+        if event.name() == "[memory]":
+            yield (event.start_ns() - start_ns) / 1e3, event.start_thread_id(), event.nbytes()

@@ -1,0 +1,266 @@
+"""One profile from beginning to end: does the step fit, count it, measure it, bound it; and the record, one JSON object."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nocap.config import hardware
+from nocap.config.compose import to_plain
+from nocap.config.option import declared
+from nocap.config.run import Run
+from nocap.data.batches import microbatches
+from nocap.launch.plan import check_compiler
+from nocap.measure import ceilings as bounds
+from nocap.measure.clock import Clock
+from nocap.measure.names import KIND, MODEL_PARTS, PARTS
+from nocap.measure.parts import Seen
+from nocap.measure.roofline import Count, Peak, Work, by_part, count, measure_peak
+from nocap.measure.steps import Measured, Step, curve, measure, with_window
+from nocap.model.flops import flops_per_token
+from nocap.options.attention import first_window, kernel_name
+from nocap.training import memory
+from nocap.training.memory import MIB
+from nocap.training.step import configure_numerics
+
+
+def profile(
+    run: Run,
+    overrides: Sequence[str],
+    compose: Callable[[Sequence[str]], Run],
+    *,
+    repeats: int,
+    trace: Path | None = None,
+    ceilings: bool = False,
+    lengths: list[int] | None = None,
+) -> dict[str, Any]:
+    """The profile of a run, as JSON types. `compose` makes the run that the user's overrides and more of them describe.
+
+    Errors:
+        ValueError: the step does not fit into this machine's memory.
+    """
+    check_compiler(run)
+    vocab_size = run.tokenizer.vocab_size
+    try:
+        counted = count(run, vocab_size=vocab_size)
+        check_fits(run, counted)
+        configure_numerics(run)
+        log("measuring the peaks: a large product and a large copy")
+        peak = measure_peak(run.trainer.device)
+        log(f"measuring {2 * repeats + 1} steps of {run.trainer.micro_batch} × {run.model.seq_len} tokens")
+        found = record(run, overrides, counted=counted, peak=peak, measured=measure(run, repeats=repeats, trace=trace))
+        if ceilings:
+            log("counting what each option would do")
+            found["ceilings"] = bounds.ceilings(run, compose, counted, peak, found)
+        if lengths:
+            log(f"measuring attention and a step at {', '.join(map(str, lengths))} tokens")
+            found["curve"] = _curve(run, compose, lengths)
+    except RuntimeError as error:
+        if not memory.ran_out(error):
+            raise
+        cause, size = str(error).splitlines()[0], run.trainer.micro_batch
+        raise ValueError(f"the step must fit into the device's memory; lower trainer.micro_batch={size} ({cause})") from error
+    return found
+
+
+def log(line: str) -> None:
+    """Progress, apart from the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def check_fits(run: Run, counted: Count) -> None:
+    """Refuse a step that cannot fit, by what it holds for certain: Linux kills a process that takes more than there is.
+
+    Errors:
+        ValueError: parameters, gradients, moments, and what one forward keeps are more than the memory that is free.
+    """
+    need, free = counted.needed_bytes, memory.free_bytes(torch.device(run.trainer.device.value))
+    if free is not None and need > free:
+        raise ValueError(
+            f"the step must fit into the memory that is free, {free / MIB:,.0f} MiB: it needs at least {need / MIB:,.0f} MiB; "
+            f"lower trainer.micro_batch={run.trainer.micro_batch}, model.seq_len or the model"
+        )
+
+
+def _curve(run: Run, compose: Callable[[Sequence[str]], Run], lengths: list[int]) -> list[dict[str, Any]]:
+    quarter = max(1, lengths[0] // 4)
+    window = min(first_window(run) or quarter, quarter)
+    options = [override for factor, override in bounds.offered(run) if factor == "attention"]
+    return curve({name.partition("=")[2]: partial(with_window, compose([name]), window=window) for name in options}, lengths)
+
+
+# --- the record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What a module cost in one direction, over a whole optimizer step."""
+
+    path: str
+    part: str
+    layer: int | None
+    direction: str
+    ms: float
+    calls: int
+    operations: int
+    flops: float
+    bytes: float  # moved
+    bound_ms: float  # by the roofline
+    allocations: int
+    allocated_mib: float
+    kept_mib: float  # for the backward, of one micro-batch
+
+
+SUMMED = tuple(f.name for f in fields(Row))[4:]
+
+
+def _plain(costs: dict[str, Any], whole_ms: float) -> dict[str, Any]:
+    """A row, or a sum of rows, as JSON: with its share of the step, and how close it is to the roofline."""
+    ms = costs["ms"]
+    rates = {"flop_s": costs["flops"] / ms * 1e3 if ms else None, "of_bound": costs["bound_ms"] / ms if ms else None}
+    return {**costs, "share": ms / whole_ms, **rates}
+
+
+def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
+    """What `--json` writes. Rows are of a whole optimizer step as the config has it, in ms, bytes, FLOPs and MiB."""
+    vocab_size, n = run.tokenizer.vocab_size, microbatches(run)
+    scale, clock = _clock(run, measured)
+    flops, basis = flops_per_token(run, vocab_size=vocab_size)
+    rows = list(_rows(run, counted, peak, measured, scale))
+    attributed_ms = sum(row.ms for row in rows)
+    whole_ms = attributed_ms + measured.timeline.unattributed_ms * scale * n / measured.microbatches
+    return {
+        "kind": KIND,
+        "date": date.today().isoformat(),
+        "words": list(overrides),
+        "config": to_plain(run),
+        "vocab_size": vocab_size,
+        "tokens": run.trainer.batch_tokens // run.trainer.devices,
+        "flops_per_token": flops,
+        "flops_basis": basis,
+        "kernel": kernel_name(run.attention, run.trainer.device, run.trainer.precision),
+        "hardware": hardware.describe(run.trainer.device, run.trainer.threads),
+        "roof": asdict(peak),
+        "clock": clock,
+        "step": {
+            "ms": whole_ms,
+            "attributed_ms": attributed_ms,
+            "unattributed_ms": whole_ms - attributed_ms,
+            "microbatches": n,
+            "measured_microbatches": measured.microbatches,
+            "plain": _steps(measured.plain),
+            "profiled": _steps(measured.profiled),
+            "compiled": _steps(measured.compiled),
+            "compile": run.trainer.compile.value,
+        },
+        "parts": _summed(rows, ("part",), whole_ms),
+        "layers": _summed([row for row in rows if row.layer is not None], ("layer", "part"), whole_ms),
+        "rows": [_plain(asdict(row), whole_ms) for row in rows],
+        "memory_mib": _memory(counted, measured),
+    }
+
+
+def _steps(steps: list[Step] | None) -> dict[str, Any] | None:
+    """The fastest of some steps, and all of them."""
+    if not steps:
+        return None
+    fastest = min(steps, key=lambda step: step.wall_ms)
+    return {**asdict(fastest), "all_wall_ms": [step.wall_ms for step in steps]}
+
+
+def _clock(run: Run, measured: Measured) -> tuple[float, str]:
+    """What profiled milliseconds are multiplied by, and how the record describes the result."""
+    clock = Clock.of(run.trainer.device, run.trainer.threads)
+    if clock is Clock.cuda:
+        return 1.0, "device time of the kernels"
+    if clock is Clock.wall:
+        return 1.0, f"wall time, {run.trainer.threads} threads"
+    fastest = min(measured.profiled, key=lambda step: step.wall_ms)
+    share = fastest.cpu_ms / fastest.wall_ms
+    return share, f"process CPU time: the profiler's wall time × {share:.2f}, the share of it that this process had a core"
+
+
+def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
+    n, outside = microbatches(run), _bytes_outside(run, counted)
+    counted_keys = (key for key in counted.work if measured.part.get(key[0]) in MODEL_PARTS)
+    for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):  # of one rank: 0
+        seen = measured.timeline.rows.get((path, direction), Seen())
+        work = counted.work.get((path, direction), Work())
+        part = measured.part.get(path, path if path in PARTS else "other")
+        times = _times(part, n, measured.microbatches)
+        moved, layer = outside.get(part), re.match(r"blocks\.(\d+)", path)
+        yield Row(
+            path=path,
+            part=part,
+            layer=int(layer.group(1)) if layer else None,
+            direction=direction,
+            ms=seen.ms * scale * times,
+            calls=round(measured.calls.get(path, int(seen.ms > 0)) * times),
+            operations=round(seen.operations * times),
+            flops=work.flops * n,
+            bytes=work.bytes * n if moved is None else moved,
+            bound_ms=work.bound_ms(peak) * n if moved is None else moved / peak.bytes_per_s * 1e3,
+            allocations=round(seen.allocations * times),
+            allocated_mib=seen.allocated * times / MIB,
+            kept_mib=measured.kept.get(path, 0) / MIB if direction == "forward" else 0.0,
+        )
+
+
+def _times(part: str, n: int, m: int) -> float:
+    """How often the step of `n` micro-batches does what was measured over `m`: only those after the first add gradients up, and the
+    update comes once."""
+    if part in MODEL_PARTS or part == "data":
+        return n / m
+    return (n - 1) / (m - 1) if part == "accumulate" and m > 1 else 1.0
+
+
+def _bytes_outside(run: Run, counted: Count) -> dict[str, float]:
+    """Bytes that a step moves outside the model, by arithmetic. An elementwise optimizer reads gradients, and reads and writes weights and
+    its state."""
+    p = counted.parameters
+    moved = {"accumulate": 3.0 * p * (microbatches(run) - 1), "clip": p * (1.0 if run.trainer.grad_clip is None else 3.0)}
+    elementwise = declared(run.optimizer, "elementwise", of="build")
+    return {**moved, "optimizer": 3.0 * p + 2.0 * counted.optimizer} if elementwise and elementwise() else moved
+
+
+def _summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list[dict[str, Any]]:
+    """Rows added up over everything but `keys`, with the forward's and the backward's milliseconds beside the sum."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(getattr(row, key) for key in keys), []).append(row)
+    summed = []
+    for values, members in groups.items():
+        total = {**dict(zip(keys, values, strict=True)), **{key: sum(getattr(row, key) for row in members) for key in SUMMED}}
+        total["calls"] = sum(row.calls for row in members if row.direction == "forward")
+        for way in ("forward", "backward"):
+            total[f"{way}_ms"] = sum(row.ms for row in members if row.direction == way)
+        summed.append(_plain(total, whole_ms))
+    order = list(PARTS)
+    return sorted(summed, key=lambda row: (row.get("layer", 0), order.index(row["part"])))
+
+
+def _memory(counted: Count, measured: Measured) -> dict[str, Any]:
+    """Measured beside counted; `kept` by part is one micro-batch's."""
+    p = counted.parameters / MIB
+    return {
+        "measured": {**measured.memory, "kept": _mib_by_part(measured.kept, measured.part)},
+        "counted": {
+            "parameters": p,
+            "gradients": p,
+            "optimizer": counted.optimizer / MIB,
+            "activations": sum(counted.kept.values()) / MIB,
+            "kept": _mib_by_part(counted.kept, counted.part),
+        },
+    }
+
+
+def _mib_by_part(kept: dict[str, int], part: dict[str, str]) -> dict[str, float]:
+    return {name: n / MIB for name, n in by_part(kept, part).items()}

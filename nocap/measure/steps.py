@@ -1,0 +1,230 @@
+"""Run the training step of a config on random tokens: plain, under the profiler, and against the sequence length."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from nocap.config.run import Run
+from nocap.config.trainer import Compile, Device, Precision
+from nocap.data.batches import microbatches
+from nocap.measure.clock import Clock
+from nocap.measure.contestant import random_tokens
+from nocap.measure.parts import MARK, STEP, Ranges, Timeline, profiler, read
+from nocap.options.attention import first_window
+from nocap.training import memory
+from nocap.training.ledger import Ledger
+from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, take_step
+
+MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Clocks of one step as it is trained."""
+
+    wall_ms: float
+    cpu_ms: float  # of this process
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    plain: list[Step]  # eager, as the parts are, without a profiler
+    compiled: list[Step] | None  # where the config asks for compilation
+    profiled: list[Step]
+    timeline: Timeline  # of the fastest profiled step, the least disturbed
+    calls: dict[str, int]  # module path → calls in that step
+    kept: dict[str, int]  # module path → bytes that one micro-batch's forward keeps for its backward
+    part: dict[str, str]
+    microbatches: int  # in the measured step
+    memory: dict[str, float]  # MiB
+
+
+class _Marks(Ledger):
+    """The loop's clock ledger, whose lines become ranges of the profiler: the step, and within it the wait for data."""
+
+    @contextmanager
+    def charge(self, line: str) -> Iterator[None]:
+        with super().charge(line), record_function(MARK + {"train": STEP}.get(line, line)):
+            yield
+
+
+def measurable(run: Run) -> Run:
+    """The same step with at most two micro-batches, uncompiled: a compiled graph cannot be taken apart by module."""
+    t = run.trainer
+    micro = t.micro_batch * run.model.seq_len * t.devices
+    return replace(run, trainer=replace(t, compile=Compile.off, batch_tokens=min(microbatches(run), MOST_MICROBATCHES) * micro))
+
+
+def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
+    """Train a few steps and watch.
+
+    Errors:
+        torch.OutOfMemoryError: the device's memory does not hold the step.
+    """
+    before_mib = memory.resident_mib()
+    configure_numerics(run)
+    eager = measurable(run)
+    with random_tokens(eager) as job:
+        trainee, marks, ranges = build(job), _Marks(started=job.started), Ranges(eager)
+        kept = _warm_up(job, trainee)
+        memory.reset_peak(torch.device("cpu"))
+        memory.reset_peak(job.world.device)
+        plain = [step_clock(job, trainee, marks, step=1 + i) for i in range(repeats)]
+        resident_mib = memory.resident_mib(highest=True) - before_mib
+        profiled, best = [], None
+        for i in range(repeats):
+            ranges.reset()
+            with ranges.around(trainee.model), profiler(on_cuda=run.trainer.device is Device.cuda) as prof:
+                clock = step_clock(job, trainee, marks, step=1 + repeats + i)
+            profiled.append(clock)
+            if best is None or clock.wall_ms < best[0].wall_ms:
+                best = clock, read(prof, ranges, on_cuda=run.trainer.device is Device.cuda), ranges.calls
+                if trace is not None:
+                    prof.export_chrome_trace(str(trace))
+        assert best is not None
+        _, timeline, calls = best
+        parts_mib = _memory(trainee, timeline, kept, run.trainer.device, resident_mib=resident_mib)
+        del trainee
+        compiled = _compiled(replace(eager, trainer=replace(eager.trainer, compile=run.trainer.compile)), job, repeats)
+    return Measured(
+        plain=plain,
+        compiled=compiled,
+        profiled=profiled,
+        timeline=timeline,
+        calls=calls,
+        kept=kept,
+        part=ranges.part,
+        microbatches=microbatches(eager),
+        memory=parts_mib,
+    )
+
+
+def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step:
+    """One training step, timed as it is trained; it ends when the device has finished."""
+    cpu = time.process_time()
+    update = take_step(job, trainee, ledger, step=min(step, job.run.trainer.steps - 1))
+    return Step(wall_ms=update.step_ms, cpu_ms=(time.process_time() - cpu) * 1e3)
+
+
+def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
+    """A first step, not timed: it makes the optimizer's state. Returns what the forward keeps for the backward, in bytes by module."""
+    kept: dict[str, int] = {}
+    ranges = Ranges(job.run)
+
+    def keep(n: int) -> None:
+        if ranges.calls.get("model", 0) <= 1:  # of one micro-batch
+            kept[ranges.here] = kept.get(ranges.here, 0) + n
+
+    with ranges.around(trainee.model), memory.saved_for_backward(trainee.model.parameters(), on_save=keep):
+        take_step(job, trainee, Ledger(started=job.started), step=0)
+    return kept
+
+
+def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Device, *, resident_mib: float) -> dict[str, float]:
+    """MiB of the step's memory in parts, as measured. Slack is what the process took for the step and no tensor had at the peak."""
+    parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers)
+    peak = parts["parameters"] + parts["optimizer"] + seen.peak / memory.MIB  # gradients come and go within the step
+    slack = resident_mib - peak
+    if device is Device.cuda:
+        peak = torch.cuda.max_memory_allocated() / memory.MIB
+        slack = torch.cuda.max_memory_reserved() / memory.MIB - peak
+    return {**parts, "activations": sum(kept.values()) / memory.MIB, "peak": peak, "slack": slack}
+
+
+def _compiled(run: Run, job: Job, repeats: int) -> list[Step] | None:
+    """The same step compiled as the config asks, timed whole; `None` where it asks for nothing."""
+    if run.trainer.compile is Compile.off:
+        return None
+    job = replace(job, run=run)
+    trainee, ledger = build(job), Ledger(started=job.started)
+    step_clock(job, trainee, ledger, step=0)  # compiles
+    return [step_clock(job, trainee, ledger, step=1 + i) for i in range(repeats)]
+
+
+# --- cost against the sequence length
+
+
+def exponent(lengths: Sequence[float], costs: Sequence[float]) -> dict[str, float]:
+    """The exponent of the power law of cost in T: the slope of log cost on log T by least squares, with its 95% t-interval.
+
+    Errors:
+        ValueError: fewer than three lengths, through which no interval can be put.
+    """
+    from scipy import stats
+
+    if len(lengths) < 3:
+        raise ValueError(f"--curve must have at least 3 lengths for an exponent with an interval, got {len(lengths)}")
+    fit = stats.linregress([math.log(T) for T in lengths], [math.log(cost) for cost in costs])
+    half = float(stats.t.ppf(0.975, len(lengths) - 2)) * float(fit.stderr)
+    return {"exponent": float(fit.slope), "low": float(fit.slope) - half, "high": float(fit.slope) + half}
+
+
+def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Milliseconds of attention alone (scores and weighted sum of one layer, forward and backward) and of a step, by arm and length."""
+    found = []
+    for name, at in arms.items():
+        runs = [at(T) for T in lengths]
+        alone = [attention_ms(run) for run in runs]
+        row: dict[str, Any] = {"name": name, "T": list(lengths), "attention_ms": alone, "attention": exponent(lengths, alone)}
+        if (window := first_window(runs[0])) is not None:
+            row["window"] = window
+        row["step_ms"] = [step_ms(run) for run in runs]
+        row["step"] = exponent(lengths, row["step_ms"])
+        found.append(row)
+    return found
+
+
+def attention_ms(run: Run) -> float:
+    """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a hybrid's, on average."""
+    windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
+    return sum(_mixer_ms(run, windows.index(window)) * windows.count(window) for window in set(windows)) / len(windows)
+
+
+def _mixer_ms(run: Run, layer: int) -> float:
+    device, m = run.trainer.device, run.model
+    torch.set_num_threads(run.trainer.threads)
+    run.attention.prepare(run, torch.device(device.value))
+    mixer = run.attention.mixer(run, layer)
+    B, T, D = run.trainer.micro_batch, m.seq_len, m.d_model // m.n_head
+    # As the projections leave them: (B, T, H, D) in memory.
+    heads = (m.n_head, run.attention.n_kv_heads, run.attention.n_kv_heads)
+    q, k, v = (torch.randn(B, T, n, D, device=device.value).transpose(1, 2).requires_grad_() for n in heads)
+    if run.trainer.precision is Precision.bf16:
+        v = v.detach().bfloat16().requires_grad_()
+
+    def mixed() -> torch.Tensor:
+        with autocast(run, run.trainer.precision):
+            return mixer(q, k, v)
+
+    grad = torch.ones_like(mixed())
+    return Clock.of(device, run.trainer.threads).least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
+
+
+def step_ms(run: Run) -> float:
+    """A training step of one micro-batch, eager."""
+    with random_tokens(measurable(run)) as job:
+        trainee, ledger = build(job), Ledger(started=job.started)
+        take_step(job, trainee, ledger, step=0)
+        clock = Clock.of(run.trainer.device, torch.get_num_threads())
+        return clock.least_ms(lambda: take_step(job, trainee, ledger, step=0), repeats=1)
+
+
+def at_length(run: Run, T: int) -> Run:
+    """The run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
+    t = run.trainer
+    tokens = t.micro_batch * T
+    return replace(run, model=replace(run.model, seq_len=T), trainer=replace(t, batch_tokens=tokens * t.devices, val_tokens=tokens))
+
+
+def with_window(run: Run, T: int, *, window: int) -> Run:
+    """The run with sequences of T tokens, and a window that does not grow with them."""
+    return at_length(replace(run, attention=run.attention.at_window(window)), T)

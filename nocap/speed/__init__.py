@@ -1,1 +1,0 @@
-"""How fast a training step is: arms side by side, in one process, interleaved."""

@@ -1,0 +1,86 @@
+"""The runs of a study, as cells of one grid: checked together, trained seed by seed, each once. They lie beside all other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nocap.config.compose import Composed
+from nocap.launch.grid import Cell, RefusedError, Result, check
+from nocap.launch.plan import outcome, plan
+from nocap.launch.runner import Runner
+from nocap.options.launcher.pool import Devices
+from nocap.store.runs import Record, read
+from nocap.study.arms import with_seed
+
+
+class StoppedError(Exception):
+    """A request to stop: what was trained is saved, and the same command goes on."""
+
+
+class FailedError(RuntimeError):
+    """A run failed that later ones need."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """A run that a study needs: an arm with a seed."""
+
+    arm: str
+    seed: int
+    composed: Composed  # with the seed
+
+
+def wanted(arms: Mapping[str, Composed], seeds: Sequence[int]) -> list[Wanted]:
+    return [Wanted(arm=name, seed=seed, composed=with_seed(arm, seed)) for seed in seeds for name, arm in arms.items()]
+
+
+class Cells:
+    """Runs that belong together.
+
+    Errors:
+        ValueError: an invalid run; the first is named, with how many there are.
+    """
+
+    def __init__(self, runs: Sequence[Wanted], *, label: str) -> None:
+        known = {run.composed.overrides: run.composed for run in runs}
+        try:
+            overrides = [run.composed.overrides for run in runs]
+            grid = check(overrides, swept=("seed",), compose=lambda one: known[tuple(one)], log=lambda line: None)
+        except RefusedError as refused:
+            raise ValueError(refused.lines[0]) from refused
+        dataset = grid.cells[0].plan.dataset
+        identities = [plan(run.composed.run, choices=run.composed.choices, dataset=dataset).identity for run in runs]
+        names: dict[str, list[str]] = {}  # two arms may be the same run
+        for run, identity in zip(runs, identities, strict=True):
+            names.setdefault(identity, []).append(run.arm)
+        cells = [
+            replace(cell, label=f"{label} {'='.join(dict.fromkeys(names[cell.plan.identity]))} seed={cell.plan.run.seed}")
+            for cell in grid.cells
+        ]
+        by_identity = {cell.plan.identity: cell for cell in cells}
+        self.grid = replace(grid, cells=tuple(cells))
+        self.of: list[tuple[Wanted, Cell]] = [(run, by_identity[i]) for run, i in zip(runs, identities, strict=True)]
+
+    @property
+    def done(self) -> int:
+        return sum(outcome(cell.plan) is not None for cell in self.grid.cells)
+
+    def train(self) -> dict[str, Result]:
+        """Train what is missing, as many cells at once as the machine has room for. Identity → how it ended.
+
+        Errors:
+            StoppedError: somebody asked to stop.
+        """
+        if self.done == len(self.grid.cells):
+            return {}
+        self.grid.write()
+        runner = Runner(self.grid, slots=Devices(jobs=None))
+        results = runner.run()
+        if runner.stopping:
+            raise StoppedError("stopped; what was trained is saved, and the same command goes on")
+        return results
+
+    def records(self, problems: list[str]) -> list[tuple[Wanted, Record]]:
+        """Of the runs that finished or diverged. What cannot be read of a record goes into `problems`."""
+        return [(run, read(cell.plan.run_dir, problems=problems)) for run, cell in self.of if outcome(cell.plan) is not None]

@@ -1,0 +1,229 @@
+"""A study at one scale: its arms composed and checked, the shorter schedules and sessions it needs, and its length. Nothing is run here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nocap.config.compose import Composed, composed
+from nocap.config.keys import require
+from nocap.judge.claim import BASELINE, LEAST_PAIRS, Rule
+from nocap.store.runs import Record
+from nocap.study.arms import arm_overrides, check_fair, compose_arms, engine_of, more, with_seed
+from nocap.study.cells import Wanted
+from nocap.study.sessions import Session
+from nocap.study.spec import At, Study
+
+PILOT_STEPS = 100  # a config needs a length; a timed step does not depend on it
+PROFILE_REPEATS = 2  # of a step, in each seed's profile
+OVERHEAD = 1.15  # validation, checkpoints and startup beside the steps
+MULTIPLE = 16  # a budget's steps are rounded down to it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A study at one scale."""
+
+    study: Study
+    scale: str
+    folder: Path  # of its registrations and sessions; its runs are in `runs` beside all others
+    train: dict[str, Composed] = field(default_factory=dict)  # before tuning, and before a budget is spread
+    bench: dict[str, Composed] = field(default_factory=dict)
+
+    @property
+    def at(self) -> At:
+        return self.study.scales[self.scale]
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """id → hash, as they are now."""
+        return {claim.id: claim.hash() for claim in self.study.claims}
+
+    @property
+    def needs_budget(self) -> bool:
+        return self.at.budget and bool(self.train)
+
+
+def prepare(study: Study, scale: str, *, output_dir: str) -> Plan:
+    """Compose and check everything.
+
+    Errors:
+        ValueError: no such scale, an arm or trial that does not compose, arms that are no fair comparison, a target out of reach.
+    """
+    require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
+    at = study.scales[scale]
+    place = [*at.train, f"output_dir='{output_dir}'", *([f"trainer.steps={PILOT_STEPS}"] if at.budget else [])]
+    train = compose_arms(study, at, study.trained, place)
+    if train:
+        check_fair(train, baseline=study.baseline if study.baseline in train else next(iter(train)))
+        compose_trials(study, train)
+    _check_targets(study, train)
+    bench = compose_arms(study, at, study.made_by("steps", "parts", "lengths", "decoding")[0], at.bench)
+    for arm in study.arms:
+        engine_of(study, at, arm)
+    for arm in study.made_by("decoding")[0] if at.decode is not None else []:
+        T, text = bench[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
+        require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
+    plan = Plan(study=study, scale=scale, folder=Path(output_dir) / "studies" / study.name / scale, train=train, bench=bench)
+    for arm in [] if at.budget else with_lengths(plan):
+        shorter(plan, train[arm])
+    return plan
+
+
+def _check_targets(study: Study, train: Mapping[str, Composed]) -> None:
+    """A target that an untrained model meets is none: its loss is about the logarithm of its vocabulary's size."""
+    for claim in study.claims:
+        if claim.target in (None, BASELINE) or not train:
+            continue
+        first = math.log(train[claim.arm].run.tokenizer.vocab_size)
+        rule = f"be below the first validation loss, about ln(vocabulary) = {first:.2f}"
+        require(claim.target < first, f"claim {claim.id}: target", rule, claim.target)
+
+
+def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Composed]:
+    """`ARM, trial N` → its composition, of every arm that is tuned.
+
+    Errors:
+        ValueError: a trial that does not compose, or is no fair comparison.
+    """
+    found = {}
+    for arm, trials in study.tune.trials.items() if study.tune else ():
+        for i, overrides in enumerate(trials, start=1):
+            try:
+                found[f"{arm}, trial {i}"] = more(arms[arm], *overrides)
+            except ValueError as error:
+                raise ValueError(f"{arm}, trial {i}: {error}") from error
+    if found:
+        check_fair(found, baseline=next(iter(found)))
+    return found
+
+
+# --- shorter schedules -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Short:
+    """A shorter schedule of an arm, with its own whole decay, and the step at which it leaves the long one; 0: it never follows it."""
+
+    composed: Composed
+    branches_at: int
+
+    def of(self, arm: str, seed: int, whole: Record) -> Wanted | None:
+        """The run of it. It begins from the whole run's checkpoint where there is one, else from step 0; the result is the same."""
+        if whole.status == "diverged":
+            return None
+        checkpoint = whole.folder / "checkpoints" / f"step-{self.branches_at:08d}"
+        init = [f"trainer.init_from='{checkpoint}'"] if self.branches_at and checkpoint.is_dir() else []
+        return Wanted(arm=arm, seed=seed, composed=with_seed(more(self.composed, *init), seed))
+
+
+def with_lengths(plan: Plan) -> list[str]:
+    """The arms that are trained at several lengths: the baseline for the exchange rate, and those that race to the baseline's loss."""
+    study = plan.study
+    racing = {claim.arm for claim in study.claims if claim.races}
+    return [arm for arm in study.trained if plan.at.lengths and (arm == study.baseline or arm in racing)]
+
+
+def shorter(plan: Plan, arm: Composed) -> list[Short]:
+    """Its schedules at the scale's lengths.
+
+    Errors:
+        ValueError: a length that is no schedule, or two that have the same steps.
+    """
+    steps, warmup = arm.run.trainer.steps, arm.run.schedule.warmup_steps
+    counts = [max(1, round(share * steps)) for share in plan.at.lengths]
+    ok = len({*counts, steps}) == len(counts) + 1
+    require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", plan.at.lengths)
+    found = []
+    for n in counts:
+        try:
+            short = more(arm, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}")
+        except ValueError as error:
+            raise ValueError(f"scales.{plan.scale}.lengths: {n} of {steps} steps: {error}") from error
+        stable = short.run.schedule.free_until(n)
+        follows = warmup <= stable <= arm.run.schedule.free_until(steps)
+        found.append(Short(composed=short, branches_at=stable if follows else 0))
+    return found
+
+
+# --- sessions ----------------------------------------------------------------------------------------------------------------------
+
+
+def all_sessions(plan: Plan, train: Mapping[str, Composed]) -> dict[str, list[Session]]:
+    """Every session the study needs, by the field of the evidence that it fills. `train`: the arms as they are trained."""
+    study, at, bench = plan.study, plan.at, plan.bench
+    timed, timed_seeds = study.made_by("steps")
+    profiled, profiled_seeds = study.made_by("parts")
+    curved, curved_seeds = study.made_by("lengths")
+    decoded, decoded_seeds = study.made_by("decoding")
+    paced = bool(at.lengths or study.needing(lambda metric: metric.name == "time_to_target_s")[0])
+    amdahl = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
+    taken_apart = {
+        arm: bench.get(arm) or composed(arm_overrides(study, at, arm, at.bench)) for arm in study.arms if arm in (*profiled, *amdahl)
+    }
+    decode = {} if at.decode is None else {"prompt": at.decode.prompt, "new": at.decode.new, "vocab": at.decode.vocab_size}
+    engines = {arm: engine_of(study, at, arm) for arm in decoded}
+
+    def first(arms: Mapping[str, Composed]) -> dict[str, Composed]:
+        return dict(sorted(arms.items(), key=lambda item: item[0] != study.baseline))  # the baseline runs twice
+
+    timed_arms = first({arm: bench[arm] for arm in timed})
+    return {
+        "pace": [one for seed in study.seeds if paced for one in ask("steps", "pace", seed, first(train), rounds=at.rounds)],
+        "bench": [one for seed in timed_seeds for one in ask("steps", "bench", seed, timed_arms, rounds=at.rounds)],
+        "parts": [
+            one
+            for seed in profiled_seeds or study.seeds[:LEAST_PAIRS]  # a bound's profile is repeated as a metric's is
+            for arm, made in taken_apart.items()
+            for one in ask("parts", f"parts-{arm}", seed, {arm: made}, repeats=PROFILE_REPEATS)
+        ],
+        "curve": [one for seed in curved_seeds for one in ask("lengths", "curve", seed, {arm: bench[arm] for arm in curved}, T=at.curve)],
+        "decoding": [
+            one
+            for seed in decoded_seeds
+            for one in ask("decoding", "decoding", seed, {arm: bench[arm] for arm in decoded}, **decode, engines=engines)
+        ],
+    }
+
+
+def ask(kind: str, what: str, seed: int, arms: Mapping[str, Composed], **how: object) -> list[Session]:
+    """The session of a seed, or none where there are no arms."""
+    return (
+        [Session(kind=kind, what=what, seed=seed, arms={arm: with_seed(one, seed) for arm, one in arms.items()}, how=how)] if arms else []
+    )
+
+
+# --- a length from hours -----------------------------------------------------------------------------------------------------------
+
+
+def check_budget(plan: Plan, budget_h: float | None) -> None:
+    """Refuse a length that is to come from a budget, without one.
+
+    Errors:
+        ValueError: no budget, or none that is a number of hours.
+    """
+    rule = f"be given for scale={plan.scale}, whose length is what the hours allow"
+    require(not plan.needs_budget or (budget_h is not None and 0 < budget_h < math.inf), "budget_h", rule, budget_h)
+
+
+def with_steps(plan: Plan, steps: int) -> Plan:
+    return replace(plan, train={arm: more(one, f"trainer.steps={steps}") for arm, one in plan.train.items()})
+
+
+def steps_for(plan: Plan, seconds_per_token: Mapping[str, float], budget_h: float) -> int:
+    """Steps of a whole run, so that the study's training, tuning and shorter lengths take the budget.
+
+    Errors:
+        ValueError: not even `MULTIPLE` steps.
+    """
+    study, several, tune = plan.study, with_lengths(plan), plan.study.tune
+    a_step = 0.0  # seconds of one step of every run
+    for arm, one in plan.train.items():
+        runs = len(study.seeds) * (1 + (sum(plan.at.lengths) if arm in several else 0))
+        runs += len(tune.trials.get(arm, ())) * len(tune.seeds) if tune else 0
+        a_step += runs * seconds_per_token[arm] * one.run.trainer.batch_tokens
+    steps = math.floor(budget_h * 3600 / OVERHEAD / a_step / MULTIPLE) * MULTIPLE
+    require(steps >= MULTIPLE, "budget_h", f"allow {MULTIPLE} steps of every run, {MULTIPLE * a_step * OVERHEAD / 3600:.2g} h", budget_h)
+    return steps

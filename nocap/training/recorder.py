@@ -1,0 +1,136 @@
+"""Writes a run's record as it trains: rows, checkpoints, loss spikes, totals at the end. It changes no number of the training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nocap.config import hardware
+from nocap.model.flops import flops_per_token
+from nocap.model.gpt import count_parameters
+from nocap.store.record import Metrics, Row
+from nocap.training import checkpoint, memory
+from nocap.training.ledger import Ledger
+from nocap.training.spikes import Spikes
+from nocap.training.step import Job, Trainee, Update, bits_per_byte
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """How training ended. `totals` are keys of `summary.json` that are measured once a run."""
+
+    status: str  # finished, preempted or diverged
+    step: int
+    ledger: Ledger
+    totals: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorder:
+    """The record of one attempt, which goes on from the clock and the losses of the attempts before."""
+
+    def __init__(self, job: Job, *, clock_s: dict[str, float], losses: Iterable[float]) -> None:
+        self.job = job
+        self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
+        self.ledger = Ledger(started=job.started, before=clock_s, lost_s=max(0.0, job.spent_s - sum(clock_s.values())))
+        self.metrics = Metrics(job.run_dir / "metrics.jsonl")
+        on_gpu = job.world.device.type == "cuda"
+        self.checkpoints = checkpoint.Writer(job.run_dir / "checkpoints", background=on_gpu, always=job.run.trainer.keep_steps)
+        self.spikes = Spikes(losses)
+
+    def save(self, trainee: Trainee, *, step: int, last: bool = False) -> None:
+        """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
+
+        Errors:
+            OSError: the `last` one of this process cannot be written. An earlier one that fails is logged, and training goes on.
+        """
+        if not self.job.world.is_main:
+            return
+        t = self.job.run.trainer
+        with self.ledger.charge("checkpoint"):
+            self.metrics.sync()
+            clock = {line: s for line, s in self.ledger.seconds().items() if line != "wall"}
+            problems = self.checkpoints.save(
+                step=step,
+                model=trainee.model,
+                optimizers=trainee.optimizers,
+                state={"clock_s": clock, "losses": self.spikes.losses},
+                keep=1 if step == t.steps else t.keep_checkpoints,
+                must=last,
+            )
+        for line in problems:
+            self.job.log(line)
+
+    def val_row(self, loss: float) -> Row:
+        """Validation loss and, where the text's bytes are known, bits per byte; `null` where the loss is not finite."""
+        row: Row = {"val/loss": _finite(loss)}
+        if self.job.val_bytes is not None and math.isfinite(loss):
+            row["val/bpb"] = bits_per_byte(loss, tokens=self.job.run.trainer.val_tokens, n_bytes=self.job.val_bytes)
+        return row
+
+    def train_row(self, update: Update, *, step: int) -> Row:
+        """The row of a step, `null` where a value is not finite. `train/loss` is the next-token loss, whatever else is minimised."""
+        t = self.job.run.trainer
+        tokens_per_s = t.batch_tokens / (update.step_ms / 1e3)
+        losses = {"loss": update.parts.get("next_token", update.loss)}
+        losses |= {f"loss_{name}": loss for name, loss in update.parts.items() if name != "next_token"}
+        return {
+            **{f"train/{name}": _finite(loss) for name, loss in losses.items()},
+            "train/grad_norm": _finite(update.grad_norm),
+            **{f"train/{name}": lr for name, lr in update.lrs.items()},
+            "perf/step_ms": update.step_ms,
+            "perf/tokens_per_s": tokens_per_s,
+            "perf/mfu": hardware.utilization(tokens_per_s * self.flops, t.device, t.precision, self.job.world.size),
+            **self._spike(update, step=step),
+        }
+
+    def _spike(self, update: Update, *, step: int) -> Row:
+        sigmas = self.spikes.add(update.loss) if update.finite else None
+        if sigmas is None:
+            return {}
+        self.job.log(f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations up: {self._batch(step)}")
+        return {"train/spike": sigmas}
+
+    def write(self, row: Row) -> None:
+        """Append the row, with the memory's peak and the clock so far."""
+        if self.job.world.is_main:
+            row["memory/peak_mib"] = memory.peak_mib(self.job.world.device)
+            row |= {f"clock/{line}_s": seconds for line, seconds in self.ledger.seconds().items()}
+            self.metrics.append(row)
+            self.job.on_row(row)
+
+    def _batch(self, step: int) -> dict[str, Any]:
+        """The sequences of the data order that a step read."""
+        n = self.job.run.trainer.batch_tokens // self.job.run.model.seq_len
+        return {"sequences": [step * n, (step + 1) * n]}
+
+    def diverged(self, update: Update, *, step: int) -> dict[str, Any]:
+        """Where and how, logged and returned for the summary."""
+        where = {"step": step, "loss": repr(update.loss), "grad_norm": repr(update.grad_norm), **self._batch(step)}
+        self.job.log(f"diverged: {where}")
+        return where
+
+    def close(self, trainee: Trainee, *, status: str, step: int, saved_mib: float, **more: Any) -> Outcome:
+        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more` keys join the totals."""
+        with self.ledger.charge("checkpoint"):
+            for line in self.checkpoints.settle():
+                self.job.log(line)
+        device = self.job.world.device
+        parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers)
+        totals = {
+            "params": count_parameters(trainee.model),
+            "flops_per_token": self.flops,
+            "flops_basis": self.flops_basis,
+            "memory_mib": {"peak": memory.peak_mib(device), **parts, "activations": saved_mib},
+            "memory_notes": {
+                "peak": "allocated on the GPU" if device.type == "cuda" else "resident, torch's libraries included",
+                "activations": "kept by one micro-batch's forward for its backward",
+            },
+            "train_windows": trainee.train.n,
+        }
+        return Outcome(status=status, step=step, ledger=self.ledger, totals={**totals, **more})
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

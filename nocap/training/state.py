@@ -1,0 +1,138 @@
+"""The state of a model and its optimizers as files have it: tensors by name, plain values as JSON; and the way back.
+
+`model.safetensors` has a tensor a parameter. In `optimizer.safetensors`, `INDEX/PARAMETER/FIELD` is what optimizer INDEX keeps of a
+parameter under that name. Where that is a list or a dict, its members are `INDEX/PARAMETER/FIELD/KEY`, a list's `[0]`, `[1]`, …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nocap.training.optimizer import Optimizers
+
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+PLAIN = (bool, int, float, str, type(None))
+
+Tensors = dict[str, dict[str, Tensor]]  # file → name → tensor
+Plain = dict[str, Any]  # JSON types
+Shapes = dict[str, list[int] | None]  # name → shape, None where it is not known
+
+
+class UnsavableError(TypeError):
+    """A part of a state is neither a tensor nor plain."""
+
+
+def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[Tensors, Plain]:
+    """The tensors on the CPU, and what the optimizers keep besides; `copy` them where training goes on before they are written.
+
+    Errors:
+        UnsavableError: an optimizer keeps what is neither a tensor nor plain.
+    """
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    leaves = dict(
+        leaf
+        for index, optimizer in enumerate(optimizers)
+        for p, fields in optimizer.state.items()
+        for leaf in _leaves(f"{index}/{names[p]}", fields)
+    )
+    kept = {key: leaf for key, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    groups = [[_plain_keys(group) for group in optimizer.param_groups] for optimizer in optimizers]
+    plain = {"state": {key: leaf for key, leaf in leaves.items() if key not in kept}, "groups": groups}
+    files = {MODEL: weights(model), OPTIMIZER: kept}
+    return {file: {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()} for file, tensors in files.items()}, plain
+
+
+def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain: Plain) -> None:
+    """The opposite of `snapshot`."""
+    put_weights(model, tensors[MODEL])
+    parameters, by_parameter = dict(model.named_parameters()), dict[tuple[int, str], dict[str, Any]]()
+    for key, leaf in {**tensors[OPTIMIZER], **plain.get("state", {})}.items():
+        index, name, path = key.split("/", 2)
+        value = leaf.to(parameters[name].device) if isinstance(leaf, Tensor) else leaf
+        by_parameter.setdefault((int(index), name), {})[path] = value
+    for (number, name), fields in by_parameter.items():
+        optimizers[number].state[parameters[name]] = _tree(fields)
+    for optimizer, groups in zip(optimizers, plain.get("groups", ()), strict=False):
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in values.items()})
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters, and the buffers that a module declares persistent, each once: safetensors takes no tensor twice."""
+    own = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
+    return {name: t for name, t in model.state_dict().items() if name in own}
+
+
+def put_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in weights(model).items():
+            tensor.copy_(saved[name])
+
+
+def as_json(plain: Plain) -> str:
+    """The text of a state.
+
+    Errors:
+        UnsavableError: it holds a number that JSON has not.
+    """
+    try:
+        return json.dumps(plain, allow_nan=False)
+    except ValueError as error:
+        raise UnsavableError(f"got a non-finite number ({error})") from error
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    return {name: list(t.shape) for name, t in tensors.items()}
+
+
+def top_level(key: str) -> str:
+    """The key of an optimizer's tensor, or one for all tensors of its list or dict: how many they are may change with the step."""
+    parts = key.split("/", 3)
+    return "/".join(parts if len(parts) < 4 else (*parts[:3], "*"))
+
+
+def difference(file: str, found: Shapes, expected: Shapes) -> str | None:
+    """Where a file's names and shapes are not the expected ones."""
+    known = {top_level(name): (shape if expected.get(name) is not None else None) for name, shape in found.items()}
+    differing = sorted(name for name in known.keys() | expected.keys() if known.get(name, "absent") != expected.get(name, "absent"))
+    return f"{file} must hold what this run's model has, and differs in {differing[0]}" if differing else None
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
+    """The tensors and plain values in nested dicts and lists, by their paths."""
+    if isinstance(value, list | tuple) and value:
+        value = {f"[{i}]": one for i, one in enumerate(value)}
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(f"{path}/{key}", one)
+    elif isinstance(value, (Tensor, *PLAIN)) or value in ([], ()):
+        yield path, value
+    else:
+        raise UnsavableError(f"got {type(value).__name__} in {path}")
+
+
+def _tree(leaves: Mapping[str, Any]) -> Any:
+    """The nested dicts and lists that have these leaves."""
+    if "" in leaves:
+        return leaves[""]
+    branches: dict[str, dict[str, Any]] = {}
+    for path, leaf in leaves.items():
+        head, _, rest = path.partition("/")
+        branches.setdefault(head, {})[rest] = leaf
+    grown = {head: _tree(inner) for head, inner in branches.items()}
+    return list(grown.values()) if all(head.startswith("[") for head in grown) else grown
+
+
+def _plain_keys(group: Mapping[str, Any]) -> Plain:
+    """What an optimizer keeps in a group: rates, and whatever else it counts there."""
+    return {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, PLAIN) or (isinstance(value, list | tuple) and all(map(_is_plain, value)))

@@ -1,0 +1,67 @@
+"""nocap for programs and notebooks: the same runs and records as the commands'."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from nocap import api
+from nocap.store.lock import acquire
+from tests.conftest import Door
+from tests.grids import CELL, steady
+
+
+def test_compose_gives_the_run_and_refuses_in_a_line() -> None:
+    run = api.compose("model=nano", "attention=gqa", "seed=3")
+    assert (run.seed, run.attention.n_kv_heads, run.model.n_head) == (3, 2, 4)
+    run.seed = 5  # it is the caller's own
+    assert api.compose("model=nano", "attention=gqa", "seed=3").seed == 3
+    with pytest.raises(ValueError, match=r"^trainer.steps must be at least 1, got 0$"):
+        api.compose("trainer.steps=0")
+    with pytest.raises(ValueError, match="gqq"):
+        api.compose("attention=gqq")
+
+
+def test_what_api_trains_is_what_the_command_trains(tmp_path: Path, door: Door, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "api"
+    summary = api.train(*CELL, f"output_dir={out}", quiet=True)
+    assert capfd.readouterr().out == ""
+    assert door(*CELL, f"output_dir={tmp_path / 'command'}").code == 0
+    ((run_dir,), (other,)) = ((path for path in folder.glob("runs/*")) for folder in (out, tmp_path / "command"))
+    assert run_dir.name == other.name
+    assert steady(run_dir) == steady(other)
+    assert summary == json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "finished"
+
+    assert api.train(*CELL, f"output_dir={out}") == summary  # it is done
+    run = api.compose(*CELL, f"output_dir={out}")
+    assert api.train(run) == summary
+    second = api.train(dataclasses.replace(run, seed=1), quiet=True)
+    assert second["seed"] == 1
+
+    records = api.load(out)
+    assert sorted(record.summary["seed"] for record in records) == [0, 1]
+    comparison = api.compare([out], baseline="seed=0")
+    assert sum(len(arm["runs"]) for arm in comparison["arms"]) == 2
+    assert len(api.frame(out)) == 2
+
+
+def test_errors_are_exceptions(tmp_path: Path) -> None:
+    run = api.compose(*CELL, f"output_dir={tmp_path}")
+    with pytest.raises(ValueError, match="must match at least one shard"):
+        api.train(*CELL, "data=shards", "data.train=none.bin", "data.val=none.bin", f"output_dir={tmp_path}")
+    with pytest.raises(ValueError, match="no run"):
+        api.load(tmp_path)
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    from nocap.launch.plan import plan
+
+    run_dir = plan(run, choices={}).run_dir
+    run_dir.mkdir(parents=True)
+    with acquire(run_dir / ".lock"), pytest.raises(ValueError, match="must have one writer"):
+        api.train(run)
+    (run_dir / "checkpoints").write_text("a file where the worker makes a folder")
+    with pytest.raises(api.TrainingError, match="checkpoints"):
+        api.train(run, quiet=True)

@@ -1,0 +1,197 @@
+"""Results as people read them: the sentence of each verdict, a study's README, the leaderboard. From made evidence."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from nocap.study import leaderboard, report, text
+from nocap.study.conduct import Done, Tuned
+from nocap.study.evidence import Evidence
+from nocap.study.plan import prepare
+from nocap.study.results import results
+from nocap.study.spec import Study
+from tests.studies import (
+    LOSS,
+    NOISE,
+    NOW,
+    RACE,
+    SEEN,
+    SPEED,
+    STEPS,
+    B,
+    Json,
+    at,
+    both,
+    by_law,
+    claim,
+    law,
+    loaded,
+    pace,
+    record,
+    session,
+    study,
+)
+
+MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "abc", "host": "secret"}
+LATE = "began before a claim of these words was registered"
+
+
+def resulted(one: Study, evidence: Evidence, *, registered: str | None = NOW) -> Json:
+    plan = prepare(one, "cpu", output_dir="outputs")
+    done = Done(evidence=evidence, tuned=Tuned(), arms={"train": plan.train, "bench": plan.bench})
+    when = {} if registered is None else {claim.hash(): datetime.fromisoformat(registered) for claim in one.claims}
+    found = results(plan, done, registered=when, hardware=MACHINE, command="made")
+    assert "host" not in found["hardware"]
+    return found
+
+
+def speeds(ratios: list[float], losses: list[float | None], *, baseline: str = NOW) -> Evidence:
+    bench = {
+        seed: session({name: {**SEEN, "step_ms": 1.0, "tokens_per_s": 1000.0 * x} for name, x in (("mha", 1.0), ("mqa", ratio))})
+        for seed, ratio in enumerate(ratios)
+    }
+    runs = {("mha", seed): record("mha", seed, 12, 3.0, started=baseline) for seed in range(3)}
+    runs |= {("mqa", seed): record("mqa", seed, 12, loss) for seed, loss in enumerate(losses)}
+    return Evidence(bench=bench, runs=runs)
+
+
+FAST, SLOW = [1.25, 1.251, 1.252], [1.05, 1.051, 1.052]
+SAME: list[float | None] = [3.0, 3.001, 3.002]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "losses", "start"),
+    [
+        (FAST, SAME, "M.speed confirmed: tokens/s of mqa against mha 25.1% faster (1.251× [1.249×, 1.253×]), expected 1.200× to 1.300×; "),
+        ([1.35, 1.351, 1.352], SAME, "M.speed confirmed, above the stated top: "),
+        (SLOW, SAME, "M.speed refuted (below): "),
+        (FAST, [4.0, 4.001, 4.002], "M.speed refuted (its validation loss is worse): "),
+        ([1.1, 1.25, 1.4], SAME, " more seeds would decide: "),
+        ([1.25, 1.251], SAME, "M.speed inconclusive: 2 missing (tokens_per_s of mqa, seed 2, tokens_per_s of baseline, seed 2): "),
+        (FAST, [3.0, 3.0, None], "M.speed refuted (its validation loss is worse): "),
+    ],
+)
+def test_a_sentence_for_each_verdict(tmp_path: Path, ratios: list[float], losses: list[float | None], start: str):
+    found = resulted(loaded(tmp_path / "made", study(claims=[SPEED])), speeds(ratios, losses), registered=None)
+    sentence = text.sentence(found["claims"][0])
+    assert start in sentence
+    assert "\n" not in sentence
+    assert "arithmetic allows 1.000× (FLOPs of a token)" in sentence
+    assert f"n={len(ratios)}; at 2 layers, 64 wide, T=32, " in sentence
+    assert f"[exploratory: mqa, seed 0 and {2 + len(ratios)} more {LATE}; older baseline: mha, seed 0 and 2 more began before " in sentence
+    rendered = text.render(found)
+    assert sentence in rendered
+    assert ("M.speed: diverged, counted as worst: mqa, seed 2" in rendered) == (None in losses)
+    assert ("above what arithmetic allows: look for a mistake" in rendered) == (start != " more seeds would decide: " and len(ratios) == 3)
+
+
+def test_an_older_baseline_is_labelled_and_no_more(tmp_path: Path):
+    one = loaded(tmp_path / "made", study(claims=[SPEED]))
+    fresh, older = (resulted(one, speeds(FAST, SAME, baseline=began))["claims"][0] for began in (NOW, "2025-01-01T00:00:00+00:00"))
+    assert text.stamp(fresh) == ""
+    assert text.stamp(older) == "older baseline: mha, seed 0 and 2 more began before the claim was registered"
+    assert (fresh["word"], fresh["exploratory"]) == (older["word"], older["exploratory"]) == ("confirmed", None)
+
+
+def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
+    one = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
+    evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
+    evidence.shorter["mqa", 0][200] = record("mqa", 0, 200, None)  # type: ignore[index]
+    found = resulted(one, evidence)
+    mha, mqa = found["arms"]
+    assert (mha["val_loss"]["all"], mha["diverged"]) == ([law(400) + x for x in NOISE.values()], [])
+    assert (mqa["val_loss"]["all"], mqa["diverged"]) == ([law(400) + NOISE[0], law(400) + NOISE[2]], [1])
+    assert mqa["shorter"]["200"] == [None, law(200) + NOISE[1], law(200) + NOISE[2]]
+    (line,) = (line for line in text.render(found).splitlines() if line.startswith("mqa "))
+    assert "], 1 diverged" in line
+
+
+def test_a_claim_with_one_end_and_slack_and_without_a_bound(tmp_path: Path):
+    claims = [
+        claim(LOSS, slack={"cpu": 0.01}),
+        claim(LOSS, id="M.most", expected=[None, 0.25]),
+        claim(LOSS, id="M.equal", expected=[0, None]),
+    ]
+    found = resulted(loaded(tmp_path / "made", study(claims=claims)), speeds([1.0] * 3, SAME))["claims"]
+    low, most, equal = map(text.sentence, found)
+    assert "expected at least -1.0000, with 0.01 allowed at this scale; arithmetic sets no bound (loss has no arithmetic)" in low
+    assert "expected at most +0.2500; " in most
+    assert "higher loss by 0.0010 (-0.0010 [" in equal
+    assert "expected no higher loss; " in equal
+
+
+def test_a_report_keeps_its_authors_text(tmp_path: Path):
+    folder = tmp_path / "made"
+    one = loaded(folder, study(claims=[SPEED]))
+    confirmed, refuted = (resulted(one, speeds(ratios, SAME), registered=None) for ratios in (FAST, SLOW))
+    assert [path.name for path in report.write(one, folder, confirmed)] == ["results.cpu.abc.json", "README.md"]
+    first = (folder / "README.md").read_text()
+    head = "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head do?\n\n**Method.** Made for a test.\n"
+    assert first.startswith(head)
+    assert first.endswith("## What was learnt\n\nNothing is written here yet.\n")
+    assert "**confirmed** (exploratory: mqa, seed 0 and 5 more began" in first
+
+    lessons = "It was fun.\n\n### Really\n\n| a | table |\n"
+    (folder / "README.md").write_text(first.replace("Nothing is written here yet.\n", lessons))
+    report.write(one, folder, refuted)
+    second = (folder / "README.md").read_text()
+    assert second.startswith("# made: M.speed refuted (cpu, a CPU)\n")
+    assert second.endswith(f"## What was learnt\n\n{lessons}")
+    report.write(one, folder, refuted)
+    assert (folder / "README.md").read_text() == second
+
+    report.write(one, folder, {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}})
+    assert (folder / "README.md").read_text().startswith("# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n")
+    assert len(report.all_results(folder)) == 2
+
+    (folder / "README.md").write_text("my own\n")
+    with pytest.raises(ValueError, match="must have the line '## What was learnt'"):
+        report.check_readme(folder)
+
+
+def test_the_leaderboard_has_a_row_a_claim_and_the_fastest_first(tmp_path: Path):
+    experiments = tmp_path / "experiments"
+    for name, worse in {"slow": -0.05, "quick": -0.2}.items():
+        one = loaded(experiments / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5])))
+        report.write(one, experiments / name, resulted(one, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))))
+    (experiments / "empty").mkdir()
+    (experiments / "not_built.yaml").write_text("- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Mine\n\n{leaderboard.START}\nold\n{leaderboard.END}\n\nAfter.\n")
+    (experiments / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
+    pages = [experiments / "README.md", experiments / "quick" / "README.md", experiments / "slow" / "README.md", readme]
+    assert leaderboard.write(experiments, readme) == pages
+    assert pages[1].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")  # anew, from its results
+    assert pages[1].read_text().endswith("## What was learnt\n\nMuch.\n")
+
+    page = (experiments / "README.md").read_text()
+    assert page.startswith("# Leaderboard of claims: 4 confirmed, 0 refuted, 0 inconclusive, 1 not built\n")
+    rows = [line for line in page.splitlines() if line.startswith("| [M.")]
+    assert [row.split("](")[1].split("/")[0] for row in rows] == ["quick", "quick", "slow", "slow"]
+    assert "| Z9 | it flies | 2× | – | no wings |" in page
+    leaders = [line for line in page.splitlines() if line.startswith("| mqa (")]
+    assert [line.split("[")[1].split("]")[0] for line in leaders] == ["quick", "slow"]  # only races of time
+    speedup = 1.1 * math.exp(0.2 / B)
+    assert f"| {speedup - 1:.1%} faster to the target ({speedup:.3f}× [" in leaders[0]
+    assert "* quick (cpu): 0.4000 [0.4000, 0.4000] nats for e times the steps, between 200 and 400 steps of mha (n=3)" in page
+    assert f"  * mqa: equivalent speedup {speedup:.3f}× [" in page
+
+    mine = readme.read_text()
+    assert mine.startswith(f"# Mine\n\n{leaderboard.START}\n| claim |")
+    assert mine.endswith(f"{leaderboard.END}\n\nAfter.\n")
+    assert "old" not in mine
+    assert mine.count("| [M.time](experiments/") == 2
+    leaderboard.write(experiments, readme)
+    assert readme.read_text() == mine
+
+
+def test_a_leaderboard_of_unraced_studies(tmp_path: Path):
+    one = loaded(tmp_path / "experiments" / "made", study(claims=[SPEED]))
+    report.write(one, tmp_path / "experiments" / "made", resulted(one, speeds(FAST, SAME)))
+    leaderboard.write(tmp_path / "experiments", tmp_path / "no-readme.md")
+    assert "No recipe has raced yet." in (tmp_path / "experiments" / "README.md").read_text()
+    assert not (tmp_path / "no-readme.md").exists()
