@@ -13,16 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nocap.compare import frame
 from nocap.config import compose as composing
 from nocap.config.run import Run
 from nocap.judge import compare as judging
 from nocap.store import runs
-
-if TYPE_CHECKING:
-    from nocap.judge.compare import Comparison
 
 __all__ = ["compare", "compose", "frame", "load", "train"]
 
@@ -84,7 +81,7 @@ def load(paths: Paths = "outputs") -> list[runs.Record]:
 
 def compare(
     paths: Paths = "outputs", *, baseline: str | None = None, target: float | None = None, allow: Collection[str] = ()
-) -> Comparison:
+) -> dict[str, Any]:
     """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes.
 
     `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats per token: the time to it is
@@ -93,7 +90,7 @@ def compare(
     Errors:
         ValueError: a path holds no run, or no arm is the baseline.
     """
-    return judging.compare(_found(paths), baseline=baseline, target_loss=target, allow=allow)
+    return judging.compare(_found(paths), baseline=baseline, target_loss=target, allow=allow).json()
 
 
 def _found(paths: Paths) -> runs.Found:

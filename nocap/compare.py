@@ -1,4 +1,4 @@
-"""`python -m nocap.compare`: what held, among any runs that there are."""
+"""`python -m nocap.compare`: compare any runs, arm by arm, with intervals and verdicts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ def main(argv: list[str] | None = None) -> int:
 
     with refusals():
         _check_together(options)
-        if options.power is not None:
-            return _plan(options)
-        return _why(options) if options.why else _compare(options)
+        command = _plan if options.power is not None else _why if options.why else _compare
+        content = command(options)
+        if options.json:
+            with writing("--json", options.json):
+                write_json(options.json, content)
+    return 0
 
 
 def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
@@ -59,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison, the plan or the answer to --why as JSON")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
-    parser.add_argument("--why", nargs=2, metavar=("A", "B"), help="say what makes two runs differ, and nothing else")
+    parser.add_argument("--why", nargs=2, metavar=("A", "B"), help="show what makes two runs differ, and nothing else")
     allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
     parser.add_argument("--power", type=float, metavar="P", help="plan only: the seeds that see --effect with this chance, from these runs")
@@ -69,63 +72,50 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    planning = options.power is not None
-    require((options.effect is not None) == planning, "--effect", "be given with --power, and only there", options.effect)
+    is_plan = options.power is not None
+    require((options.effect is not None) == is_plan, "--effect", "be given with --power, and only there", options.effect)
     for key in ("csv", "html", "why", "target", "baseline", "allow"):
         given = getattr(options, key)
-        require(not planning or given in (None, []), f"--{key}", "be left out with --power", given)
+        require(not is_plan or given in (None, []), f"--{key}", "be left out with --power", given)
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
+    from nocap.judge import report
     from nocap.judge.compare import compare
-    from nocap.judge.text import render
+    from nocap.judge.describe import render
+    from nocap.judge.rows import rows, to_csv
     from nocap.store.runs import load
 
-    if options.target is not None and not 0 < options.target < math.inf:
-        raise ValueError(f"--target must be a loss above 0, got {options.target}")
+    target = options.target
+    require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
     found = load(options.paths)
-    comparison = compare(found, baseline=options.baseline, target_loss=options.target, allow=options.allow)
+    comparison = compare(found, baseline=options.baseline, target_loss=target, allow=options.allow)
     print(render(comparison))
-    if options.json:
-        _write_json(options.json, comparison)
     if options.csv:
-        from nocap.judge.rows import rows, to_csv
-
         with writing("--csv", options.csv):
             write_file(options.csv, to_csv(rows(found.records)).encode())
     if options.html:
-        from nocap.judge import report
-
         with writing("--html", options.html):
             report.write(comparison, options.html)
-    return 0
+    return comparison.json()
 
 
-def _plan(options: argparse.Namespace) -> int:
+def _plan(options: argparse.Namespace) -> Mapping[str, Any]:
     from nocap.judge.power import plan_from, render
     from nocap.store.runs import load
 
     planned = plan_from(load(options.paths), effect=options.effect, power=options.power)
     print(render(planned))
-    if options.json:
-        _write_json(options.json, planned)
-    return 0
+    return planned.json()
 
 
-def _why(options: argparse.Namespace) -> int:
-    from nocap.judge.why import tell, why
+def _why(options: argparse.Namespace) -> Mapping[str, Any]:
+    from nocap.judge.why import describe, why
     from nocap.store.runs import find_one
 
     found = why(*(find_one(path) for path in options.why))
-    print(tell(found))
-    if options.json:
-        _write_json(options.json, found)
-    return 0
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with writing("--json", path):
-        write_json(path, content)
+    print(describe(found))
+    return found
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from scipy import stats
 
 from nocap import compare as door
 from nocap.judge.compare import compare
-from nocap.judge.text import render
+from nocap.judge.describe import render
 from nocap.store.runs import load
 from tests.conftest import REPO
 
@@ -124,9 +125,10 @@ def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0,
 
 def arms_of(root: Path, **options) -> dict[str, dict]:
     comparison = compare(load([root]), **options)
-    json.dumps(comparison, allow_nan=False)
+    content = comparison.json()
+    json.dumps(content, allow_nan=False)
     render(comparison)
-    return {arm["label"]: arm for arm in comparison["arms"]}
+    return {arm["label"]: arm for arm in content["arms"]}
 
 
 def refusal(argv: list[object], capsys) -> str:
@@ -156,6 +158,9 @@ def test_a_planted_effect_is_found(tmp_path, effect, verdict):
     assert ratio["low"] < 1.07 < ratio["high"] < 1.08
     assert arm["changes"] == {"mlp.expansion": 3.0}
     assert arm["params"] == {"total": 1000, "non_embedding": 900}
+    shown = render(compare(load([tmp_path])))
+    assert re.search(rf"gelu3x .* {'higher' if effect > 0 else 'lower'} loss by 0\.\d+ ± 0\.\d+ +\S.* {verdict}\n", shown)
+    assert re.search(r"gelu3x .* 7\.\d% faster \(6\.\d% to 7\.\d% faster\)", shown)
 
 
 def test_an_a_a_pair_shows_no_difference(tmp_path):
@@ -176,7 +181,7 @@ def test_false_alarms_are_as_rare_as_said(tmp_path):
     for _ in range(20):
         for record in found.records:
             record.summary["val_loss"] = 3.3 + rng.normal(0, SD)
-        verdicts = {arm["difference"]["verdict"] for arm in compare(found)["arms"] if arm["difference"]}
+        verdicts = {arm["difference"]["verdict"] for arm in compare(found).json()["arms"] if arm["difference"]}
         alarms += bool(verdicts & {"better", "worse"})
     assert alarms < 4
 
@@ -209,7 +214,7 @@ def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
     arm = arms_of(tmp_path)["gelu3x"]
     assert arm["difference"]["verdict"] == f"confounded: {stamp}"
     assert arm["difference"]["p_holm"] is None
-    assert any(f"--allow {stamp}" in line for line in compare(load([tmp_path]))["problems"])
+    assert any(f"--allow {stamp}" in line for line in compare(load([tmp_path])).json()["problems"])
     assert arms_of(tmp_path, allow=[stamp])["gelu3x"]["difference"]["verdict"] == "worse"
 
 
@@ -233,7 +238,7 @@ def test_one_config_with_two_versions_of_the_code_is_two_arms(tmp_path):
     for seed in range(3):
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-4)
         write_run(tmp_path, seed=seed, loss=3.2 + seed * 2e-4, source="edited", started="2026-01-02")
-    first, second = compare(load([tmp_path]))["arms"]
+    first, second = compare(load([tmp_path])).json()["arms"]
     assert first["arm"] != second["arm"]
     assert "source" in second["label"]
     assert second["difference"]["verdict"] == "confounded: source"
@@ -243,7 +248,7 @@ def test_a_diverged_seed_is_a_result(tmp_path):
     two_arms(tmp_path, effect=-0.05, seeds=3)
     write_run(tmp_path, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=3, status="diverged", curve=(5, 6, 7, 8, 9))
     write_run(tmp_path, seed=3)
-    comparison = compare(load([tmp_path]), target_loss=3.4)
+    comparison = compare(load([tmp_path]), target_loss=3.4).json()
     arm = comparison["arms"][1]
     assert arm["difference"]["verdict"] == "no verdict (1 of 4 seeds diverged)"
     assert arm["diverged"] == [3]
@@ -290,7 +295,7 @@ def test_inference_stands_beside_training(tmp_path):
     write_latency(folders["gqa"], decode=130.0, kv=128.0)
     write_latency(folders["mqa"], decode=150.0, kv=32.0, fingerprint="another")
     comparison = compare(load([tmp_path]))
-    found = {arm["label"]: arm["inference"] for arm in comparison["arms"]}
+    found = {arm["label"]: arm["inference"] for arm in comparison.json()["arms"]}
     assert [found[name] and found[name]["decode_tokens_per_s"] for name in found] == [100.0, 130.0, None, None]
     assert [found[name] and found[name]["kv_bytes_per_token"] for name in found] == [512.0, 128.0, 32.0, None]
     shown = render(comparison)
@@ -309,7 +314,7 @@ def test_runs_one_after_the_other_are_doubted(tmp_path):
     for seed in range(3):
         write_run(tmp_path, seed=seed, started=f"2026-01-01T0{seed}:00")
         write_run(tmp_path, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=seed, started=f"2026-01-02T0{seed}:00")
-    assert any("not interleaved" in line for line in compare(load([tmp_path]))["problems"])
+    assert any("not interleaved" in line for line in compare(load([tmp_path])).json()["problems"])
 
 
 def test_the_target_is_interpolated_and_censored(tmp_path):
@@ -380,7 +385,7 @@ def factorial(root: Path, *, seeds: int) -> None:
 def test_a_full_factorial_has_effects(tmp_path):
     factorial(tmp_path, seeds=3)
     comparison = compare(load([tmp_path]))
-    effects = comparison["effects"]
+    effects = comparison.json()["effects"]
     main = {row["factors"][0]: row for row in effects["main_effects"]}
     assert set(main) == {"n_kv_heads", "expansion"}
     assert main["n_kv_heads"]["term"] == "gqa (for flash)"
@@ -392,12 +397,12 @@ def test_a_full_factorial_has_effects(tmp_path):
     speed = {row["factors"][0]: row for row in effects["main_effects_on_log_tokens_per_s"]}
     assert speed["n_kv_heads"]["low"] < math.log(1.05) < speed["n_kv_heads"]["high"]
     assert speed["expansion"]["verdict"] == "no effect shown"
-    assert "gqa (for flash)" in render(comparison)
+    assert re.search(r"gqa \(for flash\) +5\.\d% faster \(4\.\d% to 5\.\d% faster\) +< 0\.001 +higher", render(comparison))
 
 
 def test_one_seed_gives_effects_without_a_verdict(tmp_path):
     factorial(tmp_path, seeds=1)
-    rows = [row for table in compare(load([tmp_path]))["effects"].values() for row in table]
+    rows = [row for table in compare(load([tmp_path])).json()["effects"].values() for row in table]
     assert {(row["low"], row["p"], row["verdict"]) for row in rows} == {(None, None, "no verdict (n=1)")}
 
 
@@ -413,7 +418,7 @@ def test_options_that_set_several_keys_are_one_factor(tmp_path):
                 loss = 3.3 + 0.1 * (name == "sliding") + 0.001 * seed + 0.0001 * (expansion + seed) * len(name)
                 config = {**keys, "mlp.expansion": float(expansion)}
                 write_run(tmp_path, words=f"gpt2-{name}-gelu{expansion}x", config=config, seed=seed, loss=loss)
-    comparison = compare(load([tmp_path]), baseline="attention=flash mlp=gelu4x")
+    comparison = compare(load([tmp_path]), baseline="attention=flash mlp=gelu4x").json()
     terms = {row["term"]: row for row in comparison["effects"]["main_effects"]}
     assert set(terms) == {"gqa (for flash)", "sliding (for flash)", "gelu3x (for gelu4x)"}
     assert terms["sliding (for flash)"]["verdict"] == "higher"
@@ -424,7 +429,7 @@ def test_no_factorial_says_why(tmp_path, missing):
     factorial(tmp_path, seeds=3)
     for folder in (tmp_path / "runs").glob("gpt2-gqa-gelu3x-s2-*" if missing == "seed" else "gpt2-gqa-gelu3x-*"):
         folder.rename(tmp_path / folder.name)
-    comparison = compare(load([tmp_path]))
+    comparison = compare(load([tmp_path])).json()
     assert comparison["effects"] is None
     assert (
         comparison["effects_refused"]
@@ -459,7 +464,7 @@ def test_losses_that_measure_different_things_are_refused(tmp_path, capsys, diff
     out = capsys.readouterr().out
     assert "declared: " in out
     assert ("verdicts are on bits per byte" in out) == (key == "tokenizer.vocabulary")
-    comparison = compare(load([tmp_path]), allow=[key])
+    comparison = compare(load([tmp_path]), allow=[key]).json()
     assert comparison["metric"] == ("val_bpb" if key == "tokenizer.vocabulary" else "val_loss")
 
 
@@ -508,7 +513,7 @@ def test_what_is_not_compared_is_listed(tmp_path):
     write_run(tmp_path, words="gpt2-going", seed=5, status="running")
     write_run(tmp_path, words="gpt2-new", seed=6, version=99)
     (write_run(tmp_path, words="gpt2-torn", seed=7) / "summary.json").write_text("{")
-    told = {run["name"].rpartition("-s")[0]: run["status"] for run in compare(load([tmp_path]))["not_compared"]}
+    told = {run["name"].rpartition("-s")[0]: run["status"] for run in compare(load([tmp_path])).json()["not_compared"]}
     assert told["gpt2-half"] == "preempted"
     assert told["gpt2-going"] == "not finished"
     assert "schema_version 99" in told["gpt2-new"]
@@ -557,13 +562,38 @@ def test_json_csv_and_html_say_the_same(tmp_path, capsys, monkeypatch):
     )
     out = capsys.readouterr().out
     assert "worse" in out
-    assert "to val loss 3.4" in out
+    assert "To val loss 3.4" in out
     comparison = json.loads(files["json"].read_text())
-    assert comparison == json.loads(json.dumps(compare(load([tmp_path / "o"]), target_loss=3.4)))
+    assert comparison == json.loads(json.dumps(compare(load([tmp_path / "o"]), target_loss=3.4).json()))
     with files["csv"].open() as file:
         rows = list(csv.DictReader(file))
     assert {row["identity"]: float(row["val_loss"]) for row in rows} == {run["identity"]: run["val_loss"] for run in comparison["runs"]}
     assert {row["mlp.expansion"] for row in rows} == {"3.0", "4.0"}
+
+
+def test_measurements_have_unit_and_direction(tmp_path):
+    write_run(tmp_path, loss=3.25, speed=500.0)
+    write_run(tmp_path, seed=1, status="diverged")
+    found = compare(load([tmp_path])).json()["measurements"]
+    assert {(one["seed"], one["metric"]): (one["value"], one["unit"], one["better"]) for one in found} == {
+        (0, "val_loss"): (3.25, "nats/token", "lower"),
+        (0, "val_bpb"): (1.625, "bits/byte", "lower"),
+        (1, "val_loss"): (None, "nats/token", "lower"),
+        (1, "val_bpb"): (None, "bits/byte", "lower"),
+        **{
+            (seed, metric): (value, unit, better)
+            for seed, speed in ((0, 500.0), (1, 1000.0))
+            for metric, value, unit, better in (
+                ("train_s", 4000 / speed, "s", "lower"),
+                ("tokens_per_s", speed, "tokens/s", "higher"),
+                ("step_ms", 1e4 / speed, "ms", "lower"),
+                ("memory_mib", 100.0, "MiB", "lower"),
+                ("params", 1000.0, "parameters", "lower"),
+            )
+        },
+    }
+    assert {one["ending"] for one in found if one["value"] is None} == {"diverged"}
+    assert {(one["where"], one["when"]) for one in found} == {("aaaa", "2026-01-01T00:00:00")}
 
 
 def test_a_data_frame(tmp_path):
@@ -683,7 +713,7 @@ def test_bad_plans(tmp_path, capsys, words, said):
 
 
 def test_the_door_imports_neither_torch_nor_scipy():
-    code = "import sys, nocap.judge.text, nocap.judge.compare as c; print({'torch', 'scipy', 'hydra'} & set(sys.modules))"
+    code = "import sys, nocap.judge.describe, nocap.judge.compare; print({'torch', 'scipy', 'hydra'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -693,7 +723,7 @@ def test_a_real_run(undisturbed, capsys):
     assert door.main([str(undisturbed.output_dir), "--target", "5"]) == 0
     out = capsys.readouterr().out
     assert "1 arm from 1 run; baseline: nano-flash-gelu4x-wsd-adamw" in out
-    (run,) = compare(load([undisturbed.run_dir]))["runs"]
+    (run,) = compare(load([undisturbed.run_dir])).json()["runs"]
     assert run["curve"]["step"] == [0, 12, 24, 30]
     assert run["curve"]["val_loss"][-1] == run["val_loss"]
     assert run["curve"]["train_s"][0] == pytest.approx(0, abs=0.02)

@@ -36,7 +36,7 @@ from nocap.training.ledger import LINES
 from nocap.training.spikes import ENOUGH, SIGMAS, WINDOW, Spikes
 from tests.attempts import Attempt, attempt, equal_within, processes, stamp, state_of, steady, wait_until
 from tests.conftest import FAULTS, MEDIUM, REPO, SMALL, Door, Finished, Undisturbed, rows_of, the_run
-from tests.made_grid import EVIL, made, poisoned
+from tests.made_grid import EVIL, poisoned
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 both = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -920,7 +920,7 @@ def test_23_malformed_inputs_are_each_one_line(tmp_path: Path, undisturbed: Undi
 
 def test_26_script_in_a_name(tmp_path: Path) -> None:
     """A run named `</script><img onerror=…>` → text in the report, nothing else."""
-    report.write(poisoned(made(seeds=2)), tmp_path / "report.html")
+    report.write(poisoned(), tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert EVIL not in text
     assert "<img" not in text

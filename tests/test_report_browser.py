@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nocap.judge import report
+from nocap.judge.result import Comparison
 from tests.made_grid import EVIL, made, poisoned
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -54,7 +56,7 @@ class Tab:
 
 
 @pytest.fixture
-def grid() -> dict[str, Any]:
+def grid() -> Comparison:
     return made(seeds=2)
 
 
@@ -73,7 +75,7 @@ def browser() -> Iterator[Any]:
 def page_of(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
     tabs: list[Tab] = []
 
-    def open_(comparison: dict[str, Any], **how: Any) -> Tab:
+    def open_(comparison: Comparison, **how: Any) -> Tab:
         report.write(comparison, tmp_path / "report.html")
         tabs.append(Tab(browser, tmp_path / "report.html", **how))
         return tabs[-1]
@@ -84,7 +86,7 @@ def page_of(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
         assert tab.wrong == []
 
 
-def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: dict[str, Any]) -> None:
+def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     assert len(tab.plotted("curves")) == 12 + 22  # a mean for each arm, and the seeds of those that have two
     tab.page.click("nav button[data-arm='3']")
@@ -92,8 +94,8 @@ def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: 
     for plot in ("curves", "pareto"):
         assert "mha gelu4x" not in {trace["name"] for trace in tab.plotted(plot)}
     assert {trace["n"] for trace in tab.plotted("clock")} == {11}
-    assert tab.page.locator("tr.off").count() == 3  # verdicts, costs, target
-    tab.page.click("section:first-of-type tr[data-arm='3'] td.words")  # back, by its row
+    assert tab.page.locator("tr.off").count() == 4  # verdicts, speed, costs, target
+    tab.page.click("section:first-of-type tr[data-arm='3'] td.besides")  # back, by its row
     assert len(tab.plotted("curves")) == 12 + 22
     tab.page.dblclick("nav button[data-arm='4']")
     assert {trace["name"] for trace in tab.plotted("curves")} == {"mha gelu3x"}
@@ -101,7 +103,7 @@ def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: 
     assert len(tab.plotted("pareto")) == 12
 
 
-def test_axes_and_units_switch(page_of: Callable[..., Tab], grid: dict[str, Any]) -> None:
+def test_axes_and_units_switch(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     assert (tab.axis("x"), tab.axis("y")) == ("training steps", "validation loss (nats per token)")
     tab.page.click("[data-x='tokens']")
@@ -116,7 +118,7 @@ def test_axes_and_units_switch(page_of: Callable[..., Tab], grid: dict[str, Any]
     assert set(means["y"]) == {0}
 
 
-def test_hover_reads_a_value(page_of: Callable[..., Tab], grid: dict[str, Any]) -> None:
+def test_hover_reads_a_value(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     tab.page.dblclick("nav button[data-arm='0']")  # the others' lines are closer than a pixel
     tab.page.locator("#curves").scroll_into_view_if_needed()
@@ -126,13 +128,13 @@ def test_hover_reads_a_value(page_of: Callable[..., Tab], grid: dict[str, Any]) 
     tab.page.mouse.move(box["x"] + x, box["y"] + y)
     tab.page.wait_for_selector("#curves .hovertext")
     said = tab.page.locator("#curves .hoverlayer").text_content()
-    values = [run["curve"]["val_loss"][20] for run in grid["runs"][:2]]
+    values = [run.curve.val_loss[20] for run, _ in grid.runs[:2]]
     assert said.startswith("flash gelu4x")
     assert any(f"{value:.4f} nats/token" in said for value in (*values, sum(values) / 2))
     assert "step 1,000, 4,096,000 tokens" in said
 
 
-def test_light_and_dark(page_of: Callable[..., Tab], grid: dict[str, Any]) -> None:
+def test_light_and_dark(page_of: Callable[..., Tab], grid: Comparison) -> None:
     light, dark = page_of(grid), page_of(grid, scheme="dark")
     colours = light.background(), dark.background()
     assert colours[0] != colours[1]
@@ -142,18 +144,19 @@ def test_light_and_dark(page_of: Callable[..., Tab], grid: dict[str, Any]) -> No
     assert baseline[0] == baseline[1]
 
 
-def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab], grid: dict[str, Any]) -> None:
-    long_name = "attention-with-a-name-that-no-screen-holds-" * 3
-    for thing in (grid["arms"][1], *grid["runs"][:3]):
-        thing["label"] = long_name
-    grid["problems"] = [long_name.replace("-", "_")]
+def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab], grid: Comparison) -> None:
+    long_name = "attention_with_a_name_that_no_screen_holds_" * 3
+    grid = replace(
+        made(2, lambda record: replace(record, name=f"{long_name}-{record.name}") if record.arm == "flash-gelu3x" else record),
+        problems=[long_name],
+    )
     tab = page_of(grid, width=375)
     assert tab.page.evaluate("document.documentElement.scrollWidth") == 375
     assert tab.page.locator("#curves .main-svg").first.bounding_box()["width"] <= 375
 
 
-def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: dict[str, Any]) -> None:
-    tab = page_of(poisoned(grid))
+def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: Comparison) -> None:
+    tab = page_of(poisoned())
     assert tab.page.locator("img").count() == 0
     assert tab.page.locator("nav button[data-arm='0'] span").inner_text() == f"{EVIL} flash gelu4x"
     assert EVIL[:12] in tab.page.locator("#clock").inner_text()
@@ -161,7 +164,7 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: dict[str, A
     assert EVIL in tab.page.locator("#curves .hoverlayer").text_content()
 
 
-def test_what_escaping_would_miss_cannot_run(browser: Any, grid: dict[str, Any], tmp_path: Path) -> None:
+def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp_path: Path) -> None:
     """The page's policy alone stops a script and a handler that got into it all the same."""
     text = report.render(grid).replace("<h1>", "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>")
     (tmp_path / "report.html").write_text(text, encoding="utf-8")

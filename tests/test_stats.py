@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from nocap.judge import stats
+from nocap.judge import estimates, stats
 from nocap.training.step import bits_per_byte
 
 # Student's sleep data (1908): extra hours of sleep of ten patients under two drugs.
@@ -26,23 +26,21 @@ TWO_TO_THE_FOUR = [[i >> factor & 1 for factor in range(4)] for i in range(16)]
 
 def test_the_mean_of_a_sample():
     found = stats.interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert (found.mean, found.df) == (3.0, 4)
+    assert (found.mid, found.n, found.sd) == (3.0, 5, pytest.approx(math.sqrt(2.5)))
     assert found.high - 3 == pytest.approx(2.776445 * math.sqrt(2.5 / 5))
 
 
 def test_pairs():
     found = stats.paired(DRUG_1, DRUG_2)
-    assert (found.t, found.df, found.p) == (pytest.approx(-4.0621, abs=1e-4), 9, pytest.approx(0.002833, abs=1e-6))
+    assert (found.n, found.p) == (10, pytest.approx(0.002833, abs=1e-6))
     assert (found.low, found.high) == (pytest.approx(-2.4599, abs=1e-4), pytest.approx(-0.7001, abs=1e-4))
 
 
 def test_independent_samples():
     found = stats.unpaired(DRUG_1, DRUG_2)
-    assert (found.t, found.df, found.p) == (
-        pytest.approx(-1.8608, abs=1e-4),
-        pytest.approx(17.776, abs=1e-3),
-        pytest.approx(0.07939, abs=1e-5),
-    )
+    assert found.p == pytest.approx(0.07939, abs=1e-5)
+    exact = scipy_stats.ttest_ind(DRUG_1, DRUG_2, equal_var=False).confidence_interval()
+    assert (found.low, found.high) == (pytest.approx(exact.low, rel=1e-12), pytest.approx(exact.high, rel=1e-12))
 
 
 # Hollander & Wolfe: Hamilton's depression scale of nine patients before and after a tranquilliser.
@@ -77,40 +75,22 @@ def test_signed_ranks_cover_under_heavy_tails():
 
 
 def test_ratios_are_geometric():
-    found = stats.ratio([1.22, 1.25, 1.19, 1.28, 1.24])
-    assert (found.mean, found.low, found.high) == tuple(pytest.approx(x, abs=1e-5) for x in (1.23563, 1.19454, 1.27815))
+    found = estimates.ratio(dict(enumerate([1.22, 1.25, 1.19, 1.28, 1.24])), dict.fromkeys(range(5), 1.0))
+    assert (found.mid, found.low, found.high) == tuple(pytest.approx(x, abs=1e-5) for x in (1.23563, 1.19454, 1.27815))
 
 
 def test_a_ratio_and_its_inverse_agree():
-    a, b = [10.0, 11.0, 12.5], [8.0, 9.0, 9.5, 8.5]
-    there, back = stats.ratio_unpaired(a, b), stats.ratio_unpaired(b, a)
-    assert there.mean == pytest.approx(1 / back.mean)
+    a, b = dict(enumerate([10.0, 11.0, 12.5])), dict(enumerate([8.0, 9.0, 9.5, 8.5]))
+    there, back = estimates.ratio(a, b), estimates.ratio(b, a)
+    assert there.mid == pytest.approx(1 / back.mid)
     assert (there.low, there.p) == (pytest.approx(1 / back.high), pytest.approx(back.p))
-
-
-def test_equivalence_and_noninferiority():
-    assert stats.tost(SLEEP, low=-3, high=3) == (pytest.approx(0.0026556, abs=1e-7), pytest.approx(4.52e-7, rel=1e-3))
-    assert stats.noninferior(SLEEP, margin=3) == pytest.approx(4.52e-7, rel=1e-3)
 
 
 def test_adjustments():
     ps = [0.01, 0.04, 0.03, 0.005]
     assert stats.holm(ps) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert stats.bh(ps) == pytest.approx([0.02, 0.04, 0.04, 0.02])
     assert stats.holm([]) == []
     assert stats.holm([0.5, 0.9]) == [1.0, 1.0]
-
-
-def test_sign_flips():
-    assert stats.signflip(SLEEP) == pytest.approx(0.00390625)
-    with pytest.raises(ValueError, match="at least 6 values, got 5"):
-        stats.signflip(SLEEP[:5])
-
-
-def test_borrowed_variance():
-    plain, found = stats.interval([0.004, 0.006, 0.005]), stats.moderated([0.004, 0.006, 0.005], prior_sd=0.0018, prior_df=20)
-    assert plain.p == pytest.approx(0.0131, abs=1e-4)
-    assert (found.t, found.p) == (pytest.approx(4.970, abs=1e-3), pytest.approx(5.67e-5, rel=1e-3))
 
 
 def test_pooled_sd():
@@ -155,7 +135,6 @@ def test_one_sided_bounds():
 
 def test_kaplan_and_meier():
     assert stats.median_time(MP6, RELAPSED) == 23
-    assert stats.survival(MP6, RELAPSED).evaluate(10) == pytest.approx(0.7529, abs=1e-4)
     assert stats.median_time([1, 2, 3, 4], [True] * 4) == 2.5
     assert stats.median_time([100, 200, 200], [True, False, False]) is None
 
@@ -167,11 +146,10 @@ def test_logrank():
 
 
 def test_effects_of_a_factorial():
-    found = {effect.levels: effect for effect in stats.effects(FILTRATION, levels=TWO_TO_THE_FOUR, blocks=[0] * 16)}
+    found = {effect.levels: effect.estimate for effect in stats.effects(FILTRATION, levels=TWO_TO_THE_FOUR, blocks=[0] * 16)}
     a, c, d = ((i, 1) for i in (0, 2, 3))
     known = {(a,): 21.625, (c,): 9.875, (d,): 14.625, (a, c): -18.125, (a, d): 16.625}
-    assert {term: found[term].mean for term in known} == {term: pytest.approx(value) for term, value in known.items()}
-    assert found[(a,)].df == 5
+    assert {term: found[term].mid for term in known} == {term: pytest.approx(value) for term, value in known.items()}
     # What the model leaves out is the error: ABC, ABD, ACD, BCD, ABCD in the book's table, each with a sum of squares of 4·effect².
     error = sum(4 * effect**2 for effect in (1.875, 4.125, -1.625, -2.625, 1.375)) / 5
     assert found[(a,)].high - 21.625 == pytest.approx(2.5706 * math.sqrt(error / 4), abs=1e-3)
@@ -181,13 +159,16 @@ def test_effects_of_more_levels_and_blocks():
     """Means of cells by hand: 3 × 2, two blocks, no noise but the blocks' shift."""
     cell = {(0, 0): 5.0, (1, 0): 6.0, (2, 0): 9.0, (0, 1): 4.0, (1, 1): 5.0, (2, 1): 6.0}
     observed = [(value + shift, levels, block) for block, shift in (("x", 0.0), ("y", 0.5)) for levels, value in cell.items()]
-    found = {e.levels: e for e in stats.effects([o[0] for o in observed], levels=[o[1] for o in observed], blocks=[o[2] for o in observed])}
-    assert found[((0, 1),)].mean == pytest.approx(1.0)
-    assert found[((0, 2),)].mean == pytest.approx(3.0)
-    assert found[((1, 1),)].mean == pytest.approx((-1 - 1 - 3) / 3)
-    assert found[((0, 1), (1, 1))].mean == pytest.approx(0.0)
-    assert found[((0, 2), (1, 1))].mean == pytest.approx((2 - 4) / 2)
-    assert {e.df for e in found.values()} == {12 - 1 - 1 - 2 - 1 - 2}
+    found = {
+        e.levels: e.estimate
+        for e in stats.effects([o[0] for o in observed], levels=[o[1] for o in observed], blocks=[o[2] for o in observed])
+    }
+    assert found[((0, 1),)].mid == pytest.approx(1.0)
+    assert found[((0, 2),)].mid == pytest.approx(3.0)
+    assert found[((1, 1),)].mid == pytest.approx((-1 - 1 - 3) / 3)
+    assert found[((0, 1), (1, 1))].mid == pytest.approx(0.0)
+    assert found[((0, 2), (1, 1))].mid == pytest.approx((2 - 4) / 2)
+    assert all(e.low == pytest.approx(e.mid) for e in found.values())  # no noise
 
 
 def test_two_levels_agree_with_a_paired_t_test():
@@ -195,17 +176,14 @@ def test_two_levels_agree_with_a_paired_t_test():
     low, high = rng.normal(3.3, 0.01, 5), rng.normal(3.29, 0.01, 5)
     (found,) = stats.effects([*low, *high], levels=[[0]] * 5 + [[1]] * 5, blocks=[*range(5), *range(5)])
     expected = stats.paired(list(high), list(low))
-    assert (found.mean, found.low, found.p) == (
-        pytest.approx(expected.mean),
-        pytest.approx(expected.low),
-        pytest.approx(expected.p),
-    )
+    found = found.estimate
+    assert (found.mid, found.low, found.p) == (pytest.approx(expected.mid), pytest.approx(expected.low), pytest.approx(expected.p))
 
 
 def test_effects_of_runs_that_agree_to_the_last_bit():
     values = [0.1 + 0.2, 0.3 + 0.1, 0.7, 0.7 + 0.1] * 2
     found = stats.effects(values, levels=[[0, 0], [0, 1], [1, 0], [1, 1]] * 2, blocks=[0] * 4 + [1] * 4)
-    assert [(round(e.mean, 12), e.p) for e in found] == [(0.4, 0), (0.1, 0), (0, 1)]
+    assert [(round(e.estimate.mid, 12), e.estimate.p) for e in found] == [(0.4, 0), (0.1, 0), (0, 1)]
 
 
 def test_a_design_with_a_hole_is_refused():
@@ -248,8 +226,8 @@ def test_pareto_against_brute_force():
 
 def test_runs_that_agree_to_the_last_bit():
     same, shifted = stats.paired([1.0, 2.0], [1.0, 2.0]), stats.interval([0.5, 0.5, 0.5])
-    assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
-    assert (shifted.mean, shifted.low, shifted.high, shifted.p) == (0.5, 0.5, 0.5, 0)
+    assert (same.mid, same.low, same.high, same.p) == (0, 0, 0, 1)
+    assert (shifted.mid, shifted.low, shifted.high, shifted.p) == (0.5, 0.5, 0.5, 0)
     assert stats.unpaired([1.0, 1.0], [1.0, 1.0]).p == 1
 
 
@@ -259,7 +237,6 @@ def test_runs_that_agree_to_the_last_bit():
         (lambda: stats.interval([1.0]), "at least 2 values, got 1"),
         (lambda: stats.interval([1.0, math.nan]), "finite numbers"),
         (lambda: stats.paired([1.0, 2.0], [1.0, 2.0, 3.0]), "one length, got 2 and 3"),
-        (lambda: stats.ratio([1.0, 0.0]), "above 0, got 0"),
         (lambda: stats.n_required(1e-5, power=0.9, pairs=True), "more than 100000"),
     ],
 )

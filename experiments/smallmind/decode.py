@@ -29,7 +29,7 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.judge.text import table
+from nocap.show.table import table
 from nocap.measure.decode import Cached, Engine, Recompute
 from nocap.measure.generation import Sampler, generate
 from nocap.measure.latency import allocated_bytes, random_prompt

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from nocap.store.runs import Record, shorten
+from nocap.show.table import shorten
+from nocap.store.runs import Record
 
 ABSENT = "—"  # a key that the other option has and this one does not
 
@@ -36,13 +38,16 @@ class Arm:
     def machines(self) -> dict[tuple[str, int], str]:
         return {run.machine: run.machine_name for run in self.runs}
 
-    def values(self, measure: Callable[[Record], float | None]) -> dict[int, float]:
+    def values(self, metric: str) -> dict[int, float]:
         """Seed → measurement. A seed that ran twice, on two machines, counts once, with its mean; what was not measured is left out."""
-        found = {seed: [v for run in self.runs if run.seed == seed and (v := measure(run)) is not None] for seed in self.seeds}
+        found: dict[int, list[float]] = {seed: [] for seed in self.seeds}
+        for run in self.runs:
+            if (value := run.value(metric)) is not None:
+                found[run.seed].append(value)
         return {seed: fmean(values) for seed, values in found.items() if values}
 
-    def fact(self, key: str) -> Any:
-        """What the summary says under `key`; the first run that says it speaks for all."""
+    def summary(self, key: str) -> Any:
+        """What the first run that has `key` in its summary has there."""
         return next((value for run in self.runs if (value := run.summary.get(key))), None)
 
 
@@ -53,41 +58,32 @@ def group(records: Sequence[Record]) -> list[Arm]:
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
-        key = json.dumps([record.config, record.parts.get("source"), record.parts.get("data")], sort_keys=True, default=str)
-        groups.setdefault(key, []).append(record)
+        groups.setdefault(_hash([record.config, record.parts.get("source"), record.parts.get("data")]), []).append(record)
     arms = []
     for members in groups.values():
         finished = tuple(r for r in members if r.status == "finished" and r.val_loss is not None)
         diverged = tuple(r for r in members if r.status == "diverged")
         if finished:
             arms.append(Arm(id=members[0].arm, label="", config=members[0].config, runs=finished, diverged=diverged))
-    return _labelled(_distinct(arms))
+    return _labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
 
 
-def _distinct(arms: list[Arm]) -> list[Arm]:
-    """An arm's id says its config; where code or data differ too, the id says that as well."""
-    named = []
-    for arm in arms:
-        twins = [other for other in arms if other.id == arm.id]
-        mark = _variant(arm, twins)
-        named.append(replace(arm, id=f"{arm.id}+{mark}" if mark else arm.id))
-    return named
+def _hash(content: object) -> str:
+    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _variant(arm: Arm, twins: Sequence[Arm]) -> str:
-    from hashlib import sha256
+def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:
+    """An arm's id names its config; where code or data differ too, these marks name them."""
+    twins = [other for other in arms if other.id == arm.id]
+    hashes = {part: [_hash(twin.all[0].parts.get(part)) for twin in twins] for part in ("source", "data")}
+    return [f"{part}:{_hash(arm.all[0].parts.get(part))[:6]}" for part, found in hashes.items() if len(set(found)) > 1]
 
-    marks = []
-    for part in ("source", "data"):
-        told = [json.dumps(twin.all[0].parts.get(part), sort_keys=True) for twin in twins]
-        if len(set(told)) > 1:
-            mine = json.dumps(arm.all[0].parts.get(part), sort_keys=True)
-            marks.append(f"{part}:{sha256(mine.encode()).hexdigest()[:6]}")
-    return "+".join(marks)
+
+# --- configs -----------------------------------------------------------------------------------------------------------------------
 
 
 def setting(config: Mapping[str, Any], key: str) -> str:
-    """A config's value in words; the key may belong to an option that this config does not have."""
+    """A config's value as text; the key may belong to an option that this config does not have."""
     return spell(config.get(key, ABSENT))
 
 
@@ -103,8 +99,7 @@ def swept_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def changes(arm: Arm, base: Arm) -> dict[str, Any]:
     """The config keys in which `arm` differs from `base`, with its own values."""
-    keys = swept_keys([base.config, arm.config])
-    return {key: arm.config.get(key, ABSENT) for key in keys}
+    return {key: arm.config.get(key, ABSENT) for key in swept([base, arm])}
 
 
 def spell(value: object) -> str:
@@ -120,24 +115,22 @@ def spell(value: object) -> str:
 
 
 def _labelled(arms: list[Arm]) -> list[Arm]:
-    """The words of the readable names that differ, and the keys that these words do not tell apart."""
-    names = [_words(arm) for arm in arms]
-    columns = list(zip_longest(*names, fillvalue=""))  # a name ends with its ideas, where it has some
-    differ = [len(set(column)) > 1 for column in columns]
-    heads = [[word for word, shown in zip(words, differ, strict=False) if shown] for words in names]
-    alike = [[other.config for other, theirs in zip(arms, heads, strict=True) if theirs == head] for head in heads]
+    """The parts of the readable names that differ, and the keys that these parts do not tell apart."""
+    names = [_name_parts(arm) for arm in arms]
+    differ = [len(set(column)) > 1 for column in zip_longest(*names, fillvalue="")]  # a name ends with its ideas, where it has some
+    heads = [[part for part, shown in zip(name, differ, strict=False) if shown] for name in names]
     short = short_keys(swept(arms))
     labelled = []
-    for arm, head, configs in zip(arms, heads, alike, strict=True):
-        tail = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in swept_keys(configs)]
-        variant = arm.id.partition("+")[2].replace("+", " ")
-        label = " ".join([*head, *tail, *([variant] if variant else [])])
+    for arm, head in zip(arms, heads, strict=True):
+        alike = [other.config for other, theirs in zip(arms, heads, strict=True) if theirs == head]
+        keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in swept_keys(alike)]
+        label = " ".join([*head, *keys, *arm.id.split("+")[1:]])
         labelled.append(replace(arm, label=label or arm.all[0].name.removesuffix(f"-s{arm.all[0].seed}")))
     used = [arm.label for arm in labelled]  # by versions of nocap that write the same config differently
     return [replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm for arm in labelled]
 
 
-def _words(arm: Arm) -> list[str]:
+def _name_parts(arm: Arm) -> list[str]:
     run = arm.all[0]
     return run.name.removesuffix(f"-s{run.seed}").split("-")
 
@@ -152,7 +145,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
-    """The arm that `wanted` names: its id, its label, one of its runs, words of its readable name (`gqa gelu3x`), or what was set
+    """The arm that `wanted` names: its id, its label, one of its runs, parts of its readable name (`gqa gelu3x`), or what was set
     (`attention=gqa`, `mlp.expansion=4`), several with spaces or commas between. None: the arm that was started first.
 
     Errors:
@@ -160,23 +153,19 @@ def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
     """
     if wanted is None:
         return arms[0]
-    exact = [arm for arm in arms if wanted in (arm.id, arm.label) or any(_names(run, wanted) for run in arm.all)]
-    found = exact or [arm for arm in arms if all(_has(arm, word) for word in wanted.replace(",", " ").split())]
+    exact = [arm for arm in arms if wanted in {arm.id, arm.label, *(x for r in arm.all for x in (r.identity, r.name, r.folder.name))}]
+    found = exact or [arm for arm in arms if all(_has(arm, part) for part in wanted.replace(",", " ").split())]
     if len(found) != 1:
         have = shorten((repr(arm.label) for arm in (found or arms)), most=12)
         raise ValueError(f"--baseline must name one arm ({have}), got {wanted!r}")
     return found[0]
 
 
-def _names(run: Record, wanted: str) -> bool:
-    return wanted in (run.identity, run.name, run.folder.name)
-
-
-def _has(arm: Arm, word: str) -> bool:
+def _has(arm: Arm, part: str) -> bool:
     """`gqa`; `mlp.expansion=4` or `expansion=4`; `attention=gqa`, a group and its option as the command line has them."""
-    key, equals, value = word.partition("=")
+    key, equals, value = part.partition("=")
     if not equals:
-        return word in _words(arm)
+        return part in _name_parts(arm)
     set_to = [spell(v) for k, v in arm.config.items() if k == key or k.endswith(f".{key}")]
     is_group = any(k.startswith(f"{key}.") for k in arm.config)
-    return value in set_to or (is_group and value in _words(arm))
+    return value in set_to or (is_group and value in _name_parts(arm))

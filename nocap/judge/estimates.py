@@ -1,16 +1,17 @@
 """Means, differences and ratios of two arms, seed by seed. The one place that decides when seeds are paired.
 
 Paired where both arms have the same seeds: it costs nothing and takes out what the seeds share, machine included. Otherwise Welch's
-test, on all there is. One seed gives a number without an interval.
+test, on all there is. One seed gives a number with an endless interval.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from statistics import fmean, stdev
-from typing import Any
+from statistics import fmean
 
 from nocap.judge import stats
+from nocap.judge.stats import Estimate
 
 CONFIDENCE = 0.95
 ALPHA = 0.05
@@ -19,48 +20,34 @@ LEAST_SEEDS = 3  # fewer give no verdict: at two, a t-interval reaches 12.7 stan
 BySeed = Mapping[int, float]
 
 
-def mean(values: BySeed) -> dict[str, float | None] | None:
-    """The mean over seeds with its t-interval and standard deviation; `None` where nothing was measured."""
+def mean(values: BySeed) -> Estimate | None:
+    """The mean over seeds; `None` where nothing was measured."""
     numbers = list(values.values())
-    if not numbers:
-        return None
-    if len(numbers) == 1:
-        return {"mean": numbers[0], "low": None, "high": None, "sd": None}
-    found = stats.interval(numbers, confidence=CONFIDENCE)
-    return {"mean": found.mean, "low": found.low, "high": found.high, "sd": stdev(numbers)}
+    if len(numbers) > 1:
+        return stats.interval(numbers, confidence=CONFIDENCE)
+    return _of_one_seed(numbers[0]) if numbers else None
 
 
-def difference(mine: BySeed, theirs: BySeed) -> dict[str, Any] | None:
-    """Mine minus theirs with interval, p and the method's name; `None` where one side has nothing."""
+def difference(mine: BySeed, theirs: BySeed) -> Estimate | None:
+    """Mine minus theirs; `None` where one side has nothing."""
     if not mine or not theirs:
         return None
     if min(len(mine), len(theirs)) < 2:
         pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
-        gap = fmean(pairs) if pairs else fmean(mine.values()) - fmean(theirs.values())
-        return {"mean": gap, "low": None, "high": None, "p": None, "method": "one seed"}
+        return _of_one_seed(fmean(pairs) if pairs else fmean(mine.values()) - fmean(theirs.values()))
+    seeds = sorted(mine)
     if mine.keys() == theirs.keys():
-        found = stats.paired(*_matched(mine, theirs), confidence=CONFIDENCE)
-        method = "t-test, paired by seed"
-    else:
-        found = stats.unpaired(list(mine.values()), list(theirs.values()), confidence=CONFIDENCE)
-        method = "Welch's t-test, as the seeds differ"
-    return {"mean": found.mean, "low": found.low, "high": found.high, "p": found.p, "method": method}
+        return stats.paired([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds], confidence=CONFIDENCE)
+    return stats.unpaired(list(mine.values()), list(theirs.values()), confidence=CONFIDENCE)
 
 
-def ratio(mine: BySeed, theirs: BySeed) -> dict[str, float | None] | None:
-    """Mine over theirs, geometric means, with an interval from the log scale; `None` where one side has nothing, or a zero."""
-    if not mine or not theirs or min(*mine.values(), *theirs.values()) <= 0:
+def ratio(mine: BySeed, theirs: BySeed) -> Estimate | None:
+    """Mine over theirs, geometric means, the interval from the log scale; `None` where one side has nothing, or a zero."""
+    if min([*mine.values(), *theirs.values()], default=0) <= 0:
         return None
-    if min(len(mine), len(theirs)) < 2:
-        pairs = [mine[seed] / theirs[seed] for seed in mine if seed in theirs]
-        quotient = fmean(pairs) if pairs else fmean(mine.values()) / fmean(theirs.values())
-        return {"mean": quotient, "low": None, "high": None}
-    if mine.keys() == theirs.keys():
-        found = stats.ratio([a / b for a, b in zip(*_matched(mine, theirs), strict=True)], confidence=CONFIDENCE)
-    else:
-        found = stats.ratio_unpaired(list(mine.values()), list(theirs.values()), confidence=CONFIDENCE)
-    return {"mean": found.mean, "low": found.low, "high": found.high}
+    logs = difference(*({seed: math.log(value) for seed, value in side.items()} for side in (mine, theirs)))
+    return logs and logs.exp()
 
 
-def _matched(mine: BySeed, theirs: BySeed) -> tuple[list[float], list[float]]:
-    return [mine[seed] for seed in sorted(mine)], [theirs[seed] for seed in sorted(mine)]
+def _of_one_seed(value: float) -> Estimate:
+    return Estimate(mid=value, low=-math.inf, high=math.inf, n=1, method="one seed")

@@ -9,13 +9,14 @@ freedom: for four arms, three. Holm's adjustment is over main effects and intera
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from nocap.judge import stats
 from nocap.judge.arms import Arm, setting, short_keys, swept
-from nocap.judge.estimates import ALPHA
+from nocap.judge.estimates import ALPHA, BySeed
+from nocap.judge.result import EffectRow
+from nocap.judge.stats import Estimate
 from nocap.judge.why import confounders
 
 
@@ -25,14 +26,11 @@ class Factor:
 
     name: str
     levels: tuple[int, ...]
-    words: tuple[str, ...]  # what each level is called
+    names: tuple[str, ...]  # what each level is called
 
 
-def effects(arms: Sequence[Arm], base: Arm, *, metric: str, allow: Collection[str]) -> tuple[dict[str, Any] | None, str | None]:
-    """Tables of effects, or `None` and the reason: `main_effects` and `interactions` of the loss, and those `_on_log_tokens_per_s`.
-
-    A row has `term` for people, `factors`, `mean`, `low`, `high`, `p`, `p_holm` and `verdict`: lower, higher, no effect shown, or why none.
-    """
+def effects(arms: Sequence[Arm], base: Arm, *, metric: str, allow: Collection[str]) -> tuple[dict[str, list[EffectRow]] | None, str | None]:
+    """Tables of effects, or `None` and the reason: `main_effects` and `interactions` of the loss, and those `_on_log_tokens_per_s`."""
     seeds = base.seeds
     if any(arm.diverged for arm in arms):
         return None, "a run diverged"
@@ -43,11 +41,13 @@ def effects(arms: Sequence[Arm], base: Arm, *, metric: str, allow: Collection[st
     factors = _factors(arms, base)
     if len(factors) < 2:
         return None, "the arms are no full factorial of two factors or more"
-    told: dict[str, Any] = {}
-    for suffix, values in (("", _values(arms, metric)), ("_on_log_tokens_per_s", _speeds(arms))):
+    tables: dict[str, list[EffectRow]] = {}
+    for suffix, values in (("", _values(arms, metric)), ("_on_log_tokens_per_s", _log_speeds(arms))):
         if values is not None:
-            told |= _tables(values, factors, arms, base, suffix=suffix, allow=allow)
-    return (told, None) if told else (None, f"a run has no {metric}")
+            rows = _rows(values, factors, arms, base, allow=allow)
+            for size, name in ((1, "main_effects"), (2, "interactions")):
+                tables[name + suffix] = [row for row in rows if len(row.factors) == size]
+    return (tables, None) if tables else (None, f"a run has no {metric}")
 
 
 # --- which factors there are -------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def _factors(arms: Sequence[Arm], base: Arm) -> list[Factor]:
     by_group = [_factor(arms, base, [key for key in keys if key.partition(".")[0] == group], name=group) for group in groups]
     for candidates in (_merged(by_key), _merged(by_group)):
         cells = set(zip(*(factor.levels for factor in candidates), strict=True))
-        if candidates and math.prod(len(factor.words) for factor in candidates) == len(arms) == len(cells):
+        if candidates and math.prod(len(factor.names) for factor in candidates) == len(arms) == len(cells):
             return candidates
     return []
 
@@ -75,34 +75,34 @@ def _factor(arms: Sequence[Arm], base: Arm, keys: list[str], *, name: str) -> Fa
     own = tuple(setting(base.config, key) for key in keys)
     order = list(dict.fromkeys([own, *spelled]))
     levels = tuple(order.index(values) for values in spelled)
-    return Factor(name=name, levels=levels, words=tuple(_word(arms, levels, level, values) for level, values in enumerate(order)))
+    return Factor(name=name, levels=levels, names=tuple(_name(arms, levels, level, values) for level, values in enumerate(order)))
 
 
-def _word(arms: Sequence[Arm], levels: Sequence[int], level: int, values: tuple[str, ...]) -> str:
+def _name(arms: Sequence[Arm], levels: Sequence[int], level: int, values: tuple[str, ...]) -> str:
     """What the labels of this level's arms share and no other's have (`gqa`); else the values."""
-    words = [set(arm.label.split()) for arm in arms]
-    mine = [w for w, own in zip(words, levels, strict=True) if own == level]
-    others: set[str] = set().union(*(w for w, own in zip(words, levels, strict=True) if own != level))
+    parts = [set(arm.label.split()) for arm in arms]
+    mine = [p for p, own in zip(parts, levels, strict=True) if own == level]
+    others: set[str] = set().union(*(p for p, own in zip(parts, levels, strict=True) if own != level))
     shared = set.intersection(*mine) - others
-    return " ".join(word for word in arms[levels.index(level)].label.split() if word in shared) or ", ".join(values)
+    return " ".join(part for part in arms[levels.index(level)].label.split() if part in shared) or ", ".join(values)
 
 
 def _merged(factors: Sequence[Factor]) -> list[Factor]:
     by_levels: dict[tuple[int, ...], list[Factor]] = {}
     for factor in factors:
         by_levels.setdefault(factor.levels, []).append(factor)
-    return [Factor(name=" + ".join(f.name for f in same), levels=levels, words=same[0].words) for levels, same in by_levels.items()]
+    return [Factor(name=" + ".join(f.name for f in same), levels=levels, names=same[0].names) for levels, same in by_levels.items()]
 
 
 # --- what they do ------------------------------------------------------------------------------------------------------------------
 
 
 def _values(arms: Sequence[Arm], metric: str) -> list[dict[int, float]] | None:
-    values = [arm.values(lambda run: run.number(metric)) for arm in arms]
+    values = [arm.values(metric) for arm in arms]
     return values if all(list(v) == arm.seeds for v, arm in zip(values, arms, strict=True)) else None
 
 
-def _speeds(arms: Sequence[Arm]) -> list[dict[int, float]] | None:
+def _log_speeds(arms: Sequence[Arm]) -> list[dict[int, float]] | None:
     """Logarithms of tokens/s, where all runs are from one machine."""
     speeds = _values(arms, "tokens_per_s")
     if speeds is None or len({machine for arm in arms for machine in arm.machines}) > 1:
@@ -110,38 +110,34 @@ def _speeds(arms: Sequence[Arm]) -> list[dict[int, float]] | None:
     return [{seed: math.log(speed) for seed, speed in by_seed.items()} for by_seed in speeds]
 
 
-def _tables(
-    values: Sequence[Mapping[int, float]],
-    factors: Sequence[Factor],
-    arms: Sequence[Arm],
-    base: Arm,
-    *,
-    suffix: str,
-    allow: Collection[str],
-) -> dict[str, Any]:
+def _rows(
+    values: Sequence[BySeed], factors: Sequence[Factor], arms: Sequence[Arm], base: Arm, *, allow: Collection[str]
+) -> list[EffectRow]:
     cells = list(zip(*(factor.levels for factor in factors), strict=True))
     observed = [(y, cell, seed) for by_seed, cell in zip(values, cells, strict=True) for seed, y in by_seed.items()]
-    found = stats.effects([y for y, _, _ in observed], levels=[c for _, c, _ in observed], blocks=[s for _, _, s in observed])
+    y, levels, blocks = zip(*observed, strict=True)
     at = dict(zip(cells, arms, strict=True))
-    rows: list[dict[str, Any]] = []
-    one_seed = len(base.seeds) < 2
-    for effect in found:
-        levels = dict(effect.levels)
-        spoilt: list[str] = []
+    rows = []
+    for effect in stats.effects(y, levels=levels, blocks=blocks):
+        spoilt: dict[str, None] = {}
         for factor, level in effect.levels:  # the arm in which this factor alone left the base
             alone = tuple(level if f == factor else 0 for f in range(len(factors)))
-            spoilt += [key for key in confounders(at[alone], base, allowed=allow) if key not in spoilt]
-        term = " × ".join(f"{factors[f].words[level]} (for {factors[f].words[0]})" for f, level in levels.items())
-        stamp = f"confounded: {', '.join(spoilt)}" if spoilt else "no verdict (n=1)" if one_seed else None
-        # With one seed, higher interactions would be the only noise there is.
-        error = {"low": None, "high": None, "p": None} if one_seed else {"low": effect.low, "high": effect.high, "p": effect.p}
-        names = [factors[f].name for f in levels]
-        rows.append({"term": term, "factors": names, "mean": effect.mean, **error, "p_holm": None, "verdict": stamp})
-    family = [row for row in rows if row["verdict"] is None and row["p"] is not None]
-    for row, p in zip(family, stats.holm([row["p"] for row in family]), strict=True):
-        side = "lower" if row["mean"] < 0 else "higher"
-        row |= {"p_holm": p, "verdict": side if p < ALPHA else "no effect shown"}
-    return {
-        f"main_effects{suffix}": [row for row in rows if len(row["factors"]) == 1],
-        f"interactions{suffix}": [row for row in rows if len(row["factors"]) == 2],
-    }
+            spoilt |= dict.fromkeys(confounders(at[alone], base, allowed=allow))
+        estimate, verdict = effect.estimate, f"confounded: {', '.join(spoilt)}" if spoilt else ""
+        if len(base.seeds) < 2:  # higher interactions would be the only noise there is
+            estimate, verdict = Estimate(mid=estimate.mid, low=-math.inf, high=math.inf), verdict or "no verdict (n=1)"
+        term = " × ".join(f"{factors[f].names[level]} (for {factors[f].names[0]})" for f, level in effect.levels)
+        names = [factors[f].name for f, _ in effect.levels]
+        rows.append(EffectRow(term=term, factors=names, estimate=estimate, p_holm=None, verdict=verdict))
+    return _adjusted(rows)
+
+
+def _adjusted(rows: Sequence[EffectRow]) -> list[EffectRow]:
+    """Holm over the rows that can have a verdict, then the verdicts."""
+    adjusted = iter(stats.holm([row.estimate.p for row in rows if not row.verdict]))
+    return [row if row.verdict else _judged(row, next(adjusted)) for row in rows]
+
+
+def _judged(row: EffectRow, p: float) -> EffectRow:
+    side = "lower" if row.estimate.mid < 0 else "higher"
+    return replace(row, p_holm=p, verdict=side if p < ALPHA else "no effect shown")

@@ -1,4 +1,4 @@
-"""Statistics of ablations: what scipy has is scipy's, imported where it is used because it takes a second to load.
+"""Statistics of ablations. scipy is imported where it is used: its distributions take a second to load.
 
 A sample is one number per run: steps within a run are autocorrelated and count as one. There is no bootstrap: at the 3 to 10 seeds
 people can afford, its "95%" intervals cover .77 to .89, and the t-interval's cover .95.
@@ -7,10 +7,8 @@ people can afford, its "95%" intervals cover .77 to .89, and the t-interval's co
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
 from typing import Any
@@ -23,118 +21,96 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A mean or a difference with its two-sided t-interval, and the p of "it is zero"; a ratio, and "it is one"."""
+    """A mean, difference or ratio with its two-sided interval, and the p of "it is zero" (of a ratio: "it is one").
 
-    mean: float
-    low: float
-    high: float
-    t: float
-    df: float
-    p: float
-
-    def exp(self) -> Estimate:
-        """From the log scale to the ratio: geometric means."""
-        return Estimate(mean=math.exp(self.mean), low=math.exp(self.low), high=math.exp(self.high), t=self.t, df=self.df, p=self.p)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A centre and its two-sided interval."""
+    One value has an endless interval and no p.
+    """
 
     mid: float
     low: float
     high: float
+    p: float = math.nan
+    sd: float = math.nan  # of the values, or of the pairs' differences
+    n: int = 0  # values or pairs; of two independent samples the smaller number
+    method: str = ""
+
+    @property
+    def mean(self) -> float:
+        return self.mid
 
     @property
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    def exp(self) -> Estimate:
+        """From the log scale to the ratio: geometric means."""
+        low, high = (math.exp(end) if end < 700 else math.inf for end in (self.low, self.high))
+        return replace(self, mid=math.exp(self.mid), low=low, high=high)
 
-def _sample(values: Sequence[float] | Array, *, least: int = 2) -> Array:
+    def json(self, *more: str) -> dict[str, Any]:
+        """`mean`, `low`, `high` and what else is asked for; an endless interval and what is unknown are null."""
+        ends = {"low": self.low, "high": self.high} if math.isfinite(self.high) else {"low": None, "high": None}
+        rest = {key: getattr(self, key) for key in more}
+        return {"mean": self.mid, **ends, **{key: None if value != value else value for key, value in rest.items()}}
+
+
+Interval = Estimate
+
+
+def _sample(values: Sequence[float] | Array) -> Array:
     array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or len(array) < least:
-        raise ValueError(f"a sample must have at least {least} values, got {array.size}")
+    if array.ndim != 1 or len(array) < 2:
+        raise ValueError(f"a sample must have at least 2 values, got {array.size}")
     if not np.isfinite(array).all():
         raise ValueError("a sample must be finite numbers")
     return array
 
 
-def _logs(values: Sequence[float] | Array) -> Array:
-    array = _sample(values)
-    if (array <= 0).any():
-        raise ValueError(f"a ratio needs values above 0, got {array.min():g}")
-    return np.log(array)
-
-
-@contextmanager
-def _equal_values_allowed() -> Iterator[None]:
-    """Deterministic runs can agree to the last bit; scipy warns that a variance of zero is imprecise, and divides by it."""
-    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
-
-
-def _estimate(mean: float, result: Any, *, confidence: float) -> Estimate:
-    interval, t, p = result.confidence_interval(confidence), float(result.statistic), float(result.pvalue)
-    low, high = float(interval.low), float(interval.high)
-    if math.isnan(t) or math.isinf(t):  # no variance at all
-        low = high = mean
-        t, p = (0.0, 1.0) if mean == 0 else (math.copysign(math.inf, mean), 0.0)
-    return Estimate(mean=mean, low=low, high=high, t=t, df=float(result.df), p=p)
-
-
 # --- means and differences ---------------------------------------------------------------------------------------------------------
 
 
-def interval(values: Sequence[float] | Array, *, confidence: float = 0.95) -> Estimate:
-    """The mean of at least two values (`ttest_1samp`)."""
-    from scipy import stats
+def _t_interval(mid: float, *, se: float, df: float, confidence: float) -> dict[str, float]:
+    """mid, low, high and p."""
+    from scipy import special
 
+    if se == 0:  # deterministic runs can agree to the last bit
+        return {"mid": mid, "low": mid, "high": mid, "p": float(mid == 0)}
+    half = float(special.stdtrit(df, (1 + confidence) / 2)) * se
+    return {"mid": mid, "low": mid - half, "high": mid + half, "p": 2 * float(special.stdtr(df, -abs(mid / se)))}
+
+
+def interval(values: Sequence[float] | Array, *, confidence: float = 0.95, method: str = "t-test") -> Estimate:
+    """The mean of at least two values (Student's t)."""
     array = _sample(values)
-    with _equal_values_allowed():
-        return _estimate(float(array.mean()), stats.ttest_1samp(array, 0.0), confidence=confidence)
+    n, sd = len(array), float(array.std(ddof=1))
+    ends = _t_interval(float(array.mean()), se=sd / math.sqrt(n), df=n - 1, confidence=confidence)
+    return Estimate(**ends, sd=sd, n=n, method=method)
 
 
 def paired(a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95) -> Estimate:
-    """mean(a − b), values paired by position: the same seed in both arms (`ttest_rel`)."""
-    from scipy import stats
-
+    """mean(a − b), values paired by position: the same seed in both arms."""
     x, y = _sample(a), _sample(b)
     if len(x) != len(y):
         raise ValueError(f"pairs need samples of one length, got {len(x)} and {len(y)}")
-    with _equal_values_allowed():
-        return _estimate(float((x - y).mean()), stats.ttest_rel(x, y), confidence=confidence)
+    return interval(x - y, confidence=confidence, method="t-test, paired by seed")
 
 
-def unpaired(a: Sequence[float] | Array, b: Sequence[float] | Array, *, confidence: float = 0.95) -> Estimate:
-    """mean(a) − mean(b) for independent samples of unlike variance (Welch: `ttest_ind`)."""
-    from scipy import stats
-
+def unpaired(a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95) -> Estimate:
+    """mean(a) − mean(b) for independent samples of unlike variance (Welch)."""
     x, y = _sample(a), _sample(b)
-    with _equal_values_allowed():
-        return _estimate(float(x.mean() - y.mean()), stats.ttest_ind(x, y, equal_var=False), confidence=confidence)
+    parts = [(float(z.var(ddof=1)) / len(z), len(z)) for z in (x, y)]
+    variance = sum(part for part, _ in parts)
+    df = variance**2 / sum(part**2 / (n - 1) for part, n in parts) if variance else math.nan
+    ends = _t_interval(float(x.mean() - y.mean()), se=math.sqrt(variance), df=df, confidence=confidence)
+    return Estimate(**ends, n=min(len(x), len(y)), method="Welch's t-test, as the seeds differ")
 
 
 def lower_bound(values: Sequence[float] | Array, *, alpha: float) -> float:
     """One-sided: the mean lies below it with a chance of alpha (the lower end of the t-interval at 1 - 2·alpha)."""
-    from scipy import special
-
-    array = _sample(values)
-    n = len(array)
-    return float(array.mean() + special.stdtrit(n - 1, alpha) * array.std(ddof=1) / math.sqrt(n))
+    return interval(values, confidence=1 - 2 * alpha).low
 
 
-def ratio(ratios: Sequence[float] | Array, *, confidence: float = 0.95) -> Estimate:
-    """The geometric mean of ratios, one per pair, with an interval made on the log scale."""
-    return interval(_logs(ratios), confidence=confidence).exp()
-
-
-def ratio_unpaired(a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95) -> Estimate:
-    """The ratio of geometric means of two independent samples (Welch on the logarithms)."""
-    return unpaired(_logs(a), _logs(b), confidence=confidence).exp()
-
-
-def signed_rank(values: Sequence[float] | Array, *, confidence: float = 0.95) -> Interval:
+def signed_rank(values: Sequence[float] | Array, *, confidence: float = 0.95) -> Estimate:
     """The centre of symmetric noise, whatever its tails: the median of all pairs' means, and Wilcoxon's test turned into an interval.
 
     Exact at any size for independent values (Hodges & Lehmann 1963; Hollander, Wolfe & Chicken, 3.2–3.3). An outlier moves it by one rank.
@@ -147,7 +123,8 @@ def signed_rank(values: Sequence[float] | Array, *, confidence: float = 0.95) ->
     if not outside:
         raise ValueError(f"an interval at {confidence:g} needs at least {signed_rank_needs(confidence)} values, got {len(array)}")
     means = np.sort(((array[:, None] + array) / 2)[np.triu_indices(len(array))])
-    return Interval(mid=float(np.median(means)), low=float(means[outside - 1]), high=float(means[-outside]))
+    low, high = float(means[outside - 1]), float(means[-outside])
+    return Estimate(mid=float(np.median(means)), low=low, high=high, n=len(array), method="signed ranks")
 
 
 def signed_rank_needs(confidence: float) -> int:
@@ -164,50 +141,11 @@ def _ranks_outside(n: int, confidence: float) -> int:
     return int(np.searchsorted(np.cumsum(chances), (1 - confidence) / 2 + 1e-12, side="right"))
 
 
-def noninferior(differences: Sequence[float], *, margin: float) -> float:
-    """p of "the mean difference is `margin` or more": below alpha, not worse by the margin (one-sided `ttest_1samp`)."""
-    from scipy import stats
-
-    return float(stats.ttest_1samp(_sample(differences), margin, alternative="less").pvalue)
-
-
-def tost(differences: Sequence[float], *, low: float, high: float) -> tuple[float, float]:
-    """p of "at most `low`" and of "at least `high`": both below alpha, equivalent (two one-sided tests, Schuirmann 1987)."""
-    from scipy import stats
-
-    above = float(stats.ttest_1samp(_sample(differences), low, alternative="greater").pvalue)
-    return above, noninferior(differences, margin=high)
-
-
-def signflip(differences: Sequence[float]) -> float:
-    """Exact two-sided p from flipping the signs of the differences. Below six it cannot reach .05 (2/2ⁿ), so it refuses."""
-    from scipy import stats
-
-    sample = _sample(differences, least=6)
-    result = stats.permutation_test((sample,), np.mean, permutation_type="samples", n_resamples=np.inf, vectorized=True)
-    return float(result.pvalue)
-
-
 def pooled_sd(groups: Sequence[Sequence[float]]) -> float:
     """The standard deviation within groups, each around its own mean."""
     arrays = [_sample(group) for group in groups]
     freedom = sum(len(a) - 1 for a in arrays)
     return math.sqrt(sum(float(a.var(ddof=1)) * (len(a) - 1) for a in arrays) / freedom)
-
-
-def moderated(values: Sequence[float], *, prior_sd: float, prior_df: float, confidence: float = 0.95) -> Estimate:
-    """A mean whose variance borrows from a declared source of noise: (d₀s₀² + νs²)/(d₀ + ν) (Smyth 2004).
-
-    Fair only where the source (same recipe, scale and validation tokens) was declared before the runs.
-    """
-    from scipy import stats
-
-    array = _sample(values)
-    nu = len(array) - 1
-    variance = (prior_df * prior_sd**2 + nu * float(array.var(ddof=1))) / (prior_df + nu)
-    mean, se, df = float(array.mean()), math.sqrt(variance / len(array)), prior_df + nu
-    half, t = float(stats.t.ppf((1 + confidence) / 2, df)) * se, mean / se
-    return Estimate(mean=mean, low=mean - half, high=mean + half, t=t, df=df, p=float(2 * stats.t.sf(abs(t), df)))
 
 
 # --- several comparisons, and how many seeds ---------------------------------------------------------------------------------------
@@ -220,13 +158,6 @@ def holm(ps: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
     return [float(x) for x in adjusted]
-
-
-def bh(ps: Sequence[float]) -> list[float]:
-    """Benjamini–Hochberg's adjustment, for what is labelled a screening only."""
-    from scipy import stats
-
-    return [float(x) for x in stats.false_discovery_control(np.asarray(ps, dtype=np.float64))]
 
 
 def n_required(effect: float, *, power: float, alpha: float = 0.05, pairs: bool, most: int = 100_000) -> int:
@@ -252,15 +183,17 @@ def power_of(effect: float, *, n: int, alpha: float = 0.05, pairs: bool) -> floa
 
     Integrated over the variance: scipy's `nct.cdf` is NaN at small samples and large effects.
     """
-    from scipy import integrate, stats
+    from scipy import integrate, special
 
     nu = n - 1 if pairs else 2 * n - 2
     nc = abs(effect) * math.sqrt(n if pairs else n / 2)
-    critical = float(stats.t.ppf(1 - alpha / 2, nu))
+    critical = float(special.stdtrit(nu, 1 - alpha / 2))
+    norm = nu / 2 * math.log(2) + math.lgamma(nu / 2)
 
     def density(v: float) -> float:
         edge = critical * math.sqrt(v / nu)
-        return float((stats.norm.cdf(nc - edge) + stats.norm.cdf(-nc - edge)) * stats.chi2.pdf(v, nu))
+        chi2 = math.exp(special.xlogy(nu / 2 - 1, v) - v / 2 - norm)
+        return float(special.ndtr(nc - edge) + special.ndtr(-nc - edge)) * chi2
 
     middle, spread = float(nu), math.sqrt(2 * nu)
     value, _ = integrate.quad(density, max(0.0, middle - 12 * spread), middle + 12 * spread + 20, limit=200, points=[middle])
@@ -283,9 +216,7 @@ def crossing(x: Sequence[float], y: Sequence[float], *, target: float, smooth: b
     if not len(reached):
         return None
     i = int(reached[0])
-    if i == 0:
-        return float(x[0])
-    return float(np.interp(target, [curve[i], curve[i - 1]], [x[i], x[i - 1]]))
+    return float(x[0] if i == 0 else np.interp(target, [curve[i], curve[i - 1]], [x[i], x[i - 1]]))
 
 
 def _censored(times: Sequence[float], reached: Sequence[bool]) -> Any:
@@ -294,27 +225,26 @@ def _censored(times: Sequence[float], reached: Sequence[bool]) -> Any:
     return stats.CensoredData.right_censored(np.asarray(times, dtype=np.float64), ~np.asarray(reached, dtype=bool))
 
 
-def survival(times: Sequence[float], reached: Sequence[bool]) -> Any:
-    """Kaplan and Meier's curve as scipy's object: `.evaluate(t)` is the share that has not reached the target by `t`."""
-    from scipy import stats
-
-    return stats.ecdf(_censored(times, reached)).sf
-
-
 def median_time(times: Sequence[float], reached: Sequence[bool]) -> float | None:
     """Kaplan and Meier's median; `times` of what never reached the target are its budget. `None`: it is beyond the budget."""
     if all(reached):
         return float(np.median(times))
-    curve = survival(times, reached)
+    from scipy import stats
+
+    curve = stats.ecdf(_censored(times, reached)).sf
     below = np.flatnonzero(curve.probabilities <= 0.5 + 1e-12)
     return float(curve.quantiles[below[0]]) if len(below) else None
 
 
 def logrank(times: Sequence[float], reached: Sequence[bool], times_b: Sequence[float], reached_b: Sequence[bool]) -> tuple[float, float]:
-    """z and two-sided p of "both reach it at one pace" (log-rank test); positive z: the first reaches it sooner than expected."""
+    """z and two-sided p of "both reach it at one pace" (log-rank test); positive z: the first reaches it sooner than expected.
+
+    NaN where nothing can be said: nobody else was still on the way when one reached it.
+    """
     from scipy import stats
 
-    result = stats.logrank(x=_censored(times, reached), y=_censored(times_b, reached_b))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        result = stats.logrank(x=_censored(times, reached), y=_censored(times_b, reached_b))
     return float(result.statistic), float(result.pvalue)
 
 
@@ -323,70 +253,58 @@ def logrank(times: Sequence[float], reached: Sequence[bool], times_b: Sequence[f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effect:
-    """`levels` are (factor, level) against level 0: one pair is a main effect, two an interaction."""
+    """`levels` are (factor, level) against level 0: one pair is a main effect, two an interaction. Without degrees of freedom for an error
+    the interval is endless."""
 
     levels: tuple[tuple[int, int], ...]
-    mean: float
-    low: float | None  # None: no degrees of freedom are left for an error
-    high: float | None
-    p: float | None
-    df: int
+    estimate: Estimate
 
 
 def effects(y: Sequence[float], *, levels: Sequence[Sequence[int]], blocks: Sequence[object], confidence: float = 0.95) -> list[Effect]:
-    """Main effects and two-way interactions of a balanced full factorial, by least squares with blocks (seeds).
+    """Main effects and two-way interactions of a balanced full factorial with blocks (seeds).
 
     `levels` has a row per run with each factor's level, 0 being its base. A main effect is the mean difference to the base level over all
     other factors; an interaction is half the difference of the differences: for two levels, the usual ±1 effects (Montgomery). The error
     is what blocks, main effects and two-way interactions leave, higher interactions included.
-    """
-    from scipy import stats
 
-    design = np.asarray(levels, dtype=int)
+    Errors:
+        ValueError: not every combination of levels has equally many runs.
+    """
+    design, observed = np.asarray(levels, dtype=int), np.asarray(y, dtype=np.float64)
     sizes = [int(column.max()) + 1 for column in design.T]
-    names = list(dict.fromkeys(blocks))
-    x = np.array([_row(row, sizes, block=names.index(b), n_blocks=len(names)) for row, b in zip(design, blocks, strict=True)])
-    observed = np.asarray(y, dtype=np.float64)
-    beta, _, rank, _ = np.linalg.lstsq(x, observed, rcond=None)
-    if rank < x.shape[1] or len({tuple(row) for row in design}) != math.prod(sizes):
+    cells = np.array(list(product(*map(range, sizes))))
+    members = [np.flatnonzero((design == cell).all(axis=1)) for cell in cells]
+    repeats = len(members[0])
+    if not repeats or any(len(member) != repeats for member in members):
         raise ValueError("the design must be a full factorial")
-    df = len(x) - int(rank)
-    residual = observed - x @ beta
-    rounding = 1e-12 * max(1.0, float(np.abs(observed).max()))  # below it, lstsq's own noise; runs can agree to the last bit
-    variance = float(residual @ residual) / df if df else math.nan
-    cells = np.array(list(product(*(range(size) for size in sizes))))
-    rows = np.array([_row(cell, sizes, block=None, n_blocks=len(names)) for cell in cells])
-    spread = variance * np.linalg.inv(x.T @ x)
+    means = np.array([observed[member].mean() for member in members])
+    variance, df = _error(observed, design, blocks)
+    rounding = 1e-12 * max(1.0, float(np.abs(observed).max()))  # runs can agree to the last bit
     found = []
     for term in _terms(sizes):
-        contrast = _contrast(term, cells) @ rows
-        mean = estimate if abs(estimate := float(contrast @ beta)) > rounding else 0.0
-        if not df:
-            found.append(Effect(levels=term, mean=mean, low=None, high=None, p=None, df=0))
-            continue
-        se = math.sqrt(max(0.0, float(contrast @ spread @ contrast)))
-        half = float(stats.t.ppf((1 + confidence) / 2, df)) * se
-        p = float(2 * stats.t.sf(abs(mean) / se, df)) if se > rounding else float(mean == 0)
-        found.append(Effect(levels=term, mean=mean, low=mean - half, high=mean + half, p=p, df=df))
+        weights = _contrast(term, cells)
+        mid, se = float(weights @ means), math.sqrt(variance * float(weights @ weights) / repeats)
+        mid, se = (value if abs(value) > rounding else 0.0 for value in (mid, se))
+        ends = _t_interval(mid, se=se, df=df, confidence=confidence) if df else {"mid": mid, "low": -math.inf, "high": math.inf}
+        found.append(Effect(levels=term, estimate=Estimate(**ends, n=repeats, method="least squares, seeds as blocks")))
     return found
+
+
+def _error(observed: Array, design: Any, blocks: Sequence[object]) -> tuple[float, int]:
+    """The variance that blocks, main effects and two-way interactions leave, and its degrees of freedom."""
+    names = list(dict.fromkeys(blocks))
+    labels = [np.array([names.index(block) for block in blocks]), *design.T]
+    labels += [a * (b.max() + 1) + b for a, b in combinations(design.T, 2)]
+    x = np.hstack([label[:, None] == np.unique(label) for label in labels]).astype(np.float64)
+    beta, _, rank, _ = np.linalg.lstsq(x, observed, rcond=None)
+    residual, df = observed - x @ beta, len(x) - int(rank)
+    return (float(residual @ residual) / df if df else 0.0), df
 
 
 def _terms(sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
     for degree in (1, 2):
         for factors in combinations(range(len(sizes)), degree):
             yield from (tuple(zip(factors, chosen, strict=True)) for chosen in product(*(range(1, sizes[f]) for f in factors)))
-
-
-def _row(cell: Any, sizes: Sequence[int], *, block: int | None, n_blocks: int) -> Array:
-    """A row of the design matrix, sums to zero over each factor's levels; no block means their average."""
-    codes = [_code(int(level), size) for level, size in zip(cell, sizes, strict=True)]
-    seed = np.zeros(n_blocks - 1) if block is None else _code(block, n_blocks)
-    pairs = [np.outer(a, b).ravel() for a, b in combinations(codes, 2)]
-    return np.concatenate([np.ones(1), seed, *codes, *pairs])
-
-
-def _code(level: int, size: int) -> Array:
-    return -np.ones(size - 1) if level == 0 else np.eye(size - 1)[level - 1]
 
 
 def _contrast(term: tuple[tuple[int, int], ...], cells: Any) -> Array:
@@ -407,5 +325,5 @@ def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def pareto(points: Sequence[Sequence[float]]) -> list[bool]:
-    """Which points nobody dominates."""
+    """Which points no other dominates."""
     return [not any(dominates(other, point) for other in points) for point in points]

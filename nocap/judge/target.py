@@ -7,56 +7,66 @@ shortest schedule that ends at the target.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from nocap.judge import estimates, stats
 from nocap.judge.arms import Arm
-from nocap.store.runs import Record
+from nocap.judge.stats import Estimate
+from nocap.show.table import plural
+from nocap.store.runs import Record, number
 
 AXES = ("steps", "train_s")
 
 
-def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Any]:
-    """Steps and training seconds to `goal`: Kaplan and Meier's median, how many never got there, and the ratio to the baseline.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """Steps or training seconds to the target."""
 
-    A ratio needs every run of both arms to have reached it; otherwise `logrank_p` says whether the pace differs. Seconds are refused across
-    machines.
-    """
+    median: float | None = None  # Kaplan and Meier's; None: beyond the budget
+    raw_median: float | None = None
+    censored: int = 0  # runs that never got there
+    n: int = 0
+    budget: float | None = None
+    ratio: Estimate | None = None  # to the baseline's; only where every run of both arms got there
+    logrank_p: float | None = None  # where some did not: of "at one pace"
+    refused: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio and self.ratio.json()}
+
+
+def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:
+    """Steps and training seconds to `goal`. Seconds are refused across machines."""
     return {axis: _axis(arm, base, axis=axis, goal=goal) for axis in AXES}
 
 
-def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> dict[str, Any]:
-    mine, theirs = _times(arm, axis=axis, goal=goal), _times(base, axis=axis, goal=goal)
-    reached = [ok for _, ok in mine.values()]
+def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> Reach:
+    mine, theirs = (_times(side, axis=axis, goal=goal) for side in (arm, base))
+    times, reached = [t for t, _ in mine.values()], [ok for _, ok in mine.values()]
+    base_times, base_reached = [t for t, _ in theirs.values()], [ok for _, ok in theirs.values()]
+    censored, n = reached.count(False), len(reached)
+    machines = arm.machines | base.machines
+    if axis == "train_s" and len(machines) > 1:
+        return Reach(censored=censored, n=n, refused=f"the runs are from {plural(len(machines), 'machine')}")
     raw = [x for run in arm.all if (x := stats.crossing(_x(run, axis), run.curve.val_loss, target=goal, smooth=False)) is not None]
-    found: dict[str, Any] = {
-        "median": None,
-        "raw_median": median(raw) if len(raw) == len(arm.all) else None,
-        "censored": reached.count(False),
-        "n": len(reached),
-        "budget": max((time for time, _ in mine.values()), default=None),
-        "ratio": None,
-        "logrank_p": None,
-        "refused": None,
-    }
-    if axis == "train_s" and (why := _apart(arm, base)):
-        return {**found, "raw_median": None, "budget": None, "refused": why}
-    if mine:
-        found["median"] = stats.median_time([time for time, _ in mine.values()], reached)
-    if arm.id == base.id or not mine or not theirs:
-        return found
-    if all(reached) and all(ok for _, ok in theirs.values()):
-        found["ratio"] = estimates.ratio(*({seed: time for seed, (time, _) in side.items()} for side in (mine, theirs)))
-    elif any(reached) or any(ok for _, ok in theirs.values()):
-        sides = [([t for t, _ in side.values()], [ok for _, ok in side.values()]) for side in (mine, theirs)]
-        found["logrank_p"] = stats.logrank(*sides[0], *sides[1])[1] if min(len(mine), len(theirs)) > 1 else None
-    return found
-
-
-def _apart(arm: Arm, base: Arm) -> str | None:
-    machines = {**arm.machines, **base.machines}
-    return f"the runs are from {len(machines)} machines" if len(machines) > 1 else None
+    compared = arm.id != base.id and mine and theirs
+    everybody, anybody = all([*reached, *base_reached]), any([*reached, *base_reached])
+    ratio = p = None
+    if compared and everybody:
+        ratio = estimates.ratio(*({seed: time for seed, (time, _) in side.items()} for side in (mine, theirs)))
+    elif compared and anybody and min(len(mine), len(theirs)) > 1:
+        p = number(stats.logrank(times, reached, base_times, base_reached)[1])
+    return Reach(
+        median=stats.median_time(times, reached) if mine else None,
+        raw_median=median(raw) if len(raw) == len(arm.all) else None,
+        censored=censored,
+        n=n,
+        budget=max(times, default=None),
+        ratio=ratio,
+        logrank_p=p,
+    )
 
 
 def _x(run: Record, axis: str) -> list[float]:
@@ -68,11 +78,10 @@ def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]
     found: dict[int, tuple[float, bool]] = {}
     for run in arm.all:
         x = _x(run, axis)
-        if not x or run.seed in found:
-            continue
-        at = stats.crossing(x, run.curve.val_loss, target=goal)
-        # A run that diverged will never reach it: its budget is the arm's.
-        found[run.seed] = (max(x), False) if at is None else (at, True)
+        if x and run.seed not in found:
+            at = stats.crossing(x, run.curve.val_loss, target=goal)
+            found[run.seed] = (max(x), False) if at is None else (at, True)
+    # A run that diverged will never reach it: its budget is the arm's.
     longest = max((time for time, _ in found.values()), default=0.0)
     diverged = {run.seed for run in arm.diverged}
     return {seed: (longest, False) if seed in diverged and not ok else (time, ok) for seed, (time, ok) in found.items()}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nocap.config.keys import require
 from nocap.config.registry import keys_that_count
 from nocap.judge.arms import ABSENT, Arm, changes, setting, spell
-from nocap.store.runs import Record, dig, flat, read, shorten
+from nocap.show.table import shorten, table
+from nocap.store.runs import Record, dig, flat, read
 
 
 def _setting(key: str, run: Record) -> str:
@@ -30,8 +31,7 @@ _KERNEL_KEYS = {"attention.kernel", "attention.local_kernel"}
 def check_allowed(allowed: Collection[str]) -> None:
     known = (*MEASURED, *CONFOUNDERS)
     for key in allowed:
-        if not any(covers(key, other) for other in known):
-            raise ValueError(f"--allow must be one of {', '.join(known)}, got {key!r}")
+        require(any(covers(key, other) for other in known), "--allow", f"be one of {', '.join(known)}", repr(key))
 
 
 def covers(allowed: str, key: str) -> bool:
@@ -46,21 +46,18 @@ def check_measured(arms: Sequence[Arm], *, allowed: Collection[str]) -> list[str
         ValueError: names every key that differs, its values and runs that have them.
     """
     runs = [run for arm in arms for run in arm.all]
-    refused: list[tuple[str, str]] = []
-    declared: list[tuple[str, str]] = []
+    lines: dict[str, str] = {}
     for key, value_of in MEASURED.items():
         names: dict[str, list[str]] = {}
         for run in runs:
             names.setdefault(value_of(run), []).append(run.folder.name)
         if len(names) > 1:
-            line = f"{key} is " + ", ".join(f"{value} in {len(have)} ({shorten(have, most=2)})" for value, have in names.items())
-            is_declared = any(covers(a, key) for a in allowed)
-            (declared if is_declared else refused).append((key, line))
-    if refused:
-        flags = " ".join(f"--allow {key}" for key, _ in refused)
-        lines = "; ".join(line for _, line in refused)
-        raise ValueError(f"runs must share their data and validation settings: {lines}; compare them separately, or declare it: {flags}")
-    return [f"declared: {line}" for _, line in declared]
+            lines[key] = f"{key} is " + ", ".join(f"{value} in {len(have)} ({shorten(have, most=2)})" for value, have in names.items())
+    if refused := [key for key in lines if not any(covers(a, key) for a in allowed)]:
+        flags = " ".join(f"--allow {key}" for key in refused)
+        differ = "; ".join(lines[key] for key in refused)
+        raise ValueError(f"runs must share their data and validation settings: {differ}; compare them separately, or declare it: {flags}")
+    return [f"declared: {line}" for line in lines.values()]
 
 
 def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
@@ -76,8 +73,8 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
     return [key for key in CONFOUNDERS if found[key] and not any(covers(a, key) for a in allowed)]
 
 
-def _differ(arm: Arm, base: Arm, fact: Callable[[Record], str]) -> bool:
-    return {fact(run) for run in arm.runs} != {fact(run) for run in base.runs}
+def _differ(arm: Arm, base: Arm, property_of: Callable[[Record], str]) -> bool:
+    return {property_of(run) for run in arm.runs} != {property_of(run) for run in base.runs}
 
 
 def _source_differs(arm: Arm, base: Arm) -> bool:
@@ -92,7 +89,7 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     Asked for: the kernel's keys are all that changed; or the kind of attention changed and brings its own, the configured kernel being
     the same. So `sliding` against `flash` is fair, and `gqa` against the materialised `mha` is not.
     """
-    mine, theirs = arm.fact("kernel"), base.fact("kernel")
+    mine, theirs = arm.summary("kernel"), base.summary("kernel")
     if not mine or not theirs or mine == theirs:
         return False
     asked = bool(changed & _KERNEL_KEYS) and changed <= _KERNEL_KEYS
@@ -104,73 +101,53 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
 # --- two runs ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    part: str  # of the identity: config, source, data, environment or init; or "recorded", which is no part of it
-    key: str
-    a: str
-    b: str
-
-
 def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
-    """Two runs' differences, as plain JSON.
+    """Two runs' differences, as plain JSON: of each the `part` of the identity (or "recorded", which is no part of it), its key, a and b.
 
     Errors:
         ValueError: a folder's record cannot be read.
     """
-    problems: list[str] = []
     try:
-        a, b = (read(folder, problems=problems) for folder in (folder_a, folder_b))
+        a, b = (read(folder, problems=[]) for folder in (folder_a, folder_b))
     except ValueError as error:
         raise ValueError(f"--why needs two readable runs: {folder_a.name} and {folder_b.name}: {error}") from error
-    found = list(differences(a, b))
+    parts = [(x, y) for x, y in zip(_parts(a), _parts(b), strict=True) if x[0] != "data" or a.parts.get("data") != b.parts.get("data")]
     return {
         "a": {"identity": a.identity, "name": a.folder.name, "status": a.status},
         "b": {"identity": b.identity, "name": b.folder.name, "status": b.status},
         "same": a.identity == b.identity,
-        "differences": [{"part": d.part, "key": d.key, "a": d.a, "b": d.b} for d in found],
+        "differences": [difference for (part, x), (_, y) in parts for difference in _differences(part, x, y)],
     }
 
 
-def differences(a: Record, b: Record) -> Iterator[Difference]:
-    """Part by part of the identity, then what is only recorded."""
+def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The parts of the identity, then what is only recorded."""
     for part in ("config", "source", "environment", "init"):
-        yield from _compare(part, a.parts.get(part) or {}, b.parts.get(part) or {})
-    if a.parts.get("data") != b.parts.get("data"):
-        yield Difference(part="data", key="manifest", a=str(a.parts.get("data"))[:12], b=str(b.parts.get("data"))[:12])
-        for split in ("train", "val"):
-            yield from _compare("data", {split: a.tokens_hash(split)[:12]}, {split: b.tokens_hash(split)[:12]})
-        yield from _compare("data", dig(a.manifest, "data", "source") or {}, dig(b.manifest, "data", "source") or {})
-    yield from _compare("recorded", _recorded(a), _recorded(b))
-
-
-def _recorded(run: Record) -> dict[str, Any]:
+        yield part, run.parts.get(part) or {}
+    tokens = {split: run.tokens_hash(split)[:12] for split in ("train", "val")}
+    yield "data", {"manifest": str(run.parts.get("data"))[:12], **tokens, **(dig(run.manifest, "data", "source") or {})}
     versions = {f"version of {name}": version for name, version in (run.manifest.get("versions") or {}).items() if name != "torch"}
-    return {
-        "hardware": run.machine_name,
-        "git commit": str(dig(run.manifest, "git", "commit") or ABSENT)[:12],
-        "kernel": spell(dig(run.summary, "kernel", "train") or ABSENT),
-        **versions,
-    }
+    commit = str(dig(run.manifest, "git", "commit") or ABSENT)[:12]
+    kernel = dig(run.summary, "kernel", "train") or ABSENT
+    yield "recorded", {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions}
 
 
-def _compare(part: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
-    left, right = ({k: spell(v) for k, v in flat(tree)} for tree in (a, b))
+def _differences(part: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    left, right = ({key: spell(value) for key, value in flat(tree)} for tree in (a, b))
     for key in dict.fromkeys([*left, *right]):
-        if left.get(key, ABSENT) != right.get(key, ABSENT):
-            yield Difference(part=part, key=key, a=left.get(key, ABSENT), b=right.get(key, ABSENT))
+        if (x := left.get(key, ABSENT)) != (y := right.get(key, ABSENT)):
+            yield {"part": part, "key": key, "a": x, "b": y}
 
 
-def tell(found: Mapping[str, Any]) -> str:
+def describe(found: Mapping[str, Any]) -> str:
     """`why`'s answer for people."""
     a, b = found["a"]["name"], found["b"]["name"]
-    rows = [(d["part"], d["key"], d["a"], d["b"]) for d in found["differences"]]
     same_run = f"{a} and {b} are the same run (identity {found['a']['identity']})"
-    head = same_run if found["same"] else f"{a}\n{b}\nare two runs because of:"
-    parts = {part for part, *_ in rows if part != "recorded"}
-    quiet = [part for part in ("config", "source", "data", "environment") if part not in parts]
-    wide = max((len(row[1]) for row in rows), default=0)
-    lines = [f"  {part:<11} {key:<{wide}}  {left} → {right}" for part, key, left, right in rows if part != "recorded"]
-    noted = [f"  {part:<11} {key:<{wide}}  {left} → {right}" for part, key, left, right in rows if part == "recorded"]
-    same = [f"the same: {', '.join(quiet)}"] if quiet else []
-    return "\n".join([head, *lines, *same, *(["recorded, and no part of the identity:", *noted] if noted else [])])
+    rows = [[d["part"], d["key"], f"{d['a']} → {d['b']}"] for d in found["differences"]]
+    differ, recorded = ([row for row in rows if (row[0] == "recorded") == is_recorded] for is_recorded in (False, True))
+    quiet = [part for part in ("config", "source", "data", "environment") if part not in {row[0] for row in differ}]
+    lines = [same_run if found["same"] else f"{a}\n{b}\nare two runs because of:"]
+    lines += [table(["part", "key", "a → b"], differ)] if differ else []
+    lines += [f"the same: {', '.join(quiet)}"] if quiet else []
+    lines += ["recorded, and not part of the identity:", table(["part", "key", "a → b"], recorded)] if recorded else []
+    return "\n".join(lines)

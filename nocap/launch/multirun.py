@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
@@ -38,6 +38,9 @@ from nocap.launch.runner import Runner
 from nocap.options.launcher import One, Slots
 from nocap.store.identity import digest
 from nocap.store.record import read_json
+
+if TYPE_CHECKING:
+    from nocap.judge.result import Comparison
 
 Results = dict[str, Result]  # by identity
 
@@ -187,20 +190,20 @@ def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
     if any_finished:
         try:
             from nocap.judge.compare import compare
-            from nocap.judge.text import render
+            from nocap.judge.describe import render
             from nocap.store.runs import load
 
             comparison = compare(load([grid.folder]))
             print(f"\n{render(comparison)}\n")
             if trained:
-                _write_report(grid, dict(comparison))
+                _write_report(grid, comparison)
             print(f"report: {folder}/report.html")
         except Exception as error:
             print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
     print(f"compare: python -m nocap.compare {folder}", flush=True)
 
 
-def _write_report(grid: Grid, comparison: dict[str, Any]) -> None:
+def _write_report(grid: Grid, comparison: Comparison) -> None:
     """`report.html` in the grid's folder, and with W&B a run of the group that holds the verdicts and the report."""
     from nocap.judge import report
     from nocap.options.tracker import RunFacts
@@ -217,5 +220,5 @@ def _write_report(grid: Grid, comparison: dict[str, Any]) -> None:
         config={"swept": list(grid.swept)},
         group=grid.name,
     )
-    if message := track_comparison(grid.cells[0].plan.run.tracker, facts, comparison=comparison, report=path):
+    if message := track_comparison(grid.cells[0].plan.run.tracker, facts, comparison=comparison.json(), report=path):
         print(f"tracker: {message}")

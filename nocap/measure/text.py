@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.judge.text import NONE, table
+from nocap.show.table import NONE, table
 from nocap.measure.names import PARTS
 
 Json = Mapping[str, Any]

@@ -16,8 +16,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from nocap.show.table import NONE
+
 HERE = Path(__file__).parent
-DASH = "–"
 
 
 def render(folder: Path, *, kind: str, title: str, data: Mapping[str, Any], **values: Any) -> str:
@@ -42,7 +43,7 @@ def _environment(folder: Path) -> Environment:
         loader=FileSystemLoader([folder, HERE]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: DASH if value is None else value,
+        finalize=lambda value: NONE if value is None else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

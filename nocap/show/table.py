@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +19,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title, *cells in zip(head, *rows, strict=True):
-        drawn.add_column(Text(title), justify="right" if _numeric(cells) else "left", no_wrap=True)
+        drawn.add_column(Text(title), justify="right" if is_numeric(cells) else "left", no_wrap=True)
     for row in rows:
         drawn.add_row(*map(Text, row))
     console = Console(file=io.StringIO(), width=sys.maxsize, force_terminal=sys.stdout.isatty())
@@ -27,8 +28,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
 
 
-def _numeric(cells: Sequence[str]) -> bool:
-    return any(cell != NONE for cell in cells) and all(cell[:1] in "0123456789+−-–>[" for cell in cells)
+_NUMBER = re.compile(r"[<>+−-]? ?\[?[+−-]?\d\S*( (\w{1,3}|[^\w\s].*))?|–")  # a unit of three letters, or an interval, may follow
+
+
+def is_numeric(cells: Sequence[str]) -> bool:
+    """Whether a column stands to the right: numbers, perhaps with a unit or an interval, and dashes."""
+    return any(cell != NONE for cell in cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -74,13 +79,13 @@ def p_value(p: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """124,439,808 as `124.4M`."""
+    """`114,752`; 124,439,808 as `124.4M`."""
     if value is None:
         return NONE
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if abs(value) >= size:
             return f"{value / size:.{1 if abs(value) >= 10 * size else 2}f}{unit}"
-    return f"{value:.4g}"
+    return whole(value)
 
 
 def three_digits(value: float | None) -> str:

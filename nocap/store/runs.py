@@ -11,12 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import registry
+from nocap.show.table import plural, shorten
+from nocap.store.measurement import METRICS, Ending, Measurement
 from nocap.store.record import SCHEMA_VERSION, read_json
 
 OUTPUTS = Path("outputs")  # names are looked for here
 GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 
-COMPARED = ("finished", "diverged")  # a loss that is no number is a result; a run that was cut short is none
+COMPARED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
+
+# Metric → where the summary has it. `train_s` is made of two of its lines.
+_IN_SUMMARY = {
+    "val_loss": ("val_loss",),
+    "val_bpb": ("val_bpb",),
+    "tokens_per_s": ("tokens_per_s",),
+    "step_ms": ("step_ms", "median"),
+    "memory_mib": ("memory_mib", "peak"),
+    "params": ("params", "total"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +44,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A run as its folder tells it."""
+    """A run as its folder has it."""
 
     folder: Path
     identity: str
@@ -52,9 +64,13 @@ class Record:
         """A finite number of the summary, by its path; `None` where there is none, as in older records."""
         return number(dig(self.summary, *keys))
 
+    def value(self, metric: str) -> float | None:
+        """What the run measured in a metric, in the metric's unit."""
+        return self.train_s if metric == "train_s" else self.number(*_IN_SUMMARY[metric])
+
     @property
     def val_loss(self) -> float | None:
-        return self.number("val_loss")
+        return self.value("val_loss")
 
     @property
     def train_s(self) -> float | None:
@@ -79,9 +95,27 @@ class Record:
 
     def tokens_hash(self, split: str) -> str:
         """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data manifest."""
-        shards = dig(self.manifest, "data", split) or []
-        named = [str(dig(shard, "sha256")) for shard in shards if dig(shard, "sha256")]
-        return "+".join(named) if named else str(self.parts.get("data"))
+        named = [str(digest) for shard in dig(self.manifest, "data", split) or [] if (digest := dig(shard, "sha256"))]
+        return "+".join(named) or str(self.parts.get("data"))
+
+
+def measurements(record: Record) -> list[Measurement]:
+    """What a run measured at its end. A diverged run has no loss, and says so."""
+    values = {name: record.value(name) for name in ("val_loss", "val_bpb", "train_s", *list(_IN_SUMMARY)[2:])}
+    is_lost = {name: record.status == "diverged" and name in ("val_loss", "val_bpb") for name in values}
+    return [
+        Measurement(
+            arm=record.arm,
+            repeat=record.seed,
+            metric=METRICS[name],
+            value=None if is_lost[name] else value,
+            ending=Ending.diverged if is_lost[name] else Ending.measured,
+            where=record.machine[0],
+            when=record.started,
+        )
+        for name, value in values.items()
+        if value is not None or is_lost[name]
+    ]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,12 +147,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", value
 
 
-def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
-    """A record from before every option had a kind has its group's first."""
-    bare = [group for group in registry.groups() if f"{group}.kind" not in config and any(key.startswith(f"{group}.") for key in config)]
-    return {**{f"{group}.kind": next(iter(registry.options(group))) for group in bare if group != "ideas"}, **config}
-
-
 # --- finding -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -128,11 +156,8 @@ def load(paths: Iterable[str | Path]) -> Found:
     Errors:
         ValueError: a path that is nothing, or holds no run.
     """
-    found, seen = Found(), set()
-    for folder in (folder for path in paths for folder in find(str(path))):
-        if folder.resolve() in seen:
-            continue
-        seen.add(folder.resolve())
+    found = Found()
+    for folder in {folder.resolve(): folder for path in paths for folder in find(str(path))}.values():
         try:
             record = read(folder, problems=found.problems)
         except ValueError as error:
@@ -149,17 +174,13 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
     """The run folders that a path, glob or name stands for; a name is looked for in the `runs` of `outputs`."""
     place = Path(path).expanduser()
     if place.is_dir():
-        folders = _below(place)
-        if not folders:
-            raise ValueError(f"{path} must be a run, a folder of runs or a grid's folder, and holds no run")
-        return folders
-    if glob.has_magic(path):
-        matches = [Path(match) for match in sorted(glob.glob(str(place), recursive=True))]
-        folders = [folder for match in matches if match.is_dir() for folder in _below(match)]
+        folders, rule = _below(place), "a run, a folder of runs or a grid's folder, and holds no run"
     else:
-        folders = _named(path, outputs / "runs")
+        rule = f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found"
+        matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
+        folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(path, outputs / "runs")
     if not folders:
-        raise ValueError(f"{path} must be a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found")
+        raise ValueError(f"{path} must be {rule}")
     return folders
 
 
@@ -171,8 +192,22 @@ def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
     return folders[0]
 
 
+def _runs(root: Path) -> list[Path]:
+    """The run folders right below, in the order they were started."""
+    folders = (folder for folder in root.glob("[!.]*/") if _is_run(folder))
+    return sorted(folders, key=lambda folder: (_started(folder), folder.name))
+
+
 def _is_run(folder: Path) -> bool:
     return (folder / "manifest.json").is_file() or (folder / "summary.json").is_file()
+
+
+def _started(folder: Path) -> str:
+    try:
+        manifest = read_json(folder / "manifest.json") or {}
+    except ValueError:
+        return ""
+    return str(dig((manifest.get("attempts") or [{}])[0], "started") or "")
 
 
 def _below(place: Path) -> list[Path]:
@@ -180,31 +215,25 @@ def _below(place: Path) -> list[Path]:
         return [place]
     if (place / GRID).is_file():
         return _cells(place)
-    root = place / "runs" if (place / "runs").is_dir() else place
-    return sorted((folder for folder in root.glob("[!.]*/") if _is_run(folder)), key=_started)
-
-
-def _started(folder: Path) -> tuple[str, str]:
-    try:
-        manifest = read_json(folder / "manifest.json") or {}
-    except ValueError:
-        manifest = {}
-    attempts = manifest.get("attempts") or [{}]
-    return str(dig(attempts[0], "started") or ""), folder.name
+    return _runs(place / "runs" if (place / "runs").is_dir() else place)
 
 
 def _cells(grid: Path) -> list[Path]:
     """A grid's runs, which lie beside all others in `runs/`; cells that nobody started yet have none."""
     content = read_json(grid / GRID) or {}
-    wanted = [str(identity) for cell in content.get("cells", []) if (identity := dig(cell, "identity"))]
-    by_identity = {folder.name.rpartition("-")[2]: folder for folder in (grid.parents[1] / "runs").glob("[!.]*/") if _is_run(folder)}
-    return [by_identity[identity] for identity in dict.fromkeys(wanted) if identity in by_identity]
+    wanted = dict.fromkeys(str(dig(cell, "identity")) for cell in content.get("cells", []))
+    by_identity = {_identity(folder): folder for folder in (grid.parents[1] / "runs").glob("[!.]*/") if _is_run(folder)}
+    return [by_identity[identity] for identity in wanted if identity in by_identity]
+
+
+def _identity(folder: Path) -> str:
+    return folder.name.rpartition("-")[2]
 
 
 def _named(name: str, root: Path) -> list[Path]:
     """By a folder's whole name, an identity (or its first six digits or more), or a readable name, which may be that of an arm."""
-    runs = sorted((folder for folder in root.glob("[!.]*/") if _is_run(folder)), key=_started)
-    by_identity = [folder for folder in runs if len(name) >= 6 and folder.name.rpartition("-")[2].startswith(name)]
+    runs = _runs(root)
+    by_identity = [folder for folder in runs if len(name) >= 6 and _identity(folder).startswith(name)]
     return by_identity or [folder for folder in runs if folder.name == name or folder.name.startswith(f"{name}-")]
 
 
@@ -241,7 +270,7 @@ def read(folder: Path, *, problems: list[str]) -> Record:
         arm=str(manifest.get("arm") or name),
         seed=seed,
         status=status,
-        started=_started(folder)[0],
+        started=_started(folder),
         config=config,
         parts=parts,
         manifest=manifest,
@@ -251,14 +280,19 @@ def read(folder: Path, *, problems: list[str]) -> Record:
     )
 
 
+def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
+    """A record from before every option had a kind has its group's first."""
+    bare = [group for group in registry.groups() if f"{group}.kind" not in config and any(key.startswith(f"{group}.") for key in config)]
+    return {**{f"{group}.kind": next(iter(registry.options(group))) for group in bare if group != "ideas"}, **config}
+
+
 def _inference(folder: Path, problems: list[str]) -> Mapping[str, Any]:
     try:
         content = read_json(folder / "latency.json") or {}
+        if (version := content.get("schema_version", 0)) > SCHEMA_VERSION:
+            raise ValueError(f"latency.json has schema_version {version}")
     except ValueError as error:
         problems.append(f"{folder.name}: no inference, {error}")
-        return {}
-    if content.get("schema_version", 0) > SCHEMA_VERSION:
-        problems.append(f"{folder.name}: no inference, latency.json has schema_version {content['schema_version']}")
         return {}
     return content
 
@@ -266,27 +300,25 @@ def _inference(folder: Path, problems: list[str]) -> Mapping[str, Any]:
 def _curve(folder: Path, problems: list[str]) -> Curve:
     curve, bad = Curve(), []
     path = folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines() if path.is_file() else []
     if not path.is_file():
         problems.append(f"{folder.name}: no metrics.jsonl, so no curve")
-    for line_number, line in enumerate(lines, start=1):
+        return curve
+    for line_number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
-            step = row["step"]
-            if not isinstance(step, int):
+            if not isinstance(row["step"], int):
                 raise TypeError
         except (ValueError, TypeError, KeyError):
             bad.append(line_number)
             continue
-        if (loss := number(row.get("val/loss"))) is None:
-            continue
-        curve.step.append(step)
-        curve.tokens.append(int(number(row.get("tokens")) or 0))
-        curve.train_s.append(_train_s(row))
-        curve.val_loss.append(loss)
-        curve.val_bpb.append(number(row.get("val/bpb")))
+        if (loss := number(row.get("val/loss"))) is not None:
+            curve.step.append(row["step"])
+            curve.tokens.append(int(number(row.get("tokens")) or 0))
+            curve.train_s.append(_train_s(row))
+            curve.val_loss.append(loss)
+            curve.val_bpb.append(number(row.get("val/bpb")))
     if bad:
-        problems.append(f"{path}: {len(bad)} corrupt line{'s'[: len(bad) > 1]} skipped ({shorten(f'line {n}' for n in bad)})")
+        problems.append(f"{path}: {plural(len(bad), 'corrupt line')} skipped ({shorten(f'line {n}' for n in bad)})")
     return curve
 
 
@@ -294,9 +326,3 @@ def _train_s(row: Mapping[str, Any]) -> float:
     """Seconds of training before this row's validation: its clock is read after the step that follows the validation."""
     clock = (number(row.get("clock/train_s")) or 0.0) + (number(row.get("clock/data_s")) or 0.0)
     return max(0.0, clock - (number(row.get("perf/step_ms")) or 0.0) / 1e3)
-
-
-def shorten(words: Iterable[str], *, most: int = 4) -> str:
-    """`a, b, c and 21 more`: enough to see what is meant."""
-    shown = list(words)
-    return ", ".join(shown) if len(shown) <= most else f"{', '.join(shown[: most - 1])} and {len(shown) - most + 1} more"
