@@ -2,8 +2,8 @@
 
     python -m tests.tools.run_docs [--slow] [--clone] [--only PAGE] [--keep]
 
-A command is a line of a fenced `sh` block, or several joined by `\\` or a shell loop. A `text` block right after it is the output that the
-page shows, where `…` stands for anything. HTML comments before a block steer the tool:
+A command is a line of a fenced `sh` block, or several joined by `\\` or a shell loop, or a whole `python` block. A `text` block right
+after it is the output that the page shows, where `…` stands for anything. HTML comments before a block steer the tool:
 
     <!-- not run: needs a GPU -->       skipped, with the reason in the table
     <!-- slow -->                       runs with --slow only
@@ -69,7 +69,7 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
     text, found = page.read_text(), []
     fences = list(FENCE.finditer(text))
     for i, fence in enumerate(fences):
-        if fence[2] not in ("sh", "bash"):
+        if fence[2] not in ("sh", "bash", "python"):
             continue
         before = text[fences[i - 1].end() if i else 0 : fence.start()]
         after = fences[i + 1] if i + 1 < len(fences) else None
@@ -78,7 +78,7 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
             Block(
                 page=str(page.relative_to(root)),
                 line=text.count("\n", 0, fence.start()) + 1,
-                commands=list(split_commands(fence[3])),
+                commands=[f"python - <<'EOF'\n{fence[3]}EOF"] if fence[2] == "python" else list(split_commands(fence[3])),
                 settings=_settings(before),
                 shown=after[3] if after is not None and follows else None,
             )
@@ -110,7 +110,9 @@ def split_commands(script: str) -> Iterator[str]:
 
 
 def simple_commands(command: str) -> list[list[str]]:
-    """The words of each simple command in it: a pipe, `;` or a loop holds several."""
+    """The parts of each simple command in it: a pipe, `;` or a loop holds several. None for a script that is read from standard input."""
+    if "<<" in command:
+        return []
     lexer = shlex.shlex(command.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";|&")
     lexer.whitespace_split = True
     found: list[list[str]] = [[]]
