@@ -1,0 +1,146 @@
+"""README.md and docs/: every command can be typed as it stands, links lead somewhere, the README is short."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from nocap.config.compose import compose
+from tests.tools import run_docs
+from tests.tools.run_docs import ROOT, Block, blocks, matches, pages, simple_commands, split_commands
+
+ALL = [block for page in pages() for block in blocks(page)]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+COMPOSING = ("nocap.train", "nocap.profile", "nocap.bench")
+MINE = ("seed", "output_dir", "cache_dir")
+
+
+def _name(block: Block) -> str:
+    return f"{block.page}:{block.line}"
+
+
+def _nocap(block: Block) -> Iterator[tuple[str, list[str]]]:
+    """Module and arguments of each of the block's commands of nocap, as shown and as run."""
+    for command in dict.fromkeys([*block.commands, *block.to_run]):
+        for words in simple_commands(command):
+            if words[:2] == ["python", "-m"] and words[2].startswith("nocap"):
+                yield words[2], words[3:]
+            elif words[0] == "nocap":
+                yield f"nocap.{words[1]}", words[2:]
+
+
+@cache
+def _help(module: str) -> str:
+    if module == "nocap.train":
+        return " ".join(["--config-dir", *get_args_parser()._option_string_actions])
+    package = bool(importlib.util.find_spec(module).submodule_search_locations)  # type: ignore[union-attr]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        importlib.import_module(f"{module}.__main__" if package else module).main(["--help"])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("block", ALL, ids=_name)
+def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
+    for module, arguments in _nocap(block):
+        assert importlib.util.find_spec(module), module
+        for flag in (word.partition("=")[0] for word in arguments if re.match(r"--[a-z]", word)):
+            assert re.search(rf"{flag}\b", _help(module)), f"{module} has no {flag}"
+    for command in block.commands:
+        for words in simple_commands(command):
+            if words[0] == "make":
+                assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words[1]
+            if words[0] == "python" and words[1].endswith(".py"):
+                assert (ROOT / words[1]).is_file(), words[1]
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.settings.get("exit", "0") == "0"], ids=_name)
+def test_overrides_compose(block: Block) -> None:
+    for module, arguments in _nocap(block):
+        if module not in COMPOSING or {"--config-dir", "--diff", "--help"} & set(arguments):
+            continue
+        for overrides in _arms(arguments):
+            compose([*overrides, "data.path=x"] if "data=text" in overrides else overrides)
+
+
+def _arms(arguments: list[str]) -> Iterator[list[str]]:
+    """The overrides of the first cell of a grid and, for each value that it sweeps, of a cell that has it; of each arm of a bench."""
+    arms = [shlex.split(arguments[i + 1]) for i, word in enumerate(arguments) if word == "--arm"]
+    shared = [word for i, word in enumerate(arguments) if re.match(r"(?!hydra)[a-z_.]+=", word) and arguments[i - 1] != "--arm"]
+    if arms:
+        yield from ([*shared, *arm] for arm in arms)
+        return
+    parsed = OverridesParser.create().parse_overrides(shared)
+    values = {o.key_or_group: list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed}
+    first = [f"{key}={found[0]}" if found else o.input_line or "" for o, (key, found) in zip(parsed, values.items(), strict=True)]
+    yield first
+    for key, found in values.items():
+        yield from ([*first, f"{key}={value}"] for value in (found or [])[1:] if key not in MINE)
+
+
+@pytest.mark.parametrize("page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "LOG.md"], ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        path, _, heading = link.partition("#")
+        if "://" in path:
+            continue
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not heading or heading in _headings(target), f"{page.name}: {link}"
+
+
+def _headings(page: Path) -> set[str]:
+    """As GitHub makes anchors of them."""
+    lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+    titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def test_readme_is_short_and_has_ten_rows_of_the_leaderboard() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start, end = (next(i for i, line in enumerate(lines) if line.startswith(mark)) for mark in ("<!-- board:", "<!-- end of board"))
+    assert len(lines[start + 1 : end]) == 2 + 10
+    assert len(lines) <= 130
+    assert [line for line in (*lines[:start], *lines[end:]) if len(line) > 140] == []
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = LINK.findall((ROOT / "README.md").read_text())
+    assert [page.name for page in pages()[1:] if f"docs/{page.name}" not in linked] == []
+
+
+def test_blocks_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- slow -->\n<!-- add: x=1 -->\n```sh\na b \\\n  c   # why\nfor i in 1 2; do\n  d $i\ndone | e\n```\n\n```text\n3 of … s\n```\n"
+        "text\n<!-- run: f; g -->\n```sh\nh\n```\n```text\n```\n"
+    )
+    first, second = blocks(page, tmp_path)
+    assert first.commands == ["a b \\\n  c", "for i in 1 2; do\n  d $i\ndone | e"]
+    assert first.to_run[0] == "a b \\\n  c x=1"
+    assert (first.line, first.shown) == (3, "3 of … s\n")
+    assert first.skipped(slow=False, clone=False) == "only with --slow"
+    assert first.skipped(slow=True, clone=False) is None
+    assert (second.to_run, second.settings) == (["f", "g"], {"run": "f; g"})
+    assert simple_commands(first.commands[1]) == [["d", "$i"], ["e"]]
+    assert list(split_commands("a '# b'\n")) == ["a '# b'"]
+    assert matches("3 of … s\n", "1\n3 of 7 s\n4\n")
+    assert matches("a\n…\nd\n", "a\nb\nc\nd\n")
+    assert not matches("3 of 8 s\n", "3 of 7 s\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_command_runs_and_prints_what_the_page_shows(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_docs.main(["--slow"]) == 0, capfd.readouterr().out

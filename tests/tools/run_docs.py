@@ -1,0 +1,198 @@
+"""Run every command of README.md and docs/ in a scratch folder, in page order, and compare the output with what the page shows.
+
+    python -m tests.tools.run_docs [--slow] [--clone] [--only PAGE] [--keep]
+
+A command is a line of a fenced `sh` block, or several joined by `\\` or a shell loop, or a whole `python` block. A `text` block right
+after it is the output that the page shows, where `…` stands for anything. HTML comments before a block steer the tool:
+
+    <!-- not run: needs a GPU -->       skipped, with the reason in the table
+    <!-- slow -->                       runs with --slow only
+    <!-- clone: needs the network -->   runs with --clone only, where the scratch folder is a fresh clone with an environment of its own
+    <!-- exit 2 -->                     the exit code that is right (default: 0)
+    <!-- add: model=nano -->            overrides put after each command
+    <!-- run: COMMAND; COMMAND -->      smaller commands to run in place of the block's
+
+Exits with 1 if a command fails or prints something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 900  # a command
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+SETTING = re.compile(r"(not run|clone|slow|exit|add|run)\b:?\s*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block of commands with what its comments ask for."""
+
+    page: str
+    line: int
+    commands: list[str]
+    settings: dict[str, str]
+    shown: str | None  # the output of the last command, as the page has it
+
+    @property
+    def to_run(self) -> list[str]:
+        if "run" in self.settings:
+            return list(split_commands(" ".join(self.settings["run"].split()).replace("; ", "\n")))
+        return [f"{command} {self.settings.get('add', '')}".strip() for command in self.commands]
+
+    def skipped(self, *, slow: bool, clone: bool) -> str | None:
+        """Why the block does not run here."""
+        if "not run" in self.settings:
+            return self.settings["not run"]
+        if "clone" in self.settings and not clone:
+            return f"only with --clone: {self.settings['clone']}"
+        return "only with --slow" if "slow" in self.settings and not slow else None
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, root: Path = ROOT) -> list[Block]:
+    text, found = page.read_text(), []
+    fences = list(FENCE.finditer(text))
+    for i, fence in enumerate(fences):
+        if fence[2] not in ("sh", "bash", "python"):
+            continue
+        before = text[fences[i - 1].end() if i else 0 : fence.start()]
+        after = fences[i + 1] if i + 1 < len(fences) else None
+        follows = after is not None and after[2] == "text" and not text[fence.end() : after.start()].strip()
+        found.append(
+            Block(
+                page=str(page.relative_to(root)),
+                line=text.count("\n", 0, fence.start()) + 1,
+                commands=[f"python - <<'EOF'\n{fence[3]}EOF"] if fence[2] == "python" else list(split_commands(fence[3])),
+                settings=_settings(before),
+                shown=after[3] if after is not None and follows else None,
+            )
+        )
+    return found
+
+
+def _settings(before: str) -> dict[str, str]:
+    """Those of the comments that stand between the last text and the block."""
+    found: dict[str, str] = {}
+    while (comment := before.rstrip().rfind("<!--")) >= 0 and before.rstrip().endswith("-->"):
+        match = SETTING.match(before.rstrip()[comment + 4 : -3].strip())
+        if match is None:
+            break
+        found[match[1]] = match[2].strip()
+        before = before[:comment]
+    return found
+
+
+def split_commands(script: str) -> Iterator[str]:
+    """The whole commands of a block, without comments at the end of a line."""
+    waiting = ""
+    for line in script.splitlines():
+        waiting += re.sub(r"(^|\s+)# .*$", "", line.rstrip()) + "\n"
+        complete = not waiting.rstrip().endswith("\\") and subprocess.run(["bash", "-nc", waiting], capture_output=True).returncode == 0
+        if complete and waiting.strip():
+            yield waiting.strip()
+        waiting = "" if complete else waiting
+
+
+def simple_commands(command: str) -> list[list[str]]:
+    """The parts of each simple command in it: a pipe, `;` or a loop holds several. None for a script that is read from standard input."""
+    if "<<" in command:
+        return []
+    lexer = shlex.shlex(command.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";|&")
+    lexer.whitespace_split = True
+    found: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set(";|&") or word in ("do", "then", "done"):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [words for words in found if words and words[0] != "for"]
+
+
+def matches(shown: str, output: str) -> bool:
+    """Whether the lines shown are in the output, one after the other; `…` stands for anything, alone on its line for any lines."""
+    lines = [r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line.rstrip()).replace("…", ".*") + r" *\n" for line in shown.splitlines()]
+    return re.search("".join(lines), output + "\n") is not None
+
+
+def scratch(folder: Path, *, clone: bool) -> Path:
+    """A copy of the tracked and new files, or a fresh clone of what is committed."""
+    copy = folder / "nocap"
+    if clone:
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(copy)], check=True)
+        return copy
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    return copy
+
+
+def environment(where: Path, *, clone: bool) -> dict[str, str]:
+    binaries = where / ".venv" / "bin" if clone else Path(sys.executable).parent
+    added = {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "NOCAP_CACHE": str(where.parent / "cache"), "WANDB_MODE": "offline"}
+    return {**os.environ, **added, **({} if clone else {"PYTHONPATH": str(where)})}
+
+
+def run(block: Block, command: str, where: Path, *, clone: bool, last: bool) -> tuple[int, float, str]:
+    """Exit code, seconds, and what was wrong ('' for nothing)."""
+    started, wrong = time.monotonic(), ""
+    bash = ["timeout", str(LIMIT_S), "bash", "-c", command]
+    done = subprocess.run(bash, cwd=where, env=environment(where, clone=clone), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != int(block.settings.get("exit", "0")):
+        wrong = "\n".join((done.stdout + done.stderr).splitlines()[-12:]) or "no output"
+    elif last and block.shown and not matches(block.shown, done.stdout + done.stderr):
+        wrong = f"the page shows\n{block.shown}but it printed\n{done.stdout}{done.stderr}"
+    return done.returncode, time.monotonic() - started, wrong
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slow", action="store_true", help="also the commands that take minutes")
+    parser.add_argument("--clone", action="store_true", help="in a fresh clone with an environment of its own")
+    parser.add_argument("--only", metavar="PAGE", help="pages whose name has this in it")
+    parser.add_argument("--keep", action="store_true", help="keep the scratch folder")
+    options = parser.parse_args(argv)
+    folder = Path(tempfile.mkdtemp(prefix="nocap-docs-"))
+    where = scratch(folder, clone=options.clone)
+    failures = 0
+    print(f"{'page':<34} {'ran':<8} {'exit':>7} {'seconds':>7}  command", flush=True)
+    for block in (block for page in pages(where) for block in blocks(page, where)):
+        if options.only and options.only not in block.page:
+            continue
+        reason = block.skipped(slow=options.slow, clone=options.clone)
+        place, commands = f"{block.page}:{block.line}", block.commands if reason else block.to_run
+        for i, command in enumerate(commands):
+            shown = " ".join(command.replace("\\\n", " ").split())
+            if reason:
+                print(f"{place:<34} {'skipped':<8} {'':>7} {'':>7}  {shown}  ({reason})", flush=True)
+                continue
+            code, seconds, wrong = run(block, command, where, clone=options.clone, last=i == len(commands) - 1)
+            failures += bool(wrong)
+            print(f"{place:<34} {'FAILED' if wrong else 'ran':<8} {code:>7} {seconds:>7.1f}  {shown}", flush=True)
+            if wrong:
+                print("    " + wrong.replace("\n", "\n    "), flush=True)
+    print(f"{failures} failed")
+    if not options.keep:
+        shutil.rmtree(folder)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
