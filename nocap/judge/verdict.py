@@ -162,7 +162,7 @@ class Judge:
         if len(values) < LEAST_PAIRS or len(values) < len(pairs):
             return None
         found = interval([math.log(x / y) if scale is Scale.ratio else x - y for x, y in values])
-        return _unscaled(scale, Interval(mid=found.mean, low=found.low, high=found.high))
+        return found.exp() if scale is Scale.ratio else found
 
     # --- pairs ---------------------------------------------------------------------------------------------------------------------
 
@@ -247,10 +247,6 @@ def _scaled(scale: Scale, x: float) -> float:
     return math.log(x) if scale is Scale.ratio else x
 
 
-def _unscaled(scale: Scale, found: Interval) -> Interval:
-    return Interval(mid=math.exp(found.mid), low=math.exp(found.low), high=math.exp(found.high)) if scale is Scale.ratio else found
-
-
 def _stated(scale: Scale, primary: _Gain, alpha: float) -> Interval:
     found = interval(primary.least, confidence=1 - alpha)
-    return _unscaled(scale, Interval(mid=found.mean, low=found.low, high=found.high))
+    return found.exp() if scale is Scale.ratio else found

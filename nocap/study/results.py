@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from statistics import fmean
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.judge import stats
 from nocap.judge.claim import LEAST_PAIRS, Claim, Rule
+from nocap.judge.stats import Interval
 from nocap.judge.verdict import Judge, Word
 from nocap.launch.plan import git_state
 from nocap.store.measurement import METRICS, Measurement, Scale
@@ -90,7 +91,7 @@ def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, dateti
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
         "n": verdict.n,
-        "measured": asdict(verdict.interval) if verdict.interval else None,
+        "measured": _ends(verdict.interval),
         "exceeded": verdict.exceeded,
         "beyond_bound": verdict.beyond_bound,
         "missing": verdict.missing,
@@ -102,7 +103,7 @@ def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, dateti
                 "metric": guard.metric,
                 "scale": guard.scale.value,
                 "margin": guard.margin(at),
-                "worse": asdict(worse) if (worse := judging.worse(METRICS[guard.metric], guard.scale)) else None,
+                "worse": _ends(judging.worse(METRICS[guard.metric], guard.scale)),
             }
             for guard in claim.guards
         ],
@@ -115,6 +116,10 @@ def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, dateti
             for arm in (claim.arm, study.against(claim))
         },
     }
+
+
+def _ends(found: Interval | None) -> dict[str, float] | None:
+    return None if found is None else {"mid": found.mid, "low": found.low, "high": found.high}
 
 
 def _began_before(names: list[str], what: str) -> str:
