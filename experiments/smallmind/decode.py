@@ -29,12 +29,12 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.show.table import table
 from nocap.measure.decode import Cached, Engine, Recompute
 from nocap.measure.generation import Sampler, generate
 from nocap.measure.latency import allocated_bytes, random_prompt
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
+from nocap.show.table import table
 
 FIXED = ("trainer.device=cpu", "trainer.precision=fp32", "tracker=none")
 SMALLMIND = ("model.n_layer=4", "model.n_head=8", "model.d_model=256", "model.seq_len=128")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nocap.show.table import NONE, table
 from nocap.measure.names import KIND, PARTS
+from nocap.show.table import NONE, table
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import flat
 

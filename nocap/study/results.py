@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from statistics import fmean
 from typing import Any
@@ -90,7 +90,7 @@ def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, dateti
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
         "n": verdict.n,
-        "measured": asdict(verdict.interval) if verdict.interval else None,
+        "measured": verdict.interval.ends() if verdict.interval else None,
         "exceeded": verdict.exceeded,
         "beyond_bound": verdict.beyond_bound,
         "missing": verdict.missing,
@@ -102,7 +102,7 @@ def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, dateti
                 "metric": guard.metric,
                 "scale": guard.scale.value,
                 "margin": guard.margin(at),
-                "worse": asdict(worse) if (worse := judging.worse(METRICS[guard.metric], guard.scale)) else None,
+                "worse": worse.ends() if (worse := judging.worse(METRICS[guard.metric], guard.scale)) else None,
             }
             for guard in claim.guards
         ],
