@@ -106,7 +106,7 @@ def _plan(options: argparse.Namespace) -> Mapping[str, Any]:
 
     planned = plan_from(load(options.paths), effect=options.effect, power=options.power)
     print(render(planned))
-    return planned.json()
+    return planned
 
 
 def _why(options: argparse.Namespace) -> Mapping[str, Any]:

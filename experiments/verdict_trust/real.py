@@ -201,7 +201,7 @@ def spread(claim: Claim, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "sigma": _pooled(sides),
         "sigma_of_pairs": _pooled(pairs),
-        "all_pairs": None if mean is None else {"pairs": len(gains), "mid": mean.mean, "low": mean.low, "high": mean.high, "p": mean.p},
+        "all_pairs": None if mean is None else {"pairs": len(gains), "mid": mean.mid, "low": mean.low, "high": mean.high, "p": mean.p},
     }
 
 

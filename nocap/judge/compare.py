@@ -10,7 +10,7 @@ from nocap.judge import estimates, factorial, stats, target
 from nocap.judge.arms import Arm, changes, choose_baseline, group, swept
 from nocap.judge.estimates import ALPHA, LEAST_SEEDS
 from nocap.judge.inference import inference
-from nocap.judge.result import ArmResult, Comparison, Difference, Front, Kind, Timed
+from nocap.judge.result import ComparedArm, Comparison, Difference, Front, Kind, Timed
 from nocap.judge.stats import Estimate
 from nocap.judge.why import check_allowed, check_measured, confounders, covers
 from nocap.show.table import shorten
@@ -36,7 +36,7 @@ def compare(found: Found, *, baseline: str | None = None, target_loss: float | N
     differences = _differences(arms, base, metric=metric, allow=allow)
     fronts = _front(arms, base)
     results = [
-        ArmResult(
+        ComparedArm(
             arm=arm,
             changes=changes(arm, base),
             val_loss=estimates.mean(arm.values("val_loss")),

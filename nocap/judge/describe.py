@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nocap.judge.arms import ABSENT, spell
-from nocap.judge.result import ArmResult, Comparison, EffectRow, Front
+from nocap.judge.result import ComparedArm, Comparison, EffectRow, Front
 from nocap.judge.stats import Estimate
 from nocap.show.table import (
     NONE,
@@ -58,7 +58,7 @@ class Section:
         return "\n".join([self.title, table(self.head, [list(map(str, row)) for row in self.rows]), *self.notes])
 
 
-def ordered(comparison: Comparison) -> list[ArmResult]:
+def ordered(comparison: Comparison) -> list[ComparedArm]:
     """The baseline first, the others as they were started."""
     return sorted(comparison.arms, key=lambda result: result is not comparison.baseline)
 
@@ -131,7 +131,7 @@ def _cells(*texts: str) -> list[Cell]:
 # --- tables of arms ----------------------------------------------------------------------------------------------------------------
 
 
-def _verdicts(comparison: Comparison, arms: Sequence[ArmResult]) -> Section:
+def _verdicts(comparison: Comparison, arms: Sequence[ComparedArm]) -> Section:
     has_bpb = any(result.val_bpb for result in arms)
     rows = []
     for result in arms:
@@ -164,7 +164,7 @@ def methods(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys(gap.estimate.method if gap.estimate else f"no {gap.metric}" for gap in found))
 
 
-def _speed(arms: Sequence[ArmResult]) -> Section:
+def _speed(arms: Sequence[ComparedArm]) -> Section:
     """Times and memory; a reason stands where a ratio would be a lie."""
     shapes = {"tokens_per_s": whole, "step_ms": three_digits, "memory_mib": whole, "train_s": duration}
     reasons = list(dict.fromkeys(refused for result in arms if (refused := result.times["tokens_per_s"].refused)))
@@ -179,12 +179,12 @@ def _speed(arms: Sequence[ArmResult]) -> Section:
     return Section(name="speed", title="Speed and memory, against the baseline", head=head, rows=rows, notes=notes)
 
 
-def _against(metric: str, result: ArmResult, reasons: list[str]) -> Cell:
+def _against(metric: str, result: ComparedArm, reasons: list[str]) -> Cell:
     timed = result.times[metric]
     return Cell(text=f"refused [{reasons.index(timed.refused) + 1}]") if timed.refused else ratio(metric, timed.ratio)
 
 
-def _inference(arms: Sequence[ArmResult]) -> Section:
+def _inference(arms: Sequence[ComparedArm]) -> Section:
     rows = []
     for result in arms:
         found = result.inference
@@ -197,7 +197,7 @@ def _inference(arms: Sequence[ArmResult]) -> Section:
     return Section(name="inference", title="One text over a cache (nocap.generate --latency)", head=head, rows=rows, notes=notes)
 
 
-def _costs(arms: Sequence[ArmResult], base: ArmResult) -> Section:
+def _costs(arms: Sequence[ComparedArm], base: ComparedArm) -> Section:
     """What an arm had that the baseline had not."""
     rows = []
     for result in arms:
@@ -209,7 +209,7 @@ def _costs(arms: Sequence[ArmResult], base: ArmResult) -> Section:
     return Section(name="costs", title="What each arm is", head=head, rows=rows)
 
 
-def _target(arms: Sequence[ArmResult], target: float) -> Section:
+def _target(arms: Sequence[ComparedArm], target: float) -> Section:
     rows = []
     for result in arms:
         reaches, cells = result.to_target or {}, _cells(result.label)

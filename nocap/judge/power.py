@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -63,36 +63,10 @@ def parse_amount(key: str, text: str) -> tuple[float, bool]:
 # --- from runs ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanFromRuns:
-    """A plan with the noise it rests on. Its fields are the keys of the JSON."""
-
-    schema_version: int = SCHEMA_VERSION
-    metric: str
-    scale: str
-    effect: float
-    alpha: float = ALPHA
-    power_wanted: float
-    pairs: int
-    runs: int
-    power: float
-    sigma: float  # of tokens/s that of the logarithm
-    degrees_of_freedom: int
-    measured_runs: int
-    measured_arms: int
-    run_wall_s: float | None  # seconds of wall clock of a run; None where the runs are from several machines
-    hours: float | None  # of all runs of one baseline and one arm
-    machines: list[str]
-    left_out: dict[str, int]  # status → runs that are neither in sigma nor in the hours
-    problems: list[str] = field(default_factory=list)
-
-    def json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def plan_from(found: Found, *, effect: str, power: float) -> PlanFromRuns:
+def plan_from(found: Found, *, effect: str, power: float) -> dict[str, Any]:
     """Seeds and hours for an effect of `0.005`, a difference of final validation losses in nats, or of `2%`, a change of tokens/s. Sigma is
-    the pooled standard deviation between seeds within arms. A seed that ran twice counts once, with its mean.
+    the pooled standard deviation between seeds within arms, of tokens/s that of the logarithm. A seed that ran twice counts once, with its
+    mean. As JSON: `run_wall_s` is the wall clock of a run, `hours` that of all runs of one baseline and one arm, null over several.
 
     Errors:
         ValueError: an option out of range; fewer than three degrees of freedom; losses of several vocabularies, or a throughput of several
@@ -112,24 +86,26 @@ def plan_from(found: Found, *, effect: str, power: float) -> PlanFromRuns:
     machines = _machines(arms)
     walls = [wall for arm in arms for run in arm.runs if (wall := run.number("clock_s", "wall")) is not None]
     wall_s = fmean(walls) if walls and len(machines) == 1 else None
-    return PlanFromRuns(
-        metric=metric,
-        scale=scale.value,
-        effect=amount,
-        power_wanted=power,
-        pairs=planned.pairs,
-        runs=2 * planned.pairs,
-        power=planned.power,
-        sigma=sigma,
-        degrees_of_freedom=n_measured - len(measured),
-        measured_runs=n_measured,
-        measured_arms=len(measured),
-        run_wall_s=wall_s,
-        hours=None if wall_s is None else wall_s * 2 * planned.pairs / 3600,
-        machines=machines,
-        left_out=_left_out(found, arms),
-        problems=found.problems,
-    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "metric": metric,
+        "scale": scale.value,
+        "effect": amount,
+        "alpha": ALPHA,
+        "power_wanted": power,
+        "pairs": planned.pairs,
+        "runs": 2 * planned.pairs,
+        "power": planned.power,
+        "sigma": sigma,
+        "degrees_of_freedom": n_measured - len(measured),
+        "measured_runs": n_measured,
+        "measured_arms": len(measured),
+        "run_wall_s": wall_s,
+        "hours": None if wall_s is None else wall_s * 2 * planned.pairs / 3600,
+        "machines": machines,
+        "left_out": _left_out(found, arms),
+        "problems": found.problems,
+    }
 
 
 def _machines(arms: Sequence[Arm]) -> list[str]:
@@ -169,20 +145,20 @@ def _left_out(found: Found, arms: Sequence[Arm]) -> dict[str, int]:
     return dict(counts + Counter({"unreadable": len(found.unreadable)}))
 
 
-def render(planned: PlanFromRuns) -> str:
+def render(planned: Mapping[str, Any]) -> str:
     """Two lines, and a note for each problem in the records."""
-    relative = planned.scale == Scale.ratio.value
-    effect, sigma = (f"{100 * x:.3g}%" if relative else f"{x:.3g}" for x in (planned.effect, planned.sigma))
+    relative = planned["scale"] == Scale.ratio.value
+    effect, sigma = (f"{100 * x:.3g}%" if relative else f"{x:.3g}" for x in (planned["effect"], planned["sigma"]))
     of = f"a change of {effect} in tokens/s" if relative else f"a difference of {effect} nats in the final validation loss"
-    left_out = ", ".join(f"{count} {status}" for status, count in planned.left_out.items())
-    several = len(planned.machines) > 1
-    cost = f"hours unknown: {f'the runs are from {len(planned.machines)} machines' if several else 'no run has a wall clock'}"
-    if planned.hours is not None:
-        cost = f"{three_digits(planned.hours)} hours for a baseline and an arm, at {three_digits(planned.run_wall_s)} s a run"
+    left_out = ", ".join(f"{count} {status}" for status, count in planned["left_out"].items())
+    machines = len(planned["machines"])
+    cost = f"hours unknown: {f'the runs are from {machines} machines' if machines > 1 else 'no run has a wall clock'}"
+    if planned["hours"] is not None:
+        cost = f"{three_digits(planned['hours'])} hours for a baseline and an arm, at {three_digits(planned['run_wall_s'])} s a run"
     lines = [
-        f"{planned.pairs} pairs of seeds ({planned.runs} runs) see {of} with a power of {planned.power:.2f}: paired t-test, "
-        f"two-sided {planned.alpha:.0%}, pairs taken as uncorrelated; {cost}",
-        f"sigma {sigma} from {planned.measured_runs} runs of {plural(planned.measured_arms, 'arm')} "
-        f"({planned.degrees_of_freedom} degrees of freedom)" + (f"; left out: {left_out}" if left_out else ""),
+        f"{planned['pairs']} pairs of seeds ({planned['runs']} runs) see {of} with a power of {planned['power']:.2f}: paired t-test, "
+        f"two-sided {planned['alpha']:.0%}, pairs taken as uncorrelated; {cost}",
+        f"sigma {sigma} from {planned['measured_runs']} runs of {plural(planned['measured_arms'], 'arm')} "
+        f"({planned['degrees_of_freedom']} degrees of freedom)" + (f"; left out: {left_out}" if left_out else ""),
     ]
-    return "\n".join([*lines, *(f"note: {line}" for line in planned.problems)])
+    return "\n".join([*lines, *(f"note: {line}" for line in planned["problems"])])

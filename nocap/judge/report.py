@@ -11,7 +11,7 @@ from typing import Any
 from nocap.judge import describe, sentences
 from nocap.judge.arms import Arm, setting
 from nocap.judge.estimates import ALPHA, CONFIDENCE, LEAST_SEEDS
-from nocap.judge.result import ArmResult, Comparison, Front, Kind
+from nocap.judge.result import ComparedArm, Comparison, Front, Kind
 from nocap.judge.stats import Estimate
 from nocap.show import page, table
 from nocap.store.files import write_file
@@ -82,7 +82,7 @@ def render(comparison: Comparison) -> str:
     )
 
 
-def _shown(result: ArmResult, look: tuple[int, int], forest: dict[str, Any] | None, comparison: Comparison) -> dict[str, Any]:
+def _shown(result: ComparedArm, look: tuple[int, int], forest: dict[str, Any] | None, comparison: Comparison) -> dict[str, Any]:
     """What the template shows of an arm beside its rows."""
     gap = result.difference
     return {
@@ -122,7 +122,7 @@ def _numbered(arms: Sequence[Arm], keys: Sequence[str]) -> list[int]:
 # --- what the script draws ---------------------------------------------------------------------------------------------------------
 
 
-def _plotted(result: ArmResult, look: tuple[int, int]) -> dict[str, Any]:
+def _plotted(result: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
     arm, (hue, dash) = result.arm, look
     whole = [run.curve for run in arm.runs if run.curve.step]
     return {
@@ -161,7 +161,7 @@ def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
     return mean
 
 
-def _forest(results: Sequence[ArmResult]) -> list[dict[str, Any] | None]:
+def _forest(results: Sequence[ComparedArm]) -> list[dict[str, Any] | None]:
     """Per arm the little interval plot in px, all on one scale with zero in the middle. Few seeds make intervals so wide that every point
     would lie on zero: then the scale follows the points, and what runs off it is drawn to the edge (`wide`)."""
     width, height = FOREST

@@ -15,7 +15,7 @@ Losses are nats per token, times seconds of training and data wait (`train_s`) o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from statistics import fmean
 from typing import Any
@@ -56,7 +56,7 @@ class Difference:
 
     def json(self) -> dict[str, Any]:
         nothing = {"mean": None, "low": None, "high": None, "p": None, "method": f"no {self.metric}"}
-        return {**(self.estimate.json("p", "method") if self.estimate else nothing), "p_holm": self.p_holm, "verdict": self.verdict}
+        return {**(self.estimate.json() if self.estimate else nothing), "p_holm": self.p_holm, "verdict": self.verdict}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +66,6 @@ class Timed:
     mean: float | None
     ratio: Estimate | None = None
     refused: str | None = None
-
-    def json(self) -> dict[str, Any]:
-        return {"mean": self.mean, "ratio": self.ratio and self.ratio.json(), "refused": self.refused}
 
 
 class Front(Enum):
@@ -80,7 +77,7 @@ class Front(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArmResult:
+class ComparedArm:
     """An arm beside the baseline."""
 
     arm: Arm
@@ -119,17 +116,14 @@ class ArmResult:
             "n": len(arm.seeds),
             "seeds": arm.seeds,
             "diverged": sorted({run.seed for run in arm.diverged}),
-            "val_loss": self.val_loss and self.val_loss.json("sd"),
-            "val_bpb": self.val_bpb and self.val_bpb.json("sd"),
-            "difference": self.difference and self.difference.json(),
-            "difference_bpb": self.difference_bpb and self.difference_bpb.json("p", "method"),
-            **{name: timed.json() for name, timed in self.times.items()},
+            **{key: _plain(getattr(self, key)) for key in ("val_loss", "val_bpb", "difference", "difference_bpb")},
+            **_plain(self.times),
             "params": arm.summary("params") or {},
             **{key: arm.summary(key) for key in ("flops_per_token", "tokens", "steps")},
             "kernel": arm.summary("kernel") or {},
             "hardware": sorted({run.machine[0] for run in arm.runs}),
-            "to_target": self.to_target and {axis: found.json() for axis, found in self.to_target.items()},
-            "inference": self.inference and asdict(self.inference),
+            "to_target": _plain(self.to_target),
+            "inference": _plain(self.inference),
             "pareto": self.front and self.front is Front.on,
             "pareto_tied": self.front and self.front is Front.tied,
             "clock_s": self.clock_s,
@@ -148,19 +142,13 @@ class EffectRow:
     verdict: str  # lower, higher, no effect shown, or why none
 
     def json(self) -> dict[str, Any]:
-        return {
-            "term": self.term,
-            "factors": self.factors,
-            **self.estimate.json("p"),
-            "p_holm": self.p_holm,
-            "verdict": self.verdict,
-        }
+        return {"term": self.term, "factors": self.factors, **self.estimate.json(), "p_holm": self.p_holm, "verdict": self.verdict}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    arms: list[ArmResult]
-    baseline: ArmResult
+    arms: list[ComparedArm]
+    baseline: ComparedArm
     target: float | None
     metric: str
     swept: list[str]
@@ -186,11 +174,22 @@ class Comparison:
             "arms": [result.json() for result in self.arms],
             "runs": [_run(run, arm) for run, arm in self.runs],
             "measurements": [_measurement(one, arm) for run, arm in self.runs for one in measurements(run)],
-            "effects": self.effects and {name: [row.json() for row in rows] for name, rows in self.effects.items()},
+            "effects": _plain(self.effects),
             "effects_refused": self.effects_refused,
             "problems": self.problems,
             "not_compared": [{"name": name, "status": status} for name, status in self.not_compared],
         }
+
+
+def _plain(value: Any) -> Any:
+    """As JSON: what has a form of its own in that, other dataclasses by their fields."""
+    if isinstance(value, Estimate | Difference | EffectRow):
+        return value.json()
+    if isinstance(value, Timed | Reach | Inference):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _measurement(one: Measurement, arm: Arm) -> dict[str, Any]:

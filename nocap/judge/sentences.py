@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from nocap.judge.describe import ratio
-from nocap.judge.result import ArmResult, Comparison, Kind
+from nocap.judge.result import ComparedArm, Comparison, Kind
 from nocap.show.table import count, listed, plural, whole
 
 
-def besides(result: ArmResult, base: ArmResult) -> str:
+def besides(result: ComparedArm, base: ComparedArm) -> str:
     """What came with the loss: the speed, and what the arm spent that the baseline did not."""
     sizes: dict[str, list[str]] = {}
     for name, title in (("params", "parameters"), ("flops_per_token", "FLOPs per token")):
@@ -21,7 +21,7 @@ def besides(result: ArmResult, base: ArmResult) -> str:
     return " ".join(f"{part[:1].upper()}{part[1:]}." for part in parts if part)
 
 
-def _pace(result: ArmResult) -> str:
+def _pace(result: ComparedArm) -> str:
     timed = result.times["tokens_per_s"]
     if timed.refused:
         return f"speed not compared: {timed.refused}"

@@ -35,10 +35,6 @@ class Estimate:
     method: str = ""
 
     @property
-    def mean(self) -> float:
-        return self.mid
-
-    @property
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
@@ -47,14 +43,14 @@ class Estimate:
         low, high = (math.exp(end) if end < 700 else math.inf for end in (self.low, self.high))
         return replace(self, mid=math.exp(self.mid), low=low, high=high)
 
-    def json(self, *more: str) -> dict[str, Any]:
-        """`mean`, `low`, `high` and what else is asked for; an endless interval and what is unknown are null."""
-        ends = {"low": self.low, "high": self.high} if math.isfinite(self.high) else {"low": None, "high": None}
-        rest = {key: getattr(self, key) for key in more}
-        return {"mean": self.mid, **ends, **{key: None if value != value else value for key, value in rest.items()}}
+    def ends(self) -> dict[str, float]:
+        return {"mid": self.mid, "low": self.low, "high": self.high}
 
-
-Interval = Estimate
+    def json(self) -> dict[str, Any]:
+        """An endless interval and what is unknown are null."""
+        low, high = (self.low, self.high) if math.isfinite(self.high) else (None, None)
+        sd, p = (None if math.isnan(value) else value for value in (self.sd, self.p))
+        return {"mean": self.mid, "low": low, "high": high, "sd": sd, "p": p, "n": self.n, "method": self.method}
 
 
 def _sample(values: Sequence[float] | Array) -> Array:

@@ -7,9 +7,8 @@ shortest schedule that ends at the target.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from nocap.judge import estimates, stats
 from nocap.judge.arms import Arm
@@ -32,9 +31,6 @@ class Reach:
     ratio: Estimate | None = None  # to the baseline's; only where every run of both arms got there
     logrank_p: float | None = None  # where some did not: of "at one pace"
     refused: str | None = None
-
-    def json(self) -> dict[str, Any]:
-        return {**asdict(self), "ratio": self.ratio and self.ratio.json()}
 
 
 def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:

@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 
 from nocap.config.keys import require
 from nocap.judge.claim import LEAST_PAIRS, TO_TARGET, Claim
-from nocap.judge.stats import Interval, interval, lower_bound, n_required
+from nocap.judge.stats import Estimate, interval, lower_bound, n_required
 from nocap.store.measurement import METRICS, Better, Ending, Measurement, Metric, Scale
 
 POWER = 0.9  # of the seeds that would decide
@@ -47,7 +47,7 @@ class Verdict:
     reason: Reason | None  # null where confirmed
     failed: list[str]  # guards beyond their margins
     n: int  # pairs
-    interval: Interval | None  # of the primary gain, two-sided at 1 - alpha; null below three pairs, or where not all were measured
+    interval: Estimate | None  # of the primary gain, two-sided at 1 - alpha; null below three pairs, or where not all were measured
     exceeded: bool  # the gain is above the stated top
     beyond_bound: bool  # and above what arithmetic allows: a mistake, or a gain that the bound leaves out
     missing: list[str]
@@ -154,7 +154,7 @@ class Judge:
             return max(1, min(counts) - len(pairs)) if counts else None
         return max(1, max(counts) - len(pairs)) if len(counts) == len(wanted) else None
 
-    def worse(self, metric: Metric, scale: Scale) -> Interval | None:
+    def worse(self, metric: Metric, scale: Scale) -> Estimate | None:
         """How much worse the arm is, with a two-sided 95% interval: a guard's figure. `None` below three pairs, or where one diverged."""
         rows = [[self.found.get((arm, metric.name, seed)) for arm in (self.claim.arm, self.against)] for seed in self.claim.seeds]
         pairs = [(a.value, b.value) for a, b in rows if a and b]
@@ -247,6 +247,6 @@ def _scaled(scale: Scale, x: float) -> float:
     return math.log(x) if scale is Scale.ratio else x
 
 
-def _stated(scale: Scale, primary: _Gain, alpha: float) -> Interval:
+def _stated(scale: Scale, primary: _Gain, alpha: float) -> Estimate:
     found = interval(primary.least, confidence=1 - alpha)
     return found.exp() if scale is Scale.ratio else found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nocap.config.trainer import Device
-from nocap.judge.stats import Interval, signed_rank, signed_rank_needs
+from nocap.judge.stats import Estimate, signed_rank, signed_rank_needs
 from nocap.measure.arms import Times
 
 LIMIT = {
@@ -34,7 +34,7 @@ class Verdict:
     """The verdict on an arm. `ratio` is a speed: above 1 the arm makes more tokens a second; `None` with too few rounds."""
 
     word: str
-    ratio: Interval | None
+    ratio: Estimate | None
     half_width: float | None  # of the ratio's logarithm
 
 
@@ -81,7 +81,7 @@ def judge(times: Times, *, limit: float, confidence: float) -> Judged:
     )
 
 
-def _problem(control: Interval, limit: float) -> str | None:
+def _problem(control: Estimate, limit: float) -> str | None:
     """Why the same arm twice forbids any verdict."""
     if control.half_width > limit:
         return f"no verdict: the machine is too noisy (the baseline against itself ±{control.half_width:.1%}, the limit is ±{limit:.1%})"
@@ -90,7 +90,7 @@ def _problem(control: Interval, limit: float) -> str | None:
     return None
 
 
-def _word(log_ratio: Interval, *, control: Interval, limit: float) -> str:
+def _word(log_ratio: Estimate, *, control: Estimate, limit: float) -> str:
     """An arm must differ by more than the baseline does from itself."""
     if log_ratio.half_width > limit:
         return f"no verdict: the machine is too noisy (±{log_ratio.half_width:.1%}, the limit is ±{limit:.1%})"
@@ -100,6 +100,6 @@ def _word(log_ratio: Interval, *, control: Interval, limit: float) -> str:
     return "slower" if log_ratio.high < -bias else "no difference shown"
 
 
-def _verdict(word: str, log_ratio: Interval) -> Verdict:
-    ratio = Interval(mid=math.exp(log_ratio.mid), low=math.exp(log_ratio.low), high=math.exp(log_ratio.high))
+def _verdict(word: str, log_ratio: Estimate) -> Verdict:
+    ratio = log_ratio.exp()
     return Verdict(word=word, ratio=ratio, half_width=log_ratio.half_width)

@@ -67,13 +67,6 @@ def percent(share: float | None, digits: int = 1) -> str:
     return NONE if share is None else f"{signed(100 * share, digits)}%"
 
 
-def ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """`1.019 [0.960, 1.082]`, the interval where there is one."""
-    if value is None:
-        return NONE
-    return f"{value:.3f}" + ("" if low is None or high is None else f" [{low:.3f}, {high:.3f}]")
-
-
 def p_value(p: float | None) -> str:
     return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
@@ -103,10 +96,6 @@ def duration(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.3g} s"
-
-
-def mib(value: float | None) -> str:
-    return fixed(value, 0)
 
 
 def plural(n: int, noun: str) -> str:

@@ -101,21 +101,14 @@ class Record:
 
 def measurements(record: Record) -> list[Measurement]:
     """What a run measured at its end. A diverged run has no loss, and says so."""
-    values = {name: record.value(name) for name in ("val_loss", "val_bpb", "train_s", *list(_IN_SUMMARY)[2:])}
-    is_lost = {name: record.status == "diverged" and name in ("val_loss", "val_bpb") for name in values}
-    return [
-        Measurement(
-            arm=record.arm,
-            repeat=record.seed,
-            metric=METRICS[name],
-            value=None if is_lost[name] else value,
-            ending=Ending.diverged if is_lost[name] else Ending.measured,
-            where=record.machine[0],
-            when=record.started,
-        )
-        for name, value in values.items()
-        if value is not None or is_lost[name]
-    ]
+    found = []
+    for name in (*_IN_SUMMARY, "train_s"):
+        is_lost = record.status == "diverged" and METRICS[name].made_by == "train"
+        value, ending = (None, Ending.diverged) if is_lost else (record.value(name), Ending.measured)
+        if is_lost or value is not None:
+            at = {"where": record.machine[0], "when": record.started}
+            found.append(Measurement(arm=record.arm, repeat=record.seed, metric=METRICS[name], value=value, ending=ending, **at))
+    return found
 
 
 @dataclass(kw_only=True, slots=True)

@@ -52,7 +52,7 @@ def rate(study: Study, evidence: Evidence) -> Rate | None:
     if len(values) < LEAST_PAIRS:
         return None
     found = stats.interval(values)
-    return Rate(mean=found.mean, low=found.low, high=found.high, n=len(values), steps=list(steps))
+    return Rate(mean=found.mid, low=found.low, high=found.high, n=len(values), steps=list(steps))
 
 
 def equivalent(study: Study, evidence: Evidence, found: Rate) -> dict[str, dict[str, Any]]:
@@ -72,11 +72,11 @@ def equivalent(study: Study, evidence: Evidence, found: Rate) -> dict[str, dict[
             continue
         gains = stats.interval([speed - worse / found.mean for speed, worse in pairs])
         worse = fmean(worse for _, worse in pairs)
-        half = math.hypot(gains.high - gains.mean, abs(worse) / found.mean**2 * (found.high - found.mean))
+        half = math.hypot(gains.high - gains.mid, abs(worse) / found.mean**2 * (found.high - found.mean))
         speedups[arm] = {
-            "mid": math.exp(gains.mean),
-            "low": math.exp(gains.mean - half),
-            "high": math.exp(gains.mean + half),
+            "mid": math.exp(gains.mid),
+            "low": math.exp(gains.mid - half),
+            "high": math.exp(gains.mid + half),
             "speed": math.exp(fmean(speed for speed, _ in pairs)),
             "worse": worse,
             "n": len(pairs),

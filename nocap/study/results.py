@@ -12,7 +12,6 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.judge import stats
 from nocap.judge.claim import LEAST_PAIRS, Claim, Rule
-from nocap.judge.stats import Interval
 from nocap.judge.verdict import Judge, Word
 from nocap.launch.plan import git_state
 from nocap.store.measurement import METRICS, Measurement, Scale
@@ -91,7 +90,7 @@ def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, dateti
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
         "n": verdict.n,
-        "measured": _ends(verdict.interval),
+        "measured": verdict.interval.ends() if verdict.interval else None,
         "exceeded": verdict.exceeded,
         "beyond_bound": verdict.beyond_bound,
         "missing": verdict.missing,
@@ -103,7 +102,7 @@ def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, dateti
                 "metric": guard.metric,
                 "scale": guard.scale.value,
                 "margin": guard.margin(at),
-                "worse": _ends(judging.worse(METRICS[guard.metric], guard.scale)),
+                "worse": worse.ends() if (worse := judging.worse(METRICS[guard.metric], guard.scale)) else None,
             }
             for guard in claim.guards
         ],
@@ -116,10 +115,6 @@ def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, dateti
             for arm in (claim.arm, study.against(claim))
         },
     }
-
-
-def _ends(found: Interval | None) -> dict[str, float] | None:
-    return None if found is None else {"mid": found.mid, "low": found.low, "high": found.high}
 
 
 def _began_before(names: list[str], what: str) -> str:
