@@ -222,15 +222,7 @@ PARTS: Json = {
     ],
 )
 def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
-    base = {
-        "id": "M",
-        "statement": "s",
-        "source": "made",
-        "arm": "mqa",
-        "scale": "ratio",
-        "expected": [0.1, None],
-        "mechanism": {"formula": "f"},
-    }
+    base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
     one = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
     (found,) = measurements(one.claims[0], one, Evidence(parts={("mqa", 1): session({"mqa": PARTS})}))
     assert (found.arm, found.repeat, found.metric, found.when) == ("mqa", 1, METRICS[changed["metric"]], NOW)
