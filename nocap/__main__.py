@@ -29,7 +29,8 @@ def main() -> None:
         print(f'usage: nocap COMMAND …\n{usage}\ntab completion: eval "$(nocap train -sc install=bash)"', file=sys.stderr)
         raise SystemExit(0 if command in ("-h", "--help") else 2)
     del sys.argv[1]
-    importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "study") else f"nocap.{command}").main()
+    module = importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "study") else f"nocap.{command}")
+    raise SystemExit(module.main())
 
 
 def _complete() -> None:

@@ -47,9 +47,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _bench(options: argparse.Namespace) -> bool:
     """Whether every arm that could be timed was: one that failed for another reason than memory is a failure."""
+    from nocap.judge.rounds import confidence_for
     from nocap.judge.stats import signed_rank_needs
     from nocap.measure.arms import compose_arms, refuse_ranks, suite
-    from nocap.measure.bench_verdict import confidence_for
     from nocap.measure.text import render_bench
     from nocap.store.record import check_writable, write_json, writing
 

@@ -575,7 +575,7 @@ def test_measurements_have_unit_and_direction(tmp_path):
     write_run(tmp_path, loss=3.25, speed=500.0)
     write_run(tmp_path, seed=1, status="diverged")
     found = compare(load([tmp_path])).json()["measurements"]
-    assert {(one["seed"], one["metric"]): (one["value"], one["unit"], one["better"]) for one in found} == {
+    assert {(one["repeat"], one["metric"]): (one["value"], one["unit"], one["better"]) for one in found} == {
         (0, "val_loss"): (3.25, "nats/token", "lower"),
         (0, "val_bpb"): (1.625, "bits/byte", "lower"),
         (1, "val_loss"): (None, "nats/token", "lower"),

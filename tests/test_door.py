@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nocap import __main__ as console
 from nocap.config.hardware import cuda_devices
 from nocap.data.shards import write_shard
 from tests.conftest import MEDIUM, SMALL, Door, Undisturbed
@@ -128,3 +129,12 @@ def test_run_of_a_damaged_record_is_refused(tmp_path: Path, door: Door, undistur
     done = door(*MEDIUM, f"output_dir={tmp_path / 'out'}")
     assert done.code == 2
     assert done.err.startswith(f"nocap: {run_dir / 'summary.json'} must hold a JSON object")
+
+
+@pytest.mark.parametrize("code", [0, 1, None])
+def test_the_console_script_passes_an_exit_code_on(code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nocap.bench.main", lambda: code)
+    monkeypatch.setattr("sys.argv", ["nocap", "bench"])
+    with pytest.raises(SystemExit) as left:
+        console.main()
+    assert left.value.code == code

@@ -15,13 +15,14 @@ import torch
 from nocap import bench as command
 from nocap.config import hardware
 from nocap.config.trainer import Device
+from nocap.judge.rounds import LIMIT, Narrow, Rounds, confidence_for, judge
 from nocap.judge.stats import signed_rank_needs
 from nocap.measure import bench as measure
-from nocap.measure.arms import Arm, Times, compose_arm, compose_arms, interleave, order, step_config, suite
-from nocap.measure.bench_verdict import LIMIT, Narrow, confidence_for, judge
+from nocap.measure.arms import Arm, compose_arm, compose_arms, interleave, order, step_config, suite
 from nocap.measure.clock import Clock, clock_of
 from nocap.measure.contestant import Contestant, DivergedError, StepInfo
 from nocap.measure.text import render_bench
+from nocap.store.measurement import METRICS, Measurement
 from nocap.training import memory
 
 NANO = ("model=nano", "trainer.device=cpu", "trainer.precision=fp32", "trainer.micro_batch=2", "trainer.batch_tokens=256")
@@ -69,7 +70,7 @@ class Machine:
 def test_an_even_drift_cancels_to_the_last_digit():
     machine = Machine(drift=0.01)  # 60% slower within a round's neighbours of ten rounds
     times = interleave([machine.arm(s) for s in (1.0, 1.0, 1.1, 0.8)], enough=lambda times: len(times) == 10)
-    judged = judge(times, limit=0.03, confidence=0.99)
+    judged = judge(measured(times.mean(axis=2)), limit=0.03, confidence=0.99)
     assert judged.control.ratio is not None
     assert (judged.control.ratio.mid, judged.control.half_width) == (pytest.approx(1, abs=1e-12), pytest.approx(0, abs=1e-12))
     ratios = [verdict.ratio.mid for verdict in judged.arms if verdict.ratio]
@@ -80,12 +81,18 @@ def test_an_even_drift_cancels_to_the_last_digit():
 # --- the verdicts ------------------------------------------------------------------------------------------------------------------
 
 
-def noisy(logs: np.ndarray[Any, Any]) -> Times:
-    """Rounds × arms of log times, both blocks of a round alike."""
-    return np.repeat(np.exp(logs)[:, :, None], 2, axis=2)
+def measured(seconds: np.ndarray[Any, Any]) -> Rounds:
+    """Measurements of rounds × arms of seconds a token."""
+    metric = METRICS["tokens_per_s"]
+    return [[Measurement(arm=str(i), repeat=n, metric=metric, value=1 / s) for n, s in enumerate(arm)] for i, arm in enumerate(seconds.T)]
 
 
-def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
+def noisy(logs: np.ndarray[Any, Any]) -> Rounds:
+    """Rounds × arms of log times."""
+    return measured(np.exp(logs))
+
+
+def around(*centres: float, spread: float = 0.01, n: int = 20) -> Rounds:
     """Rounds that lie evenly around each arm's log time, the arms' noise unrelated."""
     rng = np.random.default_rng(0)
     steps = np.linspace(-spread, spread, n)
@@ -112,14 +119,14 @@ def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
         (around(0, 0, 0.1, n=7), "no verdict: 7 rounds, and an interval needs 8", "no verdict: 7 rounds, and an interval needs 8"),
     ],
 )
-def test_words(times: Times, control: str, arm: str):
+def test_words(times: Rounds, control: str, arm: str):
     judged = judge(times, limit=0.03, confidence=0.99)
     assert judged.control.word.startswith(control)
     assert judged.arms[0].word.startswith(arm)
 
 
 def test_one_noisy_arm_spoils_no_other():
-    times = np.concatenate([around(0, 0, 0.1), around(0.1, spread=0.2)], axis=1)
+    times = [*around(0, 0, 0.1), *around(0.1, spread=0.2)]
     judged = judge(times, limit=0.03, confidence=0.99)
     assert [verdict.word.partition(" (")[0] for verdict in judged.arms] == ["slower", "no verdict: the machine is too noisy"]
     assert not judged.narrow
@@ -297,12 +304,15 @@ def test_the_result_has_one_schema(arms: list[Arm]):
         return Fake(Machine(drift=0).arm(1.0))
 
     result = fake_bench(arms, make)
-    assert set(result) == {"kind", "date", "hardware", "clock", "limit", "rounds", "spent_s", "peak_flops", "control", "arms"}
+    assert set(result) == {"kind", "date", "hardware", "clock", "limit", "rounds", "spent_s", "peak_flops", "control", "arms", "measurements"}
     keys = {"label", "status", "reason", "verdict", "speed", "half_width", "tokens_per_s", "step_ms", "speed_by_flops", "mfu", "config"}
     keys |= {"tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "flops_basis", "params", "kernel", "memory_mib"}
     keys |= {"seconds_per_token"}
     assert all(set(arm) == keys for arm in result["arms"])
     assert result["hardware"]["name"] == hardware.device_name(Device.cpu)
+    seconds = result["arms"][0]["seconds_per_token"]
+    first = {"arm": "mlp=gelu4x", "repeat": 0, "metric": "tokens_per_s", "unit": "tokens/s", "better": "higher", "ending": "measured"}
+    assert result["measurements"][0].items() >= {**first, "value": 2 / sum(seconds[0])}.items()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 

@@ -25,7 +25,6 @@ from nocap.judge.estimates import ALPHA, CONFIDENCE, LEAST_SEEDS
 from nocap.judge.inference import Inference
 from nocap.judge.stats import Estimate
 from nocap.judge.target import Reach
-from nocap.store.measurement import Measurement
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Record, measurements
 
@@ -173,7 +172,7 @@ class Comparison:
             "swept": self.swept,
             "arms": [result.json() for result in self.arms],
             "runs": [_run(run, arm) for run, arm in self.runs],
-            "measurements": [_measurement(one, arm) for run, arm in self.runs for one in measurements(run)],
+            "measurements": [{**one.json(), "arm": arm.id} for run, arm in self.runs for one in measurements(run)],
             "effects": _plain(self.effects),
             "effects_refused": self.effects_refused,
             "problems": self.problems,
@@ -190,20 +189,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def _measurement(one: Measurement, arm: Arm) -> dict[str, Any]:
-    return {
-        "arm": arm.id,
-        "seed": one.repeat,
-        "metric": one.metric.name,
-        "unit": one.metric.unit,
-        "better": one.metric.better.value,
-        "value": one.value,
-        "ending": one.ending.value,
-        "where": one.where,
-        "when": one.when,
-    }
 
 
 def _run(run: Record, arm: Arm) -> dict[str, Any]:

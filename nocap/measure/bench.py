@@ -15,12 +15,13 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.trainer import Device
+from nocap.judge.rounds import LIMIT, Narrow, Verdict, confidence_for, judge
 from nocap.judge.stats import signed_rank_needs
 from nocap.measure.arms import Arm, Times, interleave, step_config
-from nocap.measure.bench_verdict import LIMIT, Narrow, Verdict, confidence_for, judge
 from nocap.measure.clock import Clock, clock_of
 from nocap.measure.contestant import Contestant, StepInfo
 from nocap.measure.roofline import matmul_flops
+from nocap.store.measurement import METRICS, Measurement, now
 from nocap.training import memory
 
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
@@ -150,6 +151,7 @@ def bench(
         "peak_flops": peaks,
         "control": {key: control[key] for key in CONTROL},
         "arms": [base, *others],
+        "measurements": [one.json() for arm in _measurements(lanes, times) for one in arm],
     }
 
 
@@ -172,7 +174,7 @@ def _measure(lanes: Sequence[Lane], narrow: Narrow, budget: Budget, log: Callabl
         if budget.rounds is not None:
             return len(times) >= budget.rounds
         round_s = (budget.spent() - warm_up_s) / len(times)
-        return budget.spent() + round_s > budget.seconds or narrow(times[:, _live(times)])
+        return budget.spent() + round_s > budget.seconds or narrow(_measurements(lanes, times))
 
     gc.collect()
     gc.freeze()  # the collector need not walk through all arms in the middle of one's block
@@ -188,6 +190,19 @@ def _measure(lanes: Sequence[Lane], narrow: Narrow, budget: Budget, log: Callabl
 def _live(times: Times) -> list[int]:
     """The arms that have not failed."""
     return [i for i in range(times.shape[1]) if np.isfinite(times[:, i]).all()]
+
+
+def _measurements(lanes: Sequence[Lane], times: Times) -> list[list[Measurement]]:
+    """Tokens/s of each arm that has not failed, round by round: the mean over its two blocks."""
+    where = hardware.describe(lanes[0].arm.run.trainer.device, lanes[0].arm.run.trainer.threads)["fingerprint"]
+    metric, when, seconds = METRICS["tokens_per_s"], now(), times.mean(axis=2)
+    return [
+        [
+            Measurement(arm=lanes[i].arm.label, repeat=n, metric=metric, value=1 / float(s), where=where, when=when)
+            for n, s in enumerate(seconds[:, i])
+        ]
+        for i in _live(times)
+    ]
 
 
 def _check_baseline(lanes: Sequence[Lane]) -> None:
@@ -206,9 +221,8 @@ def _peaks(lanes: Sequence[Lane]) -> dict[str, dict[str, Any]]:
 
 
 def _judged(lanes: Sequence[Lane], times: Times, rule: Narrow, peaks: dict[str, dict[str, Any]]) -> list[ArmResult]:
-    live = _live(times)
-    judged = judge(times[:, live], limit=rule.limit, confidence=rule.confidence)
-    verdicts = dict(zip(live[1:], [judged.control, *judged.arms], strict=True))
+    judged = judge(_measurements(lanes, times), limit=rule.limit, confidence=rule.confidence)
+    verdicts = dict(zip(_live(times)[1:], [judged.control, *judged.arms], strict=True))
     return [_arm_result(lane, times[:, i], verdicts.get(i), lanes[0], peaks) for i, lane in enumerate(lanes)]
 
 

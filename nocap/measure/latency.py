@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from nocap.measure.request import Generate
 from nocap.measure.text import render_latency
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import kernel_name
+from nocap.store.measurement import METRICS, Measurement, now
 from nocap.store.record import write_json, writing
 
 COMPILED = "cache, compiled"
@@ -74,11 +75,21 @@ def report(
         "kv_bytes_per_token": kv_bytes_per_token(model, run, log=log),
         "hardware": hardware.describe(place, threads),
         "rows": rows,
+        "measurements": [one.json() for one in _measurements(rows, str(hardware.describe(place, threads)["fingerprint"]))],
     }
     with writing("run", run_dir / "latency.json"):
         write_json(run_dir / "latency.json", content)
     print(render_latency(content, context=context))
     return content
+
+
+def _measurements(rows: Sequence[Mapping[str, Any]], where: str) -> list[Measurement]:
+    """The decoding speed of each engine and batch size."""
+    metric, when = METRICS["decode_tokens_per_s"], now()
+    return [
+        Measurement(arm=f"{row['engine']}, batch {row['batch']}", repeat=0, metric=metric, value=row[metric.name], where=where, when=when)
+        for row in rows
+    ]
 
 
 @dataclass(kw_only=True, slots=True)

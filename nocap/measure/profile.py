@@ -27,6 +27,7 @@ from nocap.measure.roofline import Count, Peak, Work, by_part, count, measure_pe
 from nocap.measure.steps import Measured, Step, curve, measure, with_window
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import first_window, kernel_name
+from nocap.store.measurement import METRICS, Measurement, now
 from nocap.training import memory
 from nocap.training.memory import MIB
 from nocap.training.step import configure_numerics
@@ -165,7 +166,18 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
         "layers": _summed([row for row in rows if row.layer is not None], ("layer", "part"), whole_ms),
         "rows": [_plain(asdict(row), whole_ms) for row in rows],
         "memory_mib": _memory(counted, measured),
+        "measurements": [one.json() for one in _measurements(run, overrides, rows)],
     }
+
+
+def _measurements(run: Run, overrides: Sequence[str], rows: Sequence[Row]) -> list[Measurement]:
+    """Milliseconds of each part."""
+    where, when = hardware.describe(run.trainer.device, run.trainer.threads)["fingerprint"], now()
+    ms: dict[str, float] = {}
+    for row in rows:
+        ms[row.part] = ms.get(row.part, 0.0) + row.ms
+    arm, metric = " ".join(overrides) or "(no change)", METRICS["part_ms"]
+    return [Measurement(arm=arm, repeat=0, metric=metric, value=x, where=where, when=when, part=part) for part, x in ms.items()]
 
 
 def _steps(steps: list[Step] | None) -> dict[str, Any] | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
+from typing import Any
 
 from nocap.config.keys import require
 
@@ -117,6 +119,11 @@ class Ending(Enum):
     diverged = "diverged"
 
 
+def now() -> str:
+    """To the second, as records have their start."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
     """What one arm did in one metric, once."""
@@ -128,6 +135,13 @@ class Measurement:
     ending: Ending = Ending.measured
     where: str = ""  # the hardware's fingerprint
     when: str = ""  # ISO 8601
+    part: str = ""  # of the step, where a profile measured only that
+
+    def json(self) -> dict[str, Any]:
+        metric = {"metric": self.metric.name, "unit": self.metric.unit, "better": self.metric.better.value}
+        part = {"part": self.part} if self.part else {}
+        value = {"value": self.value, "ending": self.ending.value, "where": self.where, "when": self.when}
+        return {"arm": self.arm, "repeat": self.repeat, **metric, **part, **value}
 
     def __post_init__(self) -> None:
         diverged = self.ending is Ending.diverged

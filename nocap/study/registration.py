@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from nocap.store.measurement import now
+
 FILE = "registered.jsonl"  # a line per claim: {"claim": id, "hash": …, "at": ISO 8601}
 
 
 def register(folder: Path, claims: Mapping[str, str]) -> None:
     """Add the claims (id → hash) that are not there. One that changed is another claim, registered now."""
     known = registered(folder)
-    new = [{"claim": name, "hash": hashed, "at": _now()} for name, hashed in claims.items() if hashed not in known]
+    new = [{"claim": name, "hash": hashed, "at": now()} for name, hashed in claims.items() if hashed not in known]
     if not new:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,8 +40,3 @@ def registered(folder: Path) -> dict[str, datetime]:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: line {number} must be a registration, got {line[:80]!r}") from error
     return found
-
-
-def _now() -> str:
-    """To the second, as records have their start: a run of the same second is not older."""
-    return datetime.now().astimezone().isoformat(timespec="seconds")

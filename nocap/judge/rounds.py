@@ -1,4 +1,5 @@
-"""From times to verdicts: the ratio of each arm to the baseline, the control, and whether the machine was quiet enough for a verdict.
+"""The verdicts of a bench, from measurements of interleaved rounds: each arm's speed over the baseline's, and whether the control, which is
+the baseline again, shows a machine quiet enough for a verdict.
 
 A round gives one log ratio an arm, to one of the baseline's two instances. Their centre and interval come from Wilcoxon's signed ranks: a
 round that the machine spoilt is an outlier, and those are common; for equal arms the log ratio is symmetric because the two can be
@@ -10,13 +11,14 @@ alone; 99% instead of 95% pays for the rest, and for rounds that resemble their 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from nocap.config.trainer import Device
 from nocap.judge.stats import Estimate, signed_rank, signed_rank_needs
-from nocap.measure.arms import Times
+from nocap.store.measurement import Measurement
 
 LIMIT = {
     Device.cpu: 0.03,
@@ -27,6 +29,9 @@ LIMIT = {
 def confidence_for(comparisons: int) -> float:
     """Of each interval: 99%, more where more than five comparisons share an error of 5% (Bonferroni); also where the baseline is alone."""
     return 1 - min(0.01, 0.05 / max(1, comparisons))
+
+
+Rounds = Sequence[Sequence[Measurement]]  # of each arm its tokens/s, a value a round; the baseline and its control come first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +59,17 @@ class Narrow:
         self.limit, self.confidence = limit, confidence
         self._look = signed_rank_needs(confidence)
 
-    def __call__(self, times: Times) -> bool:
-        if len(times) < self._look:
+    def __call__(self, rounds: Rounds) -> bool:
+        n = len(rounds[0])
+        if n < self._look:
             return False
-        self._look = math.ceil(1.1 * len(times))
-        return judge(times, limit=self.limit, confidence=self.confidence).narrow
+        self._look = math.ceil(1.1 * n)
+        return judge(rounds, limit=self.limit, confidence=self.confidence).narrow
 
 
-def judge(times: Times, *, limit: float, confidence: float) -> Judged:
+def judge(rounds: Rounds, *, limit: float, confidence: float) -> Judged:
     """Verdicts of the arms at index 2 and up against the baseline, whose two instances are at 0 and 1."""
-    logs = np.log(times.mean(axis=2))
+    logs = -np.log(np.array([[one.value for one in arm] for arm in rounds], dtype=np.float64).T)  # of a token's time
     if len(logs) < signed_rank_needs(confidence):
         none = Verdict(
             word=f"no verdict: {len(logs)} rounds, and an interval needs {signed_rank_needs(confidence)}", ratio=None, half_width=None
