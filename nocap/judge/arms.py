@@ -79,9 +79,6 @@ def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:
     return [f"{part}:{_hash(arm.all[0].parts.get(part))[:6]}" for part, found in hashes.items() if len(set(found)) > 1]
 
 
-# --- configs -----------------------------------------------------------------------------------------------------------------------
-
-
 def setting(config: Mapping[str, Any], key: str) -> str:
     """A config's value as text; the key may belong to an option that this config does not have."""
     return spell(config.get(key, ABSENT))
@@ -111,9 +108,6 @@ def spell(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# --- names -------------------------------------------------------------------------------------------------------------------------
-
-
 def _labelled(arms: list[Arm]) -> list[Arm]:
     """The parts of the readable names that differ, and the keys that these parts do not tell apart."""
     names = [_name_parts(arm) for arm in arms]
@@ -139,9 +133,6 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """`lr` for `optimizer.lr`, where no other key here ends the same."""
     last = [key.rpartition(".")[2] for key in keys]
     return {key: tail if last.count(tail) == 1 else key for key, tail in zip(keys, last, strict=True)}
-
-
-# --- the baseline ------------------------------------------------------------------------------------------------------------------
 
 
 def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:

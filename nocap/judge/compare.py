@@ -79,9 +79,6 @@ def _status(record: Record) -> str:
     return f"{record.status}: no seed of its arm finished" if record.status in COMPARED else record.status
 
 
-# --- verdicts ----------------------------------------------------------------------------------------------------------------------
-
-
 def _differences(arms: Sequence[Arm], base: Arm, *, metric: str, allow: Collection[str]) -> dict[str, Difference]:
     """By arm. Holm over the arms that can have a verdict."""
     found = {arm.id: _difference(arm, base, metric=metric, allow=allow) for arm in arms if arm is not base}
@@ -105,9 +102,6 @@ def _difference(arm: Arm, base: Arm, *, metric: str, allow: Collection[str]) -> 
     elif (n := min(len(mine), len(theirs))) < LEAST_SEEDS:
         kind, reason = Kind.undecided, f"n={n}"
     return Difference(estimate=estimates.difference(mine, theirs), kind=kind, reason=reason, metric=metric)
-
-
-# --- times, on one machine ---------------------------------------------------------------------------------------------------------
 
 
 def machines_differ(arm: Arm, base: Arm) -> str | None:
@@ -141,9 +135,6 @@ def _front(arms: Sequence[Arm], base: Arm) -> dict[str, Front]:
         apart = any(a.high < b.low for other in beaten_by for a, b in zip(placed[other], mine, strict=True))
         fronts[name] = Front.behind if apart else Front.tied if beaten_by else Front.on
     return fronts
-
-
-# --- what to doubt -----------------------------------------------------------------------------------------------------------------
 
 
 def _doubts(arms: Sequence[Arm], base: Arm, left_out: Sequence[Record], *, allow: Collection[str]) -> Iterator[str]:

@@ -77,9 +77,6 @@ def sections(comparison: Comparison) -> Iterator[Section]:
             yield _effects(name, title, rows, comparison.metric, is_speed=is_speed)
 
 
-# --- a cell ------------------------------------------------------------------------------------------------------------------------
-
-
 def mean(estimate: Estimate | None) -> Cell:
     """`5.1946 ± 0.1763`: half the width of the t-interval, which is symmetric."""
     if estimate is None:
@@ -126,9 +123,6 @@ def _cost(value: float | None, base: float | None, shape: Callable[[float | None
 
 def _cells(*texts: str) -> list[Cell]:
     return [Cell(text=text) for text in texts]
-
-
-# --- tables of arms ----------------------------------------------------------------------------------------------------------------
 
 
 def _verdicts(comparison: Comparison, arms: Sequence[ComparedArm]) -> Section:
@@ -241,9 +235,6 @@ def _effects(name: str, title: str, rows: Sequence[EffectRow], metric: str, *, i
         effect = ratio("tokens_per_s", row.estimate.exp()) if is_speed else difference(metric, row.estimate)
         cells.append([Cell(text=row.term), effect, *_cells(p_value(row.p_holm), row.verdict)])
     return Section(name=name, title=title, head=["choice", "effect", "p", "verdict"], rows=cells, of_arms=False)
-
-
-# --- the terminal ------------------------------------------------------------------------------------------------------------------
 
 
 def front(comparison: Comparison) -> str:

@@ -50,9 +50,6 @@ def effects(arms: Sequence[Arm], base: Arm, *, metric: str, allow: Collection[st
     return (tables, None) if tables else (None, f"a run has no {metric}")
 
 
-# --- which factors there are -------------------------------------------------------------------------------------------------------
-
-
 def _factors(arms: Sequence[Arm], base: Arm) -> list[Factor]:
     """Swept keys as factors, and where they do not multiply out to the arms, whole groups: `attention`, `mlp`, ….
 
@@ -92,9 +89,6 @@ def _merged(factors: Sequence[Factor]) -> list[Factor]:
     for factor in factors:
         by_levels.setdefault(factor.levels, []).append(factor)
     return [Factor(name=" + ".join(f.name for f in same), levels=levels, names=same[0].names) for levels, same in by_levels.items()]
-
-
-# --- what they do ------------------------------------------------------------------------------------------------------------------
 
 
 def _values(arms: Sequence[Arm], metric: str) -> list[dict[int, float]] | None:

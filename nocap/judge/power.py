@@ -60,9 +60,6 @@ def parse_amount(key: str, text: str) -> tuple[float, bool]:
         raise ValueError(f"{key} must be a number or a percentage, got {text}") from None
 
 
-# --- from runs ---------------------------------------------------------------------------------------------------------------------
-
-
 def plan_from(found: Found, *, effect: str, power: float) -> dict[str, Any]:
     """Seeds and hours for an effect of `0.005`, a difference of final validation losses in nats, or of `2%`, a change of tokens/s. Sigma is
     the pooled standard deviation between seeds within arms, of tokens/s that of the logarithm. A seed that ran twice counts once, with its

@@ -95,9 +95,6 @@ def _shown(result: ComparedArm, look: tuple[int, int], forest: dict[str, Any] | 
     }
 
 
-# --- colours -----------------------------------------------------------------------------------------------------------------------
-
-
 def _looks(arms: Sequence[Arm], swept: Sequence[str]) -> list[tuple[int, int]]:
     """Colour and dash of each arm. In a grid one factor (`attention`, with all its keys) is the colour and the rest is the dash, so that
     the eye sees the factors; where that does not fit, they are counted through. The baseline is the text's colour, solid."""
@@ -117,9 +114,6 @@ def _numbered(arms: Sequence[Arm], keys: Sequence[str]) -> list[int]:
     """0, 1, 2 … for the arms' values of `keys`, in the order in which they first come."""
     numbers: dict[tuple[str, ...], int] = {}
     return [numbers.setdefault(tuple(setting(arm.config, key) for key in keys), len(numbers)) for arm in arms]
-
-
-# --- what the script draws ---------------------------------------------------------------------------------------------------------
 
 
 def _plotted(result: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:

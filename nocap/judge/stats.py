@@ -62,9 +62,6 @@ def _sample(values: Sequence[float] | Array) -> Array:
     return array
 
 
-# --- means and differences ---------------------------------------------------------------------------------------------------------
-
-
 def _t_interval(mid: float, *, se: float, df: float, confidence: float) -> dict[str, float]:
     """mid, low, high and p."""
     from scipy import special
@@ -144,9 +141,6 @@ def pooled_sd(groups: Sequence[Sequence[float]]) -> float:
     return math.sqrt(sum(float(a.var(ddof=1)) * (len(a) - 1) for a in arrays) / freedom)
 
 
-# --- several comparisons, and how many seeds ---------------------------------------------------------------------------------------
-
-
 def holm(ps: Sequence[float]) -> list[float]:
     """Holm's step-down adjustment: the chance of any false claim among these comparisons stays below alpha (Holm 1979)."""
     p = np.asarray(ps, dtype=np.float64)
@@ -196,9 +190,6 @@ def power_of(effect: float, *, n: int, alpha: float = 0.05, pairs: bool) -> floa
     return float(value)
 
 
-# --- curves ------------------------------------------------------------------------------------------------------------------------
-
-
 def crossing(x: Sequence[float], y: Sequence[float], *, target: float, smooth: bool = True) -> float | None:
     """Where a falling curve first reaches `target`, interpolated linearly; `None` where it never does.
 
@@ -242,9 +233,6 @@ def logrank(times: Sequence[float], reached: Sequence[bool], times_b: Sequence[f
     with np.errstate(invalid="ignore", divide="ignore"):
         result = stats.logrank(x=_censored(times, reached), y=_censored(times_b, reached_b))
     return float(result.statistic), float(result.pvalue)
-
-
-# --- grids -------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,9 +298,6 @@ def _contrast(term: tuple[tuple[int, int], ...], cells: Any) -> Array:
         size = int(cells[:, factor].max()) + 1
         weights = weights * size * ((cells[:, factor] == level).astype(float) - (cells[:, factor] == 0).astype(float))
     return weights / len(cells) / len(term)
-
-
-# --- several goals -----------------------------------------------------------------------------------------------------------------
 
 
 def dominates(a: Sequence[float], b: Sequence[float]) -> bool:

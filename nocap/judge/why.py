@@ -98,9 +98,6 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     return not (asked or of_its_kind)
 
 
-# --- two runs ----------------------------------------------------------------------------------------------------------------------
-
-
 def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
     """Two runs' differences, as plain JSON: of each the `part` of the identity (or "recorded", which is no part of it), its key, a and b.
 

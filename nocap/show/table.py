@@ -42,9 +42,6 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (list(head), ["---"] * len(head), *cells)]
 
 
-# --- numbers -----------------------------------------------------------------------------------------------------------------------
-
-
 def fixed(value: float | None, digits: int) -> str:
     """`1,234.5`, with a true minus. Adding 0 takes the minus from a rounded −0."""
     return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)

@@ -140,9 +140,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", value
 
 
-# --- finding -----------------------------------------------------------------------------------------------------------------------
-
-
 def load(paths: Iterable[str | Path]) -> Found:
     """All runs of these paths, each once, in the order they were started; those of a grid in the order of its cells.
 
@@ -228,9 +225,6 @@ def _named(name: str, root: Path) -> list[Path]:
     runs = _runs(root)
     by_identity = [folder for folder in runs if len(name) >= 6 and _identity(folder).startswith(name)]
     return by_identity or [folder for folder in runs if folder.name == name or folder.name.startswith(f"{name}-")]
-
-
-# --- reading -----------------------------------------------------------------------------------------------------------------------
 
 
 def read(folder: Path, *, problems: list[str]) -> Record:
