@@ -133,7 +133,7 @@ def test_invalid_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str], tu
     ("words", "reason"),
     [
         (("scale=gpu",), "nocap: scale must be one of the study's cpu, got gpu"),
-        (("scales=cpu",), "nocap: scales is no key of words (did you mean scale?)"),
+        (("scales=cpu",), "nocap: scales is no key of options (did you mean scale?)"),
         (("budget_h=much",), "budget_h"),
         (("budget_h=1",), "nocap: budget_h must be left out where no scale's length comes from a budget, got 1.0"),
     ],

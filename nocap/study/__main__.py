@@ -30,8 +30,8 @@ CALIBRATION_LENGTHS = [0.25, 0.5]  # of the baseline's steps, where a study name
 
 
 @dataclass(kw_only=True)
-class Study:
-    """What a study is given on the command line."""
+class Options:
+    """The overrides of a study on the command line."""
 
     scale: str = ""  # "": gpu where there is one and the study has it, else cpu
     budget_h: float | None = None
@@ -119,7 +119,7 @@ def _studies(given: Sequence[str], *, mode: str) -> int:
 
     folders = [Path(word) for word in given if "=" not in word]
     require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
-    options = from_overrides(Study, [word for word in given if "=" in word])
+    options = from_overrides(Options, [word for word in given if "=" in word])
     plans = [(folder, _prepared(folder, options)) for folder in folders]
     used = options.budget_h is None or any(plan.needs_budget for _, plan in plans)
     require(used, "budget_h", "be left out where no scale's length comes from a budget", options.budget_h)
@@ -138,7 +138,7 @@ def _studies(given: Sequence[str], *, mode: str) -> int:
     return max(codes)
 
 
-def _prepared(folder: Path, options: Study) -> Plan:
+def _prepared(folder: Path, options: Options) -> Plan:
     from nocap.config.hardware import default_device
     from nocap.config.trainer import Device
     from nocap.study.plan import prepare
@@ -152,7 +152,7 @@ def _prepared(folder: Path, options: Study) -> Plan:
     return prepare(found, scale, output_dir=options.output_dir)
 
 
-def _one(folder: Path, plan: Plan, options: Study, *, mode: str) -> int:
+def _one(folder: Path, plan: Plan, options: Options, *, mode: str) -> int:
     from nocap.study import preview
 
     if mode == "plan":
@@ -161,7 +161,7 @@ def _one(folder: Path, plan: Plan, options: Study, *, mode: str) -> int:
     return _calibrate(plan, options) if mode == "calibrate" else _judge(folder, plan, options, run=mode == "run")
 
 
-def _judge(folder: Path, plan: Plan, options: Study, *, run: bool) -> int:
+def _judge(folder: Path, plan: Plan, options: Options, *, run: bool) -> int:
     from nocap.config.errors import EXIT_CODES
     from nocap.config.hardware import describe
     from nocap.study import report, text
@@ -190,7 +190,7 @@ def _judge(folder: Path, plan: Plan, options: Study, *, run: bool) -> int:
     return EXIT_CODES["failed" if done.problems or missing else "finished"]
 
 
-def _calibrate(plan: Plan, options: Study) -> int:
+def _calibrate(plan: Plan, options: Options) -> int:
     """Train the baseline at its lengths, nothing else; then print the rate, and what it makes of arms that have been trained before.
 
     Errors:

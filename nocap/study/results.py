@@ -42,9 +42,7 @@ def results(plan: Plan, done: Done, *, registered: Mapping[str, datetime], hardw
         "baseline": study.baseline,
         "seeds": study.seeds,
         "claims": [_claim(claim, plan, done, registered) for claim in study.claims],
-        "measurements": [
-            {"claim": claim.id, **one.json()} for claim in study.claims for one in measurements(claim, study, done.evidence)
-        ],
+        "measurements": [{"claim": claim.id, **one.json()} for claim in study.claims for one in measurements(claim, study, done.evidence)],
         "arms": [_arm(name, plan, done) for name in study.arms],
         "trials": trials_json(done.tuned),
         "exchange": exchange(study, done.evidence),
