@@ -198,7 +198,7 @@ def _measurements(lanes: Sequence[Lane], times: Times) -> list[list[Measurement]
     metric, when, seconds = METRICS["tokens_per_s"], now(), times.mean(axis=2)
     return [
         [
-            Measurement(arm=lanes[i].arm.label, repeat=n, metric=metric, value=1 / float(s), where=where, when=when)
+            Measurement(arm=lanes[i].arm.label, repeat=n, metric=metric, value=1 / float(s), where=str(where), when=when)
             for n, s in enumerate(seconds[:, i])
         ]
         for i in _live(times)

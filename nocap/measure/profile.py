@@ -177,7 +177,7 @@ def _measurements(run: Run, overrides: Sequence[str], rows: Sequence[Row]) -> li
     for row in rows:
         ms[row.part] = ms.get(row.part, 0.0) + row.ms
     arm, metric = " ".join(overrides) or "(no change)", METRICS["part_ms"]
-    return [Measurement(arm=arm, repeat=0, metric=metric, value=x, where=where, when=when, part=part) for part, x in ms.items()]
+    return [Measurement(arm=arm, repeat=0, metric=metric, value=x, where=str(where), when=when, part=part) for part, x in ms.items()]
 
 
 def _steps(steps: list[Step] | None) -> dict[str, Any] | None:
