@@ -123,7 +123,7 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
     costs = []
     for factor, word, label in (("attention", "attention=gqa", "GQA"), ("mlp", "mlp=gelu3x", "MLP")):
         changed, new = counted(*D12, word, vocab_size=GPT2)
-        option = ceilings.Option(factor=factor, label=label, run=changed)
+        option = ceilings.Change(factor=factor, label=label, run=changed)
         costs.append((option, ceilings.changed_cost(option, run, base_count, new, base, PEAK)))
     rows = {row.label: row for row in ceilings.table(base, costs, unattributed_ms=0.0)}
     assert {label: f"{row.by_flops:.3f}" for label, row in rows.items()} == {"GQA": "1.076", "MLP": "1.119", "GQA + MLP": "1.216"}
@@ -165,7 +165,7 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio() -> Non
     run, old = counted(*NANO, "attention=mha")
     base = ceilings.base_cost(run, old, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
     flash_run, flash = counted(*NANO, "attention=flash")
-    option = ceilings.Option(factor="attention", label="attention=flash", run=flash_run)
+    option = ceilings.Change(factor="attention", label="attention=flash", run=flash_run)
     cost = ceilings.changed_cost(option, run, old, flash, base, PEAK)
     assert cost.ms["scores"] == pytest.approx(flash.by_part()["scores"].bound_ms(PEAK) * microbatches(run))
     assert cost.ms["rotary"] < 1000  # the fused kernel's output needs no copy to join its heads

@@ -18,7 +18,7 @@ from nocap.config.trainer import Device
 from nocap.judge.rounds import LIMIT, Narrow, Rounds, confidence_for, judge
 from nocap.judge.stats import signed_rank_needs
 from nocap.measure import bench as measure
-from nocap.measure.arms import Arm, compose_arm, compose_arms, interleave, order, step_config, suite
+from nocap.measure.arms import BenchArm, compose_arm, compose_arms, interleave, order, step_config, suite
 from nocap.measure.clock import Clock, clock_of
 from nocap.measure.contestant import Contestant, DivergedError, StepInfo
 from nocap.measure.text import render_bench
@@ -29,7 +29,7 @@ NANO = ("model=nano", "trainer.device=cpu", "trainer.precision=fp32", "trainer.m
 
 
 @pytest.fixture(scope="module")
-def arms() -> list[Arm]:
+def arms() -> list[BenchArm]:
     return compose_arms(NANO, ["mlp=gelu4x", "mlp=gelu3x", "attention=mha"])
 
 
@@ -217,11 +217,11 @@ class Fake:
         pass
 
 
-def fake_bench(arms: list[Arm], make: Callable[[Arm], Fake], **options: Any) -> dict[str, Any]:
+def fake_bench(arms: list[BenchArm], make: Callable[[BenchArm], Fake], **options: Any) -> dict[str, Any]:
     return measure.bench(arms, seconds=options.pop("seconds", 60), make=lambda arm, clock: make(arm), **options)
 
 
-def test_a_planted_tenth_comes_out_exactly(arms: list[Arm]):
+def test_a_planted_tenth_comes_out_exactly(arms: list[BenchArm]):
     machine, costs = Machine(drift=0.001), {"mlp=gelu4x": 1e-5, "mlp=gelu3x": 1.1e-5, "attention=mha": 1e-5}
     result = fake_bench(arms, lambda arm: Fake(machine.arm(costs[arm.label])))
     base, slower, same = result["arms"]
@@ -234,11 +234,11 @@ def test_a_planted_tenth_comes_out_exactly(arms: list[Arm]):
     assert np.shape(base["seconds_per_token"]) == (8, 2)
 
 
-def test_an_arm_that_does_not_fit_or_fails_is_a_line(arms: list[Arm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_an_arm_that_does_not_fit_or_fails_is_a_line(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     errors = {"mlp=gelu3x": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore"), "attention=mha": OSError("gone")}
     fails = {"mlp=gelu3x": 0, "attention=mha": 5}
 
-    def make(arm: Arm) -> Fake:
+    def make(arm: BenchArm) -> Fake:
         if fails.get(arm.label) == 0:
             raise errors[arm.label]
         return Fake(Machine(drift=0).arm(1.0), fails_at=fails.get(arm.label, -1), error=errors.get(arm.label))
@@ -259,8 +259,8 @@ def test_an_arm_that_does_not_fit_or_fails_is_a_line(arms: list[Arm], monkeypatc
     capsys.readouterr()
 
 
-def test_without_its_baseline_a_bench_fails(arms: list[Arm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def make(arm: Arm) -> Fake:
+def test_without_its_baseline_a_bench_fails(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def make(arm: BenchArm) -> Fake:
         return Fake(Machine(drift=0).arm(1.0), fails_at=3, error=MemoryError("no more"))
 
     with pytest.raises(measure.BaselineError, match="the baseline, mlp=gelu4x: does not fit: no more"):
@@ -270,7 +270,7 @@ def test_without_its_baseline_a_bench_fails(arms: list[Arm], monkeypatch: pytest
     assert capsys.readouterr().err == "nocap: the baseline, (no change): does not fit: no more\n"
 
 
-def test_time_ends_a_bench_that_stays_noisy(arms: list[Arm], monkeypatch: pytest.MonkeyPatch):
+def test_time_ends_a_bench_that_stays_noisy(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
     now = iter(range(10_000))
     monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(now)))
     rng = np.random.default_rng(0)
@@ -282,11 +282,11 @@ def test_time_ends_a_bench_that_stays_noisy(arms: list[Arm], monkeypatch: pytest
     assert exact["rounds"] == 9
 
 
-def test_an_arm_whose_turn_comes_too_late_is_left_out(arms: list[Arm], monkeypatch: pytest.MonkeyPatch):
+def test_an_arm_whose_turn_comes_too_late_is_left_out(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
     clock = {"now": 0.0}
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock["now"])
 
-    def make(arm: Arm) -> Fake:
+    def make(arm: BenchArm) -> Fake:
         clock["now"] += 25  # s: after three of them, 60% of 100 s have passed
         return Fake(Machine(drift=0).arm(1.0))
 
@@ -295,10 +295,10 @@ def test_an_arm_whose_turn_comes_too_late_is_left_out(arms: list[Arm], monkeypat
     assert result["arms"][2]["reason"] == "the arms before it took 75 s of 100 s to warm up"
 
 
-def test_the_result_has_one_schema(arms: list[Arm]):
+def test_the_result_has_one_schema(arms: list[BenchArm]):
     """Whatever became of an arm, and strict JSON."""
 
-    def make(arm: Arm) -> Fake:
+    def make(arm: BenchArm) -> Fake:
         if arm.label == "attention=mha":
             raise MemoryError("no more")
         return Fake(Machine(drift=0).arm(1.0))
@@ -365,7 +365,7 @@ def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
         compose_arms(NANO, ["", "trainer.device=cuda"])
 
 
-def test_threads_choose_the_clock(arms: list[Arm]):
+def test_threads_choose_the_clock(arms: list[BenchArm]):
     assert clock_of([arm.run for arm in arms]) is Clock.cpu
     assert clock_of([arms[0].run, compose_arm(NANO, "trainer.threads=2").run]) is Clock.wall
 

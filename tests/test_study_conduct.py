@@ -15,7 +15,7 @@ from nocap.study import conduct
 from nocap.study.__main__ import main
 from nocap.study.cells import Cells, FailedError, Wanted
 from nocap.study.conduct import Tuned, carry_out
-from nocap.study.plan import OVERHEAD, Plan, prepare, shorter, steps_for
+from nocap.study.plan import OVERHEAD, StudyPlan, prepare, shorter, steps_for
 from nocap.study.sessions import SessionError
 from tests.attempts import state_of
 from tests.conftest import REPO, Door, the_run
@@ -24,7 +24,7 @@ from tests.studies import LOSS, RACE, STUDY, Json, at, loaded, record, study, wr
 COSINE = [*STUDY["overrides"], "schedule=cosine"]
 
 
-def prepared(tmp_path: Path, *claims: Json, **changed: Any) -> Plan:
+def prepared(tmp_path: Path, *claims: Json, **changed: Any) -> StudyPlan:
     return prepare(loaded(tmp_path / "made", study(claims=list(claims), **changed)), "cpu", output_dir=str(tmp_path / "out"))
 
 

@@ -21,7 +21,7 @@ import torch
 
 from nocap.config import hardware
 from nocap.config.trainer import Device, Precision
-from nocap.measure.arms import Arm, compose_arm
+from nocap.measure.arms import BenchArm, compose_arm
 from nocap.measure.bench import bench
 from nocap.measure.clock import Clock
 from nocap.measure.contestant import Contestant
@@ -36,7 +36,7 @@ BLOCK_S = 0.02  # one step: the arms are small, and twenty trials are many
 class Slowed(Contestant):
     """A contestant whose step does `share` more work, in CPU time, than the trainer's own."""
 
-    def __init__(self, arm: Arm, *, share: float, clock: Clock) -> None:
+    def __init__(self, arm: BenchArm, *, share: float, clock: Clock) -> None:
         self._products, self._matrix = 0, torch.randn(96, 96)
         self._own_s = self._planted_s = 0.0
         super().__init__(arm, clock=clock, block_s=BLOCK_S)
@@ -69,16 +69,16 @@ class Slowed(Contestant):
         return self._planted_s / self._own_s
 
 
-def trial(arm: Arm, seconds: float) -> dict[str, Any]:
+def trial(arm: BenchArm, seconds: float) -> dict[str, Any]:
     """One bench of the baseline and the planted arms."""
     made: dict[str, Slowed] = {}
     load = os.getloadavg()[0]
 
-    def make(arm: Arm, clock: Clock) -> Slowed:
+    def make(arm: BenchArm, clock: Clock) -> Slowed:
         made[arm.label] = Slowed(arm, share=PLANTED.get(arm.label, 0.0), clock=clock)
         return made[arm.label]
 
-    result = bench([arm, *(Arm(label=label, run=arm.run) for label in PLANTED)], seconds=seconds, make=make)
+    result = bench([arm, *(BenchArm(label=label, run=arm.run) for label in PLANTED)], seconds=seconds, make=make)
     facts = ("verdict", "speed", "half_width")
     arms = {}
     for found in result["arms"][1:]:

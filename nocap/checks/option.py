@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from nocap import outside
-from nocap.checks.trial import Candidate, FailedError, Trial, expect, one_line
+from nocap.checks.trial import Candidate, CheckError, Trial, expect, one_line
 from nocap.config import registry
 
 
@@ -59,7 +59,7 @@ def refuses(trial: Trial) -> str:
         except ValueError as error:
             expect("\n" not in str(error), f"{override} is refused in several lines: {one_line(error)}")
         else:
-            raise FailedError(f"{override} is not refused")
+            raise CheckError(f"{override} is not refused")
     return f"an unknown key, and {len(wrong)} keys of another type"
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 from pathlib import Path
 
-from nocap.checks.trial import FailedError, SkippedError, Trial, expect, kill, rows, wait_for
+from nocap.checks.trial import CheckError, SkippedError, Trial, expect, kill, rows, wait_for
 from nocap.config.compose import compose
 from nocap.store.record import Row, read_json
 from nocap.store.tracking import NO_MIRROR
@@ -17,7 +17,7 @@ NOISE = ("clock/", "perf/", "memory/")
 
 def learns(trial: Trial) -> str:
     """A short run ends below where it began, every loss finite."""
-    if isinstance(trial.first_run, FailedError):
+    if isinstance(trial.first_run, CheckError):
         raise trial.first_run
     found, steps = rows(trial.first_run), trial.run.trainer.steps
     finite = all(row.get(key, 0.0) is not None for row in found for key in ("train/loss", "val/loss", "train/grad_norm"))

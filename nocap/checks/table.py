@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nocap.checks import model, option, parts, runs
-from nocap.checks.trial import FailedError, SkippedError, Trial, one_line
+from nocap.checks.trial import CheckError, SkippedError, Trial, one_line
 
 Check = Callable[[Trial], str]  # returns what it found, in a line; or raises
 
@@ -59,7 +59,7 @@ def _line(trial: Trial, name: str, check: Check) -> Line:
         status, detail = "ok", check(trial)
     except SkippedError as error:
         status, detail = "skip", str(error)
-    except (FailedError, ValueError) as error:
+    except (CheckError, ValueError) as error:
         status, detail = "FAIL", one_line(error)
     except (KeyboardInterrupt, SystemExit):
         raise

@@ -40,7 +40,7 @@ TRAINER = (
 )
 
 
-class FailedError(Exception):
+class CheckError(Exception):
     """The option fails a check; why, in a line."""
 
 
@@ -50,7 +50,7 @@ class SkippedError(Exception):
 
 def expect(ok: object, otherwise: str) -> None:
     if not ok:
-        raise FailedError(otherwise)
+        raise CheckError(otherwise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,13 +125,13 @@ class Trial:
         """Train to the end; the run's folder.
 
         Errors:
-            FailedError: it ended otherwise.
+            CheckError: it ended otherwise.
         """
         with self.started(output, *more) as process:
             try:
                 code = process.wait(timeout=LIMIT_S)
             except subprocess.TimeoutExpired:
-                raise FailedError(f"training had not ended after {LIMIT_S:g} s") from None
+                raise CheckError(f"training had not ended after {LIMIT_S:g} s") from None
         expect(code == 0, f"training ended with code {code}: {self.reason(output)}")
         return self.run_dir(output)
 
@@ -146,16 +146,16 @@ class Trial:
         return one_line((own or lines or ["nothing on stderr"])[-1])
 
     @cached_property
-    def first_run(self) -> Path | FailedError:
+    def first_run(self) -> Path | CheckError:
         try:
             return self.train("first")
-        except FailedError as error:
+        except CheckError as error:
             return error
 
     @property
     def clean(self) -> Path:
         """The folder of the run that is not disturbed, to compare others with."""
-        if isinstance(self.first_run, FailedError):
+        if isinstance(self.first_run, CheckError):
             raise SkippedError("the run to compare with failed: see learns")
         return self.first_run
 

@@ -27,7 +27,7 @@ from nocap.store.measurement import METRICS, Better, Scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class TableCell:
     text: str
     small: str = ""  # an interval, or how far a cost is from the baseline's
     hint: str = ""  # for who points at it on a page
@@ -45,7 +45,7 @@ class Section:
     name: str
     title: str
     head: list[str]
-    rows: list[list[Cell]]
+    rows: list[list[TableCell]]
     notes: list[str] = field(default_factory=list)
     of_arms: bool = True  # a row an arm, the baseline first
 
@@ -77,52 +77,52 @@ def sections(comparison: Comparison) -> Iterator[Section]:
             yield _effects(name, title, rows, comparison.metric, is_speed=is_speed)
 
 
-def mean(estimate: Estimate | None) -> Cell:
+def mean(estimate: Estimate | None) -> TableCell:
     """`5.1946 ± 0.1763`: half the width of the t-interval, which is symmetric."""
     if estimate is None:
-        return Cell(text=NONE)
+        return TableCell(text=NONE)
     hint = "" if math.isnan(estimate.sd) else f"standard deviation over seeds: {loss(estimate.sd)}"
-    return Cell(text=f"{loss(estimate.mid)} {_half(estimate)}".rstrip(), hint=hint)
+    return TableCell(text=f"{loss(estimate.mid)} {_half(estimate)}".rstrip(), hint=hint)
 
 
-def difference(metric: str, estimate: Estimate | None) -> Cell:
+def difference(metric: str, estimate: Estimate | None) -> TableCell:
     """`lower loss by 0.0312 ± 0.0047`, of mine minus the baseline's."""
     if estimate is None:
-        return Cell(text=NONE)
+        return TableCell(text=NONE)
     gain = estimate.mid if METRICS[metric].better is Better.higher else -estimate.mid
     text = METRICS[metric].describe(gain, Scale.difference)
-    return Cell(text="the same" if text.endswith(" 0.0000") else text, small=_half(estimate))
+    return TableCell(text="the same" if text.endswith(" 0.0000") else text, small=_half(estimate))
 
 
 def _half(estimate: Estimate) -> str:
     return f"± {estimate.half_width:.4f}" if math.isfinite(estimate.high) else ""
 
 
-def ratio(metric: str, estimate: Estimate | None) -> Cell:
+def ratio(metric: str, estimate: Estimate | None) -> TableCell:
     """`7.0% faster`, with the interval `5.1% to 9.0% faster`; of mine over the baseline's."""
     if estimate is None:
-        return Cell(text=NONE)
+        return TableCell(text=NONE)
     text = _ratio(metric, estimate.mid)
     text = "the same" if text.startswith("0.0%") else text
     if not math.isfinite(estimate.high):
-        return Cell(text=text, hint="one seed: no interval")
+        return TableCell(text=text, hint="one seed: no interval")
     ends = sorted((estimate.low, estimate.high), reverse=METRICS[metric].better is Better.lower)
     (low, side), (high, other_side) = (_ratio(metric, end).split()[:2] for end in ends)
     small = f"{low}{'' if side == other_side else f' {side}'} to {high} {other_side}"
-    return Cell(text=text, small="" if (low, side) == (high, other_side) else small)
+    return TableCell(text=text, small="" if (low, side) == (high, other_side) else small)
 
 
 def _ratio(metric: str, value: float) -> str:
     return METRICS[metric].describe(value if METRICS[metric].better is Better.higher else 1 / value, Scale.ratio)
 
 
-def _cost(value: float | None, base: float | None, shape: Callable[[float | None], str] = whole) -> Cell:
+def _cost(value: float | None, base: float | None, shape: Callable[[float | None], str] = whole) -> TableCell:
     """A cost, and how far it is from the baseline's."""
-    return Cell(text=shape(value), small=percent(value / base - 1) if value and base and value != base else "")
+    return TableCell(text=shape(value), small=percent(value / base - 1) if value and base and value != base else "")
 
 
-def _cells(*texts: str) -> list[Cell]:
-    return [Cell(text=text) for text in texts]
+def _cells(*texts: str) -> list[TableCell]:
+    return [TableCell(text=text) for text in texts]
 
 
 def _verdicts(comparison: Comparison, arms: Sequence[ComparedArm]) -> Section:
@@ -133,13 +133,13 @@ def _verdicts(comparison: Comparison, arms: Sequence[ComparedArm]) -> Section:
         n, diverged = len(result.arm.seeds), len(result.arm.diverged)
         rows.append(
             [
-                Cell(text=result.label),
-                Cell(text=str(n), small=f"{diverged} diverged" if diverged else ""),
+                TableCell(text=result.label),
+                TableCell(text=str(n), small=f"{diverged} diverged" if diverged else ""),
                 mean(result.val_loss),
                 *([mean(result.val_bpb)] if has_bpb else []),
                 difference(comparison.metric, gap.estimate if gap else None),
-                Cell(text=p_value(gap.p_holm if gap else None), hint=_uncorrected(gap.estimate) if gap and gap.estimate else ""),
-                Cell(text=gap.verdict if gap else "baseline"),
+                TableCell(text=p_value(gap.p_holm if gap else None), hint=_uncorrected(gap.estimate) if gap and gap.estimate else ""),
+                TableCell(text=gap.verdict if gap else "baseline"),
             ]
         )
     bpb = ["bits/byte"] if has_bpb else []
@@ -164,18 +164,18 @@ def _speed(arms: Sequence[ComparedArm]) -> Section:
     reasons = list(dict.fromkeys(refused for result in arms if (refused := result.times["tokens_per_s"].refused)))
     rows = []
     for result in arms:
-        shown = [Cell(text=shape(result.times[metric].mean)) for metric, shape in shapes.items()]
+        shown = [TableCell(text=shape(result.times[metric].mean)) for metric, shape in shapes.items()]
         shown.insert(1, _against("tokens_per_s", result, reasons))
         shown.insert(4, _against("memory_mib", result, reasons))
-        rows.append([Cell(text=result.label), *shown])
+        rows.append([TableCell(text=result.label), *shown])
     head = ["arm", "tokens/s", "speed", "step ms", "MiB", "memory", "training"]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
     return Section(name="speed", title="Speed and memory, against the baseline", head=head, rows=rows, notes=notes)
 
 
-def _against(metric: str, result: ComparedArm, reasons: list[str]) -> Cell:
+def _against(metric: str, result: ComparedArm, reasons: list[str]) -> TableCell:
     timed = result.times[metric]
-    return Cell(text=f"refused [{reasons.index(timed.refused) + 1}]") if timed.refused else ratio(metric, timed.ratio)
+    return TableCell(text=f"refused [{reasons.index(timed.refused) + 1}]") if timed.refused else ratio(metric, timed.ratio)
 
 
 def _inference(arms: Sequence[ComparedArm]) -> Section:
@@ -198,7 +198,7 @@ def _costs(arms: Sequence[ComparedArm], base: ComparedArm) -> Section:
         kernel = " / ".join(dict.fromkeys(str(name) for name in (result.arm.summary("kernel") or {}).values())) or NONE
         differs = ", ".join(f"{key}={spell(value)}" for key, value in result.changes.items() if value != ABSENT) or NONE
         costs = [_cost(value, base.costs[name], count) for name, value in result.costs.items()]
-        rows.append([Cell(text=result.label), *costs, *_cells(kernel, differs)])
+        rows.append([TableCell(text=result.label), *costs, *_cells(kernel, differs)])
     head = ["arm", "params", "FLOPs/token", "tokens", "kernel", "differs from the baseline in"]
     return Section(name="costs", title="What each arm is", head=head, rows=rows)
 
@@ -210,9 +210,9 @@ def _target(arms: Sequence[ComparedArm], target: float) -> Section:
         for axis, metric, shape in (("steps", "steps_to_target", whole), ("train_s", "train_s", duration)):
             found = reaches[axis]
             at = shape(found.median) if found.median is not None else "never" if found.budget is None else f"> {shape(found.budget)}"
-            pace = Cell(text=f"p {p_value(found.logrank_p)}") if found.logrank_p is not None else ratio(metric, found.ratio)
-            cells += [Cell(text="refused" if found.refused else at), pace]
-        rows.append([*cells, Cell(text=f"{reaches['steps'].n - reaches['steps'].censored} of {reaches['steps'].n}")])
+            pace = TableCell(text=f"p {p_value(found.logrank_p)}") if found.logrank_p is not None else ratio(metric, found.ratio)
+            cells += [TableCell(text="refused" if found.refused else at), pace]
+        rows.append([*cells, TableCell(text=f"{reaches['steps'].n - reaches['steps'].censored} of {reaches['steps'].n}")])
     head = ["arm", "steps", "against the baseline", "training", "against the baseline", "reached it"]
     refused = dict.fromkeys(reach.refused for result in arms for reach in (result.to_target or {}).values() if reach.refused)
     notes = [f"refused: {reason}" for reason in refused]
@@ -233,7 +233,7 @@ def _effects(name: str, title: str, rows: Sequence[EffectRow], metric: str, *, i
     cells = []
     for row in rows:
         effect = ratio("tokens_per_s", row.estimate.exp()) if is_speed else difference(metric, row.estimate)
-        cells.append([Cell(text=row.term), effect, *_cells(p_value(row.p_holm), row.verdict)])
+        cells.append([TableCell(text=row.term), effect, *_cells(p_value(row.p_holm), row.verdict)])
     return Section(name=name, title=title, head=["choice", "effect", "p", "verdict"], rows=cells, of_arms=False)
 
 

@@ -26,12 +26,12 @@ LEAST_FREEDOM = 3  # degrees of freedom: with fewer, sigma's own 95% interval re
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class SampleSize:
     pairs: int
     power: float  # at that many
 
 
-def plan(*, effect: float, sigma: float, scale: Scale, power: float, alpha: float = ALPHA) -> Plan:
+def plan(*, effect: float, sigma: float, scale: Scale, power: float, alpha: float = ALPHA) -> SampleSize:
     """Pairs for a two-sided paired t-test at alpha: `effect` is a difference, or a relative change (0.02 for 2%) for a ratio; `sigma` one
     run's standard deviation, relative for a ratio.
 
@@ -44,7 +44,7 @@ def plan(*, effect: float, sigma: float, scale: Scale, power: float, alpha: floa
     distance = math.log1p(effect) if scale is Scale.ratio else effect
     standardised = distance / (sigma * math.sqrt(2))
     pairs = max(LEAST_SEEDS, n_required(standardised, power=power, alpha=alpha, pairs=True))
-    return Plan(pairs=pairs, power=power_of(standardised, n=pairs, alpha=alpha, pairs=True))
+    return SampleSize(pairs=pairs, power=power_of(standardised, n=pairs, alpha=alpha, pairs=True))
 
 
 def parse_amount(key: str, text: str) -> tuple[float, bool]:

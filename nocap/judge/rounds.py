@@ -35,7 +35,7 @@ Rounds = Sequence[Sequence[Measurement]]  # of each arm its tokens/s, a value a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class SpeedVerdict:
     """The verdict on an arm. `ratio` is a speed: above 1 the arm makes more tokens a second; `None` with too few rounds."""
 
     word: str
@@ -47,8 +47,8 @@ class Verdict:
 class Judged:
     """The control first, then each arm that is not the baseline."""
 
-    control: Verdict
-    arms: list[Verdict]
+    control: SpeedVerdict
+    arms: list[SpeedVerdict]
     narrow: bool  # every interval is within the limit
 
 
@@ -71,7 +71,7 @@ def judge(rounds: Rounds, *, limit: float, confidence: float) -> Judged:
     """Verdicts of the arms at index 2 and up against the baseline, whose two instances are at 0 and 1."""
     logs = -np.log(np.array([[one.value for one in arm] for arm in rounds], dtype=np.float64).T)  # of a token's time
     if len(logs) < signed_rank_needs(confidence):
-        none = Verdict(
+        none = SpeedVerdict(
             word=f"no verdict: {len(logs)} rounds, and an interval needs {signed_rank_needs(confidence)}", ratio=None, half_width=None
         )
         return Judged(control=none, arms=[none] * (logs.shape[1] - 2), narrow=False)
@@ -106,6 +106,6 @@ def _word(log_ratio: Estimate, *, control: Estimate, limit: float) -> str:
     return "slower" if log_ratio.high < -bias else "no difference shown"
 
 
-def _verdict(word: str, log_ratio: Estimate) -> Verdict:
+def _verdict(word: str, log_ratio: Estimate) -> SpeedVerdict:
     ratio = log_ratio.exp()
-    return Verdict(word=word, ratio=ratio, half_width=log_ratio.half_width)
+    return SpeedVerdict(word=word, ratio=ratio, half_width=log_ratio.half_width)

@@ -21,14 +21,14 @@ Times = NDArray[np.float64]  # (rounds, arms, 2): seconds a token in the two blo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class BenchArm:
     """What is timed under one name; the first of several is the baseline."""
 
     label: str
     run: Run
 
 
-def compose_arms(base: Sequence[str], arms: Sequence[str]) -> list[Arm]:
+def compose_arms(base: Sequence[str], arms: Sequence[str]) -> list[BenchArm]:
     """Each of `arms` (overrides as typed in a shell) on top of `base`. An arm has one thread unless the overrides set it.
 
     Errors:
@@ -47,7 +47,7 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> list[Arm]:
     return composed
 
 
-def compose_arm(base: Sequence[str], overrides: str) -> Arm:
+def compose_arm(base: Sequence[str], overrides: str) -> BenchArm:
     """One arm.
 
     Errors:
@@ -60,7 +60,7 @@ def compose_arm(base: Sequence[str], overrides: str) -> Arm:
         check_compiler(run)
     except ValueError as error:
         raise ValueError(f"--arm {label!r}: {error}") from error
-    return Arm(label=label, run=run)
+    return BenchArm(label=label, run=run)
 
 
 def step_config(run: Run) -> dict[str, Any]:

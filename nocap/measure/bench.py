@@ -15,9 +15,9 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.trainer import Device
-from nocap.judge.rounds import LIMIT, Narrow, Verdict, confidence_for, judge
+from nocap.judge.rounds import LIMIT, Narrow, SpeedVerdict, confidence_for, judge
 from nocap.judge.stats import signed_rank_needs
-from nocap.measure.arms import Arm, Times, interleave, step_config
+from nocap.measure.arms import BenchArm, Times, interleave, step_config
 from nocap.measure.clock import Clock, clock_of
 from nocap.measure.contestant import Contestant, StepInfo
 from nocap.measure.roofline import matmul_flops
@@ -32,7 +32,7 @@ class BaselineError(RuntimeError):
 
 
 @dataclass(kw_only=True, slots=True)
-class ArmResult:
+class BenchResult:
     """An arm in the result; `None` where there is nothing to report."""
 
     info: StepInfo | None
@@ -64,7 +64,7 @@ CONTROL = ("verdict", "speed", "half_width", "tokens_per_s", "warm_up_s", "secon
 class Lane:
     """An arm's place in the bench, also when it could not be timed."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: BenchArm) -> None:
         self.arm, self.status, self.reason = arm, "measured", ""
         self.info: StepInfo | None = None
         self._timed: Contestant | None = None
@@ -73,7 +73,7 @@ class Lane:
     def measured(self) -> bool:
         return self.status == "measured"
 
-    def warm(self, make: Callable[[Arm], Contestant]) -> None:
+    def warm(self, make: Callable[[BenchArm], Contestant]) -> None:
         try:
             self._timed = make(self.arm)
         except Exception as error:  # one arm that cannot run stops no other
@@ -117,11 +117,11 @@ class Budget:
 
 
 def bench(
-    arms: Sequence[Arm],
+    arms: Sequence[BenchArm],
     *,
     seconds: float,
     rounds: int | None = None,
-    make: Callable[[Arm, Clock], Contestant] = lambda arm, clock: Contestant(arm, clock=clock),
+    make: Callable[[BenchArm, Clock], Contestant] = lambda arm, clock: Contestant(arm, clock=clock),
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time the arms against the first one, which runs twice: the second is the control. The result as JSON types.
@@ -155,7 +155,7 @@ def bench(
     }
 
 
-def _warm_up(lanes: Sequence[Lane], make: Callable[[Arm], Contestant], budget: Budget, log: Callable[[str], None]) -> None:
+def _warm_up(lanes: Sequence[Lane], make: Callable[[BenchArm], Contestant], budget: Budget, log: Callable[[str], None]) -> None:
     for i, lane in enumerate(lanes):
         if i > 1 and budget.rounds is None and budget.spent() > WARM_SHARE * budget.seconds:
             lane.leave_out(f"the arms before it took {budget.spent():.0f} s of {budget.seconds:g} s to warm up")
@@ -220,13 +220,13 @@ def _peaks(lanes: Sequence[Lane]) -> dict[str, dict[str, Any]]:
     return peaks
 
 
-def _judged(lanes: Sequence[Lane], times: Times, rule: Narrow, peaks: dict[str, dict[str, Any]]) -> list[ArmResult]:
+def _judged(lanes: Sequence[Lane], times: Times, rule: Narrow, peaks: dict[str, dict[str, Any]]) -> list[BenchResult]:
     judged = judge(_measurements(lanes, times), limit=rule.limit, confidence=rule.confidence)
     verdicts = dict(zip(_live(times)[1:], [judged.control, *judged.arms], strict=True))
     return [_arm_result(lane, times[:, i], verdicts.get(i), lanes[0], peaks) for i, lane in enumerate(lanes)]
 
 
-def _arm_result(lane: Lane, times: Times, verdict: Verdict | None, base: Lane, peaks: dict[str, dict[str, Any]]) -> ArmResult:
+def _arm_result(lane: Lane, times: Times, verdict: SpeedVerdict | None, base: Lane, peaks: dict[str, dict[str, Any]]) -> BenchResult:
     info, ratio = lane.info if lane.measured else None, verdict.ratio if verdict else None
     tokens_per_s = step_ms = by_flops = None
     mfu: dict[str, float | None] = {"nominal": None, "measured": None}
@@ -236,7 +236,7 @@ def _arm_result(lane: Lane, times: Times, verdict: Verdict | None, base: Lane, p
         by_flops = base.info.flops_per_token / info.flops_per_token
         peak, flops = peaks[lane.arm.run.trainer.precision.value], info.flops_per_token * tokens_per_s
         mfu = {kind: flops / peak[kind] if peak[kind] else None for kind in mfu}
-    return ArmResult(
+    return BenchResult(
         info=lane.info,
         label=lane.arm.label,
         status=lane.status,

@@ -30,7 +30,7 @@ WORTH = 0.995  # of the step's time: what wins less is left out of the best of a
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class Change:
     """A change of one factor; two options of one factor exclude each other."""
 
     factor: str
@@ -79,13 +79,13 @@ def ceilings(run: Run, compose: Composer, counted: Count, peak: Peak, profile: d
 # --- the options
 
 
-def options(run: Run, compose: Composer) -> list[Option]:
+def options(run: Run, compose: Composer) -> list[Change]:
     """Everything that this configuration tree offers and the run does not already have."""
-    found: list[Option] = []
+    found: list[Change] = []
     for factor, override in offered(run):
         changed = compose([override])
         if changed not in [run, *(option.run for option in found)]:
-            found.append(Option(factor=factor, label=override, run=changed))
+            found.append(Change(factor=factor, label=override, run=changed))
     return found
 
 
@@ -110,7 +110,7 @@ def base_cost(run: Run, counted: Count, peak: Peak, ms: dict[str, float]) -> Cos
     return Cost(product_ms=_products(run, counted, peak), ms=ms, kept=kept, parameters=counted.parameters)
 
 
-def changed_cost(option: Option, run: Run, old: Count, new: Count, base: Cost, peak: Peak) -> Cost:
+def changed_cost(option: Change, run: Run, old: Count, new: Count, base: Cost, peak: Peak) -> Cost:
     """The step with the option, as fast as arithmetic allows."""
     before, after = old.by_part(), new.by_part()
     ms, n = dict(base.ms), microbatches(option.run)
@@ -147,11 +147,11 @@ def _part_ms(old: Work, new: Work, ms: float, peak: Peak, n: int) -> float:
 # --- all of them
 
 
-def table(base: Cost, costs: Sequence[tuple[Option, Cost]], *, unattributed_ms: float) -> list[Ceiling]:
+def table(base: Cost, costs: Sequence[tuple[Change, Cost]], *, unattributed_ms: float) -> list[Ceiling]:
     """Every option, every pair of different factors, and the best of all factors together; the largest win first."""
     chosen = [[one] for one in costs]
     chosen += [[a, b] for a, b in combinations(costs, 2) if a[0].factor != b[0].factor]
-    best: dict[str, tuple[Option, Cost]] = {}
+    best: dict[str, tuple[Change, Cost]] = {}
     for option, cost in costs:
         if option.factor not in best or cost.total_ms < best[option.factor][1].total_ms:
             best[option.factor] = option, cost
@@ -162,7 +162,7 @@ def table(base: Cost, costs: Sequence[tuple[Option, Cost]], *, unattributed_ms: 
     return sorted(rows, key=lambda row: (-row.by_step, -row.by_flops))
 
 
-def _ceiling(chosen: Sequence[tuple[Option, Cost]], base: Cost, unattributed_ms: float) -> Ceiling:
+def _ceiling(chosen: Sequence[tuple[Change, Cost]], base: Cost, unattributed_ms: float) -> Ceiling:
     cost = chosen[0][1] if len(chosen) == 1 else together(base, [cost for _, cost in chosen])
     return Ceiling(
         label=" + ".join(option.label for option, _ in chosen),

@@ -18,7 +18,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
-from nocap.measure.arms import Arm
+from nocap.measure.arms import BenchArm
 from nocap.measure.clock import Clock, repeat
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
@@ -79,7 +79,7 @@ class Contestant:
         torch.OutOfMemoryError, RuntimeError: the arm does not fit (see `memory.ran_out`).
     """
 
-    def __init__(self, arm: Arm, *, clock: Clock, block_s: float | None = None) -> None:
+    def __init__(self, arm: BenchArm, *, clock: Clock, block_s: float | None = None) -> None:
         run = arm.run
         self.run, self.clock, self._step, self._peak_mib = run, clock, 0, 0.0
         if run.trainer.compile is not Compile.off:

@@ -93,7 +93,7 @@ def _measurements(rows: Sequence[Mapping[str, Any]], where: str) -> list[Measure
 
 
 @dataclass(kw_only=True, slots=True)
-class Timed:
+class EngineTimes:
     """One engine at one batch size. Lists are over rounds, and over rounds and tokens."""
 
     engine: str
@@ -122,11 +122,11 @@ class Timed:
         }
 
 
-def measure(model: LanguageModel, run: Run, prompt_BT: Tensor, *, new: int, sampler: Sampler, compiled: bool) -> list[Timed]:
+def measure(model: LanguageModel, run: Run, prompt_BT: Tensor, *, new: int, sampler: Sampler, compiled: bool) -> list[EngineTimes]:
     """Time `new` tokens after the prompt with a cache, compiled too if asked, and by recomputing the prefix, in turns."""
     batch, T = prompt_BT.shape
     again, engines = Recompute(model), _engines(model, run, batch=batch, capacity=T + new, compiled=compiled)
-    timed = {name: Timed(engine=name, batch=batch) for name in (*engines, "no cache")}
+    timed = {name: EngineTimes(engine=name, batch=batch) for name in (*engines, "no cache")}
     for name, engine in engines.items():
         first, second = run_through(engine, prompt_BT, 2, sampler).token_s
         timed[name].compile_s = first - second if name == COMPILED else None

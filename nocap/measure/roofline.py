@@ -145,7 +145,7 @@ def count(run: Run, *, vocab_size: int) -> Count:
         with torch.device(device):
             model = build_model(run, vocab_size=vocab_size)
         tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
-        counter, kept = _Counter(ranges), dict[str, int]()
+        counter, kept = _WorkCounter(ranges), dict[str, int]()
 
         def keep(n: int) -> None:
             kept[ranges.here] = kept.get(ranges.here, 0) + n
@@ -159,7 +159,7 @@ def count(run: Run, *, vocab_size: int) -> Count:
     return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, optimizer=state, largest=counter.largest)
 
 
-class _Counter(TorchDispatchMode):
+class _WorkCounter(TorchDispatchMode):
     """Sees every operation below autograd, forward and backward."""
 
     def __init__(self, ranges: Ranges) -> None:

@@ -107,7 +107,7 @@ def _model_flops(run: Run, vocab_size: int) -> float:
 
 def counted(make: Callable[[], Callable[..., Any]], *shapes: tuple[int, ...], device: str = "cpu") -> float:
     """FLOPs of a forward and backward of what `make` builds, on inputs of these shapes that have gradients."""
-    counter = _Counter()
+    counter = _FlopCounter()
     with FakeTensorMode():
         with torch.device(device):
             module = make()
@@ -118,7 +118,7 @@ def counted(make: Callable[[], Callable[..., Any]], *shapes: tuple[int, ...], de
     return counter.flops
 
 
-class _Counter(TorchDispatchMode):
+class _FlopCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0.0

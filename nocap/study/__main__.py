@@ -13,7 +13,7 @@ from nocap import outside
 from nocap.config.keys import require
 
 if TYPE_CHECKING:
-    from nocap.study.plan import Plan
+    from nocap.study.plan import StudyPlan
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second time nothing runs.
@@ -138,7 +138,7 @@ def _studies(given: Sequence[str], *, mode: str) -> int:
     return max(codes)
 
 
-def _prepared(folder: Path, options: Options) -> Plan:
+def _prepared(folder: Path, options: Options) -> StudyPlan:
     from nocap.config.hardware import default_device
     from nocap.config.trainer import Device
     from nocap.study.plan import prepare
@@ -152,7 +152,7 @@ def _prepared(folder: Path, options: Options) -> Plan:
     return prepare(found, scale, output_dir=options.output_dir)
 
 
-def _one(folder: Path, plan: Plan, options: Options, *, mode: str) -> int:
+def _one(folder: Path, plan: StudyPlan, options: Options, *, mode: str) -> int:
     from nocap.study import preview
 
     if mode == "plan":
@@ -161,7 +161,7 @@ def _one(folder: Path, plan: Plan, options: Options, *, mode: str) -> int:
     return _calibrate(plan, options) if mode == "calibrate" else _judge(folder, plan, options, run=mode == "run")
 
 
-def _judge(folder: Path, plan: Plan, options: Options, *, run: bool) -> int:
+def _judge(folder: Path, plan: StudyPlan, options: Options, *, run: bool) -> int:
     from nocap.config.errors import EXIT_CODES
     from nocap.config.hardware import describe
     from nocap.study import report, text
@@ -190,7 +190,7 @@ def _judge(folder: Path, plan: Plan, options: Options, *, run: bool) -> int:
     return EXIT_CODES["failed" if done.problems or missing else "finished"]
 
 
-def _calibrate(plan: Plan, options: Options) -> int:
+def _calibrate(plan: StudyPlan, options: Options) -> int:
     """Train the baseline at its lengths, nothing else; then print the rate, and what it makes of arms that have been trained before.
 
     Errors:

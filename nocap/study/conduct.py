@@ -15,7 +15,7 @@ from nocap.store.runs import Record
 from nocap.study.arms import more
 from nocap.study.cells import Cells, FailedError, wanted
 from nocap.study.evidence import Evidence
-from nocap.study.plan import Plan, all_sessions, ask, check_budget, compose_trials, shorter, steps_for, with_lengths, with_steps
+from nocap.study.plan import StudyPlan, all_sessions, ask, check_budget, compose_trials, shorter, steps_for, with_lengths, with_steps
 from nocap.study.registration import register
 from nocap.study.sessions import SessionError, run_all
 
@@ -23,7 +23,7 @@ Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class TuningTrial:
     arm: str
     words: list[str]  # its overrides, by the name that results have had
     seeds: list[int]
@@ -36,7 +36,7 @@ class Tuned:
     """What the search before a study found."""
 
     overrides: dict[str, list[str]] = field(default_factory=dict)  # arm → the winner's
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TuningTrial] = field(default_factory=list)
     follow: dict[str, str] = field(default_factory=dict)
 
     def n_trials(self, arm: str) -> int:
@@ -53,7 +53,7 @@ class Done:
     problems: list[str] = field(default_factory=list)  # sessions that failed, records that cannot be read whole
 
 
-def carry_out(plan: Plan, *, run: bool, budget_h: float | None = None, only: str | None = None, log: Log = print) -> Done:
+def carry_out(plan: StudyPlan, *, run: bool, budget_h: float | None = None, only: str | None = None, log: Log = print) -> Done:
     """Train and measure what is missing, or with `run=False` only collect what there is. `only`: this arm's runs, and no session.
 
     Errors:
@@ -75,7 +75,7 @@ def carry_out(plan: Plan, *, run: bool, budget_h: float | None = None, only: str
     return Done(evidence=evidence, tuned=tuned, arms={"train": arms, "bench": plan.bench}, problems=problems)
 
 
-def _within_budget(plan: Plan, budget_h: float, *, run: bool, log: Log) -> Plan:
+def _within_budget(plan: StudyPlan, budget_h: float, *, run: bool, log: Log) -> StudyPlan:
     """The arms with as many steps as the hours allow, from a short timing. The number is kept: the same command goes on with the same runs.
 
     Errors:
@@ -95,7 +95,7 @@ def _within_budget(plan: Plan, budget_h: float, *, run: bool, log: Log) -> Plan:
     return with_steps(plan, kept["steps"])
 
 
-def _tune(plan: Plan, *, run: bool, problems: list[str], only: str | None = None) -> Tuned:
+def _tune(plan: StudyPlan, *, run: bool, problems: list[str], only: str | None = None) -> Tuned:
     """Train the trials that are missing, and pick each arm's best mean final loss. A trial that diverged is the worst; one that was not run
     picks nothing. `only`: of this arm's search.
 
@@ -125,14 +125,14 @@ def _tune(plan: Plan, *, run: bool, problems: list[str], only: str | None = None
         best = None if missing or not any(map(math.isfinite, means)) else means.index(min(means))
         for i, (overrides, mean) in enumerate(zip(of, means, strict=True)):
             loss = mean if math.isfinite(mean) else None
-            found.trials.append(Trial(arm=arm, words=overrides, seeds=tune.seeds, val_loss=loss, picked=i == best))
+            found.trials.append(TuningTrial(arm=arm, words=overrides, seeds=tune.seeds, val_loss=loss, picked=i == best))
         if best is not None:
             found.overrides[arm] = of[best]
     found.overrides.update({arm: found.overrides[other] for arm, other in tune.follow.items() if other in found.overrides})
     return found
 
 
-def _train(plan: Plan, arms: Mapping[str, Composed], *, run: bool, problems: list[str]) -> Evidence:
+def _train(plan: StudyPlan, arms: Mapping[str, Composed], *, run: bool, problems: list[str]) -> Evidence:
     """The runs of whole length, then the shorter ones, which begin from those where they can."""
     plans = {arm: shorter(plan, arms[arm]) for arm in with_lengths(plan) if arm in arms}
     branches = {arm: [short.branches_at for short in shorts if short.branches_at] for arm, shorts in plans.items()}
@@ -153,7 +153,7 @@ def _train(plan: Plan, arms: Mapping[str, Composed], *, run: bool, problems: lis
     return Evidence(runs=runs, shorter=found, lengths=lengths)
 
 
-def _measure(plan: Plan, arms: Mapping[str, Composed], *, run: bool, problems: list[str], log: Log) -> dict[str, Any]:
+def _measure(plan: StudyPlan, arms: Mapping[str, Composed], *, run: bool, problems: list[str], log: Log) -> dict[str, Any]:
     """Field of the evidence → its sessions that have a result."""
     fields: dict[str, Any] = {}
     for place, sessions in all_sessions(plan, arms).items():

@@ -21,7 +21,7 @@ BREAK_EVEN = 0.07  # the step that a third of key/value heads saves at d12, by a
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class ExchangeRate:
     """Nats that a run e times as long ends lower, with its 95% t-interval over seeds."""
 
     mean: float
@@ -35,7 +35,7 @@ class Rate:
         return self.mean * math.log1p(faster)
 
 
-def rate(study: Study, evidence: Evidence) -> Rate | None:
+def rate(study: Study, evidence: Evidence) -> ExchangeRate | None:
     """`None`: fewer than two lengths or three seeds of the baseline."""
     slopes: dict[tuple[int, int], list[float]] = {}
     for (arm, seed), run in evidence.runs.items():
@@ -52,10 +52,10 @@ def rate(study: Study, evidence: Evidence) -> Rate | None:
     if len(values) < LEAST_PAIRS:
         return None
     found = stats.interval(values)
-    return Rate(mean=found.mid, low=found.low, high=found.high, n=len(values), steps=list(steps))
+    return ExchangeRate(mean=found.mid, low=found.low, high=found.high, n=len(values), steps=list(steps))
 
 
-def equivalent(study: Study, evidence: Evidence, found: Rate) -> dict[str, dict[str, Any]]:
+def equivalent(study: Study, evidence: Evidence, found: ExchangeRate) -> dict[str, dict[str, Any]]:
     """Arm → its equivalent speedup: the baseline with so much faster steps would do as well.
 
     Steps count at the arm's measured pace, loss at the exchange rate; the interval has the noise of both, the rate's by the delta method.

@@ -23,7 +23,7 @@ MULTIPLE = 16  # a budget's steps are rounded down to it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StudyPlan:
     """A study at one scale."""
 
     study: Study
@@ -46,7 +46,7 @@ class Plan:
         return self.at.budget and bool(self.train)
 
 
-def prepare(study: Study, scale: str, *, output_dir: str) -> Plan:
+def prepare(study: Study, scale: str, *, output_dir: str) -> StudyPlan:
     """Compose and check everything.
 
     Errors:
@@ -66,7 +66,7 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> Plan:
     for arm in study.made_by("decoding")[0] if at.decode is not None else []:
         T, text = bench[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
         require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
-    plan = Plan(study=study, scale=scale, folder=Path(output_dir) / "studies" / study.name / scale, train=train, bench=bench)
+    plan = StudyPlan(study=study, scale=scale, folder=Path(output_dir) / "studies" / study.name / scale, train=train, bench=bench)
     for arm in [] if at.budget else with_lengths(plan):
         shorter(plan, train[arm])
     return plan
@@ -119,14 +119,14 @@ class Short:
         return Wanted(arm=arm, seed=seed, composed=with_seed(more(self.composed, *init), seed))
 
 
-def with_lengths(plan: Plan) -> list[str]:
+def with_lengths(plan: StudyPlan) -> list[str]:
     """The arms that are trained at several lengths: the baseline for the exchange rate, and those that race to the baseline's loss."""
     study = plan.study
     racing = {claim.arm for claim in study.claims if claim.races}
     return [arm for arm in study.trained if plan.at.lengths and (arm == study.baseline or arm in racing)]
 
 
-def shorter(plan: Plan, arm: Composed) -> list[Short]:
+def shorter(plan: StudyPlan, arm: Composed) -> list[Short]:
     """Its schedules at the scale's lengths.
 
     Errors:
@@ -151,7 +151,7 @@ def shorter(plan: Plan, arm: Composed) -> list[Short]:
 # --- sessions ----------------------------------------------------------------------------------------------------------------------
 
 
-def all_sessions(plan: Plan, train: Mapping[str, Composed]) -> dict[str, list[Session]]:
+def all_sessions(plan: StudyPlan, train: Mapping[str, Composed]) -> dict[str, list[Session]]:
     """Every session the study needs, by the field of the evidence that it fills. `train`: the arms as they are trained."""
     study, at, bench = plan.study, plan.at, plan.bench
     timed, timed_seeds = study.made_by("steps")
@@ -198,7 +198,7 @@ def ask(kind: str, what: str, seed: int, arms: Mapping[str, Composed], **how: ob
 # --- a length from hours -----------------------------------------------------------------------------------------------------------
 
 
-def check_budget(plan: Plan, budget_h: float | None) -> None:
+def check_budget(plan: StudyPlan, budget_h: float | None) -> None:
     """Refuse a length that is to come from a budget, without one.
 
     Errors:
@@ -208,11 +208,11 @@ def check_budget(plan: Plan, budget_h: float | None) -> None:
     require(not plan.needs_budget or (budget_h is not None and 0 < budget_h < math.inf), "budget_h", rule, budget_h)
 
 
-def with_steps(plan: Plan, steps: int) -> Plan:
+def with_steps(plan: StudyPlan, steps: int) -> StudyPlan:
     return replace(plan, train={arm: more(one, f"trainer.steps={steps}") for arm, one in plan.train.items()})
 
 
-def steps_for(plan: Plan, seconds_per_token: Mapping[str, float], budget_h: float) -> int:
+def steps_for(plan: StudyPlan, seconds_per_token: Mapping[str, float], budget_h: float) -> int:
     """Steps of a whole run, so that the study's training, tuning and shorter lengths take the budget.
 
     Errors:

@@ -10,7 +10,7 @@ from nocap.judge.stats import power_of
 from nocap.show.table import duration, table
 from nocap.study.cells import Cells, wanted
 from nocap.study.evidence import Evidence, bound
-from nocap.study.plan import OVERHEAD, PILOT_STEPS, Plan, all_sessions, shorter, with_lengths
+from nocap.study.plan import OVERHEAD, PILOT_STEPS, StudyPlan, all_sessions, shorter, with_lengths
 from nocap.study.results import sigma
 from nocap.study.sessions import Session
 from nocap.study.text import expected
@@ -20,7 +20,7 @@ WARM_STEPS = 6  # of a timed arm, before its blocks
 BENCH = "bench: "  # before an arm's name, at the claim's shape
 
 
-def render(plan: Plan) -> str:
+def render(plan: StudyPlan) -> str:
     cells = Cells(wanted(plan.train, plan.study.seeds), label=plan.study.name) if plan.train else None
     pace = _rough(plan)
     rows = [*(_training(plan, cells, pace) if cells else []), *_sessions(plan, pace)]
@@ -34,7 +34,7 @@ def render(plan: Plan) -> str:
     return "\n".join([*lines, "", *_power(plan, cells)])
 
 
-def _training(plan: Plan, cells: Cells, pace: Mapping[str, float]) -> Iterator[list[str]]:
+def _training(plan: StudyPlan, cells: Cells, pace: Mapping[str, float]) -> Iterator[list[str]]:
     study, tune = plan.study, plan.study.tune
     seconds = {arm: pace.get(arm, 0.0) * one.run.trainer.steps * one.run.trainer.batch_tokens * OVERHEAD for arm, one in plan.train.items()}
     cost = sum(seconds[run.arm] for run, _ in cells.of)
@@ -54,7 +54,7 @@ def _training(plan: Plan, cells: Cells, pace: Mapping[str, float]) -> Iterator[l
         yield ["tuning", f"{len(trials)} arms, seeds {tune.seeds}", str(sum(trials.values())), "", duration(cost)]
 
 
-def _sessions(plan: Plan, pace: Mapping[str, float]) -> Iterator[list[str]]:
+def _sessions(plan: StudyPlan, pace: Mapping[str, float]) -> Iterator[list[str]]:
     for kind, sessions in all_sessions(plan, plan.train).items():
         if sessions:
             done = sum(one.found(plan.folder) is not None for one in sessions)
@@ -73,7 +73,7 @@ def _session_s(session: Session, pace: Mapping[str, float]) -> float:
     return sum(10.0 + steps * pace.get(f"{place}{arm}", 0.0) * session.arms[arm].run.trainer.batch_tokens for arm in lanes)
 
 
-def _rough(plan: Plan) -> dict[str, float]:
+def _rough(plan: StudyPlan) -> dict[str, float]:
     """Seconds a token of each arm where it is trained, and of `bench: ` each arm at the claim's shape."""
     arms = {**plan.train, **{f"{BENCH}{name}": one for name, one in plan.bench.items()}}
     if not arms:
@@ -85,7 +85,7 @@ def _rough(plan: Plan) -> dict[str, float]:
 # --- power -------------------------------------------------------------------------------------------------------------------------
 
 
-def _power(plan: Plan, cells: Cells | None) -> Iterator[str]:
+def _power(plan: StudyPlan, cells: Cells | None) -> Iterator[str]:
     """What each claim about a loss can see with its seeds, and what the others expect."""
     runs = {(run.arm, run.seed): record for run, record in cells.records([])} if cells else {}  # the study itself names what is unreadable
     noise, source = sigma(plan.at, runs)

@@ -19,13 +19,13 @@ from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done, trials_json
 from nocap.study.evidence import Evidence, Seen, bound, measurements, older
 from nocap.study.exchange import exchange
-from nocap.study.plan import Plan
+from nocap.study.plan import StudyPlan
 from nocap.study.spec import At, Study
 
 Results = dict[str, Any]
 
 
-def results(plan: Plan, done: Done, *, registered: Mapping[str, datetime], hardware: Mapping[str, Any], command: str) -> Results:
+def results(plan: StudyPlan, done: Done, *, registered: Mapping[str, datetime], hardware: Mapping[str, Any], command: str) -> Results:
     """Everything that a report shows. `registered`: a claim's hash → when it was."""
     study, git = plan.study, git_state()
     return {
@@ -67,7 +67,7 @@ def judge(claim: Claim, study: Study, at: str, evidence: Evidence) -> tuple[Judg
     return Judge(claim, found, against=study.against(claim), at=at), found
 
 
-def _claim(claim: Claim, plan: Plan, done: Done, registered: Mapping[str, datetime]) -> Results:
+def _claim(claim: Claim, plan: StudyPlan, done: Done, registered: Mapping[str, datetime]) -> Results:
     study, at = plan.study, plan.scale
     judging, found = judge(claim, study, at, done.evidence)
     verdict, before = judging.last_complete(), older(claim, study, done.evidence, registered=registered)
@@ -140,7 +140,7 @@ def _where(claim: Claim, at: At, arms: Mapping[str, Mapping[str, Composed]]) -> 
 # --- an arm: the fairness columns --------------------------------------------------------------------------------------------------
 
 
-def _arm(name: str, plan: Plan, done: Done) -> Results:
+def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
     study, evidence = plan.study, done.evidence
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
     finished = [run for run in runs if run.status == "finished"]  # a diverged one has the loss of its last validation

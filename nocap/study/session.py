@@ -18,7 +18,7 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.option import declared
 from nocap.config.run import Run
-from nocap.measure.arms import Arm, step_config
+from nocap.measure.arms import BenchArm, step_config
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.record import read_json, write_json
@@ -57,7 +57,7 @@ def steps(arms: Arms, *, rounds: int) -> Seen:
     for name, run in runs.items():
         first.setdefault(repr(step_config(run)), name)
     twins = {name: first[repr(step_config(run))] for name, run in runs.items()}
-    result = bench([Arm(label=name, run=runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
+    result = bench([BenchArm(label=name, run=runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
     timed = {arm["label"]: arm for arm in result["arms"]}
     counted = {name: counts(run) for name, run in runs.items()}
     keys = ("status", "reason", "tokens_per_s", "step_ms", "flops_per_token", "params", "kernel", "memory_mib", "tokens_per_step")

@@ -142,7 +142,7 @@ def _sync(path: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class ValidCheckpoint:
     """The first valid checkpoint of several, and what is wrong with those before it. Step 0 and no path where there is none."""
 
     path: Path | None
@@ -153,19 +153,19 @@ class Found:
         return int(self.path.name.removeprefix("step-")) if self.path else 0
 
 
-def find(root: Path, *, misfit: Callable[[Path], str | None] = lambda path: None) -> Found:
+def find(root: Path, *, misfit: Callable[[Path], str | None] = lambda path: None) -> ValidCheckpoint:
     """The newest checkpoint below `root` whose files match their checksums, and which has no `misfit`."""
     return first_valid(newest_first(root), misfit=misfit)
 
 
-def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) -> Found:
+def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) -> ValidCheckpoint:
     invalid: list[str] = []
     for path in paths:
         problem = _problem(path) or misfit(path)
         if problem is None:
-            return Found(path=path, invalid=invalid)
+            return ValidCheckpoint(path=path, invalid=invalid)
         invalid.append(f"{path}: {problem}")
-    return Found(path=None, invalid=invalid)
+    return ValidCheckpoint(path=None, invalid=invalid)
 
 
 def misfit(path: Path, *, model: nn.Module, optimizer_shapes: Shapes) -> str | None:
