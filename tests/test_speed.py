@@ -234,7 +234,9 @@ def test_a_planted_tenth_comes_out_exactly(arms: list[BenchArm]):
     assert np.shape(base["seconds_per_token"]) == (8, 2)
 
 
-def test_an_arm_that_does_not_fit_or_fails_is_a_line(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_an_arm_that_does_not_fit_or_fails_is_a_line(
+    arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     errors = {"mlp=gelu3x": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore"), "attention=mha": OSError("gone")}
     fails = {"mlp=gelu3x": 0, "attention=mha": 5}
 
