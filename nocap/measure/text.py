@@ -8,6 +8,7 @@ from typing import Any
 
 from nocap.measure.names import PARTS
 from nocap.show.table import NONE, table
+from nocap.store.measurement import METRICS, Scale
 
 Json = Mapping[str, Any]
 MOST_PAIRS = 12  # combinations of options shown; the JSON has all
@@ -46,7 +47,7 @@ def render_bench(result: Json) -> str:
     again = {"memory_mib": None, "speed_by_flops": None, "mfu": {}, "step_ms": None, **result["control"], "label": "  again (control)"}
     arms = [{**base, "verdict": "baseline"}, again]
     rows = [_arm(arm) for arm in (*arms, *(arm for arm in others if arm["status"] == "measured"))]
-    head = ["arm", "tokens/s", "step ms", "speed", "interval", "by FLOPs", "MiB", "MFU", "verdict"]
+    head = ["arm", "tokens/s", "step ms", "speed", "ratio and interval", "by FLOPs", "MiB", "MFU", "verdict"]
     left_out = [f"{arm['label']}: {arm['status']}: {arm['reason']}" for arm in others if arm["status"] != "measured"]
     hard, spent = result["hardware"], result["spent_s"]
     first = (
@@ -63,8 +64,8 @@ def _arm(arm: Json) -> list[str]:
         arm["label"],
         f"{arm['tokens_per_s']:,.0f}",
         _or_none(arm["step_ms"], ",.1f"),
-        NONE if speed is None else f"{speed['ratio']:.3f}",
-        NONE if speed is None else f"[{speed['low']:.3f}, {speed['high']:.3f}]",
+        NONE if speed is None else METRICS["tokens_per_s"].describe(speed["ratio"], Scale.ratio),
+        NONE if speed is None else f"{speed['ratio']:.3f}× [{speed['low']:.3f}, {speed['high']:.3f}]",
         _or_none(arm["speed_by_flops"], ".3f"),
         NONE if memory is None else f"{memory['peak']:,.0f}",
         " / ".join(shares) or NONE,
