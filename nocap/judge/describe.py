@@ -107,7 +107,7 @@ def ratio(metric: str, estimate: Estimate | None) -> TableCell:
     if not math.isfinite(estimate.high):
         return TableCell(text=text, hint="one seed: no interval")
     ends = sorted((estimate.low, estimate.high), reverse=METRICS[metric].better is Better.lower)
-    (low, side), (high, other_side) = (_ratio(metric, end).split()[:2] for end in ends)
+    (low, side), (high, other_side) = (_ratio(metric, end).split(" ", 1) for end in ends)
     small = f"{low}{'' if side == other_side else f' {side}'} to {high} {other_side}"
     return TableCell(text=text, small="" if (low, side) == (high, other_side) else small)
 

@@ -36,15 +36,17 @@ class Metric:
     loss: str = ""
 
     def describe(self, gain: float, scale: Scale) -> str:
-        """A gain in words: `7.0% faster`, `25.0% less memory`, `lower loss by 0.0300`. Above 1 as a ratio, or above 0 as a difference, is
-        better in every metric."""
+        """A gain in words: `7.0% faster`, `2.10× as fast`, `25.0% less memory`, `lower loss by 0.0300`. Above 1 as a ratio, or above 0 as a
+        difference, is better in every metric."""
         if scale is Scale.value or self.better is Better.neither:
             return f"{gain:.4g}"
         if scale is Scale.difference:
             return f"{self.gain if gain >= 0 else self.loss} by {abs(gain):.4f}"
-        speed = self.gain.startswith("faster")
-        change = gain - 1 if speed else 1 / gain - 1  # of the speed, or of the amount
-        return f"{abs(change):.1%} {self.gain if gain >= 1 else self.loss}"
+        fast = self.gain.startswith("faster")
+        amount = gain if fast else 1 / gain  # the speed, or what is used
+        if amount >= 2:
+            return f"{amount:.2f}× as {self.gain.replace('faster', 'fast')}" if fast else f"{amount:.2f}× the {self.loss[5:]}"
+        return f"{abs(amount - 1):.1%} {self.gain if gain >= 1 else self.loss}"
 
 
 _SPEED, _MEMORY, _PARAMS = ("faster", "slower"), ("less memory", "more memory"), ("fewer parameters", "more parameters")
