@@ -106,10 +106,11 @@ def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> No
     clock = (read_json(branch / "summary.json") or {})["clock_s"]
     assert clock["train"] > before["train"]
 
-    why = door("--why", str(whole), str(branch), module="nocap.compare")
-    told = [line.split() for line in why.out.splitlines() if line.startswith("  ")]
-    assert next(line[:5] for line in told if line[0] == "init") == ["init", "step", "—", "→", "8"]
-    assert {line[0] for line in told} == {"init"}
+    why = door("--why", str(whole), str(branch), "--json", str(tmp_path / "why.json"), module="nocap.compare")
+    assert "init  step" in why.out
+    differences = [one for one in json.loads((tmp_path / "why.json").read_text())["differences"] if one["part"] != "recorded"]
+    assert {"part": "init", "key": "step", "a": "—", "b": "8"} in differences
+    assert {one["part"] for one in differences} == {"init"}
 
     again = door(*SMALL, *BRANCH, trunk.word, "trainer.keep_steps=[10]", f"output_dir={tmp_path / 'branch'}")
     assert again.code == 0

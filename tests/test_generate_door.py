@@ -221,7 +221,7 @@ def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.Mo
     model = build_model(load_config(config), vocab_size=50257)
     shutil.rmtree(trained / "checkpoints")
     tensors, _ = checkpoint.snapshot(model, [], copy=False)
-    checkpoint.write(trained / "checkpoints", tensors=tensors, state={"step": 1})
+    checkpoint._write(trained / "checkpoints", tensors=tensors, state={"step": 1})
     code, out, err = say(f"run={trained}", "prompt=Hello, world", "max_tokens=30", "samples=2", "--json", str(tmp_path / "t.json"))
     assert (code, err) == (0, "")
     for sample in samples_of(tmp_path / "t.json"):

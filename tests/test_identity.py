@@ -184,7 +184,7 @@ def a_new_option(checkout: Path) -> None:
 HARMLESS = {
     "a version": replaced("nocap/__init__.py", '__version__ = "', '__version__ = "9.'),
     "a GPU's peak": replaced("nocap/config/hardware.py", 'r"A100": (312.0', 'r"A100": (313.0'),
-    "a report's word": replaced("nocap/judge/text.py", "baseline", "base line"),
+    "a report's word": replaced("nocap/judge/describe.py", "baseline", "base line"),
     "an error's text": replaced("nocap/options/mlp/feedforward.py", '"be above 0"', '"be more than 0"'),
     "a rule's text": replaced("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
     "what is said": replaced("nocap/training/loop.py", "resuming from step", "going on from step"),

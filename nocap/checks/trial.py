@@ -175,7 +175,7 @@ def launcher(overrides: list[str]) -> Option:
             keys: Any = OmegaConf.to_container(compose("train", overrides, return_hydra_config=True).hydra.launcher, resolve=True)
     except CONFIG_ERRORS as error:
         raise ValueError(explain(error)) from error
-    kind, target = keys.get("kind"), keys.pop("_target_")
+    kind, target = keys.get("kind"), keys.pop("_target_", None)
     known = registry.options("launcher")
     expect(kind in known, f"it makes {target}, which is no launcher option: defaults must be [/schema/launcher/KIND@_here_]")
     try:

@@ -119,10 +119,11 @@ def _imports(tree: ast.Module) -> list[str]:
     return names
 
 
-def _is_text(call: ast.Call) -> bool:
-    """Whether the call's one argument is a text, as in `log(f"step {step}")`."""
-    texts = [a for a in call.args if isinstance(a, ast.JoinedStr) or (isinstance(a, ast.Constant) and isinstance(a.value, str))]
-    return len(texts) == len(call.args) == 1 and not call.keywords
+def _is_text(node: ast.expr) -> bool:
+    """`"resuming"`, `f"step {step}"`, or one of two such texts by a condition."""
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 class _WhatCounts(ast.NodeTransformer):
@@ -150,7 +151,7 @@ class _WhatCounts(ast.NodeTransformer):
             return None  # a docstring
         if isinstance(call, ast.Call):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
-            if name == "print" or (name == "log" and _is_text(call)):
+            if name == "print" or (name == "log" and len(call.args) == 1 and not call.keywords and _is_text(call.args[0])):
                 return None
             if name == "require":
                 return ast.Expr(ast.Call(func=call.func, args=call.args[:1], keywords=[]))
