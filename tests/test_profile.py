@@ -27,13 +27,13 @@ from nocap.config.run import Run
 from nocap.data.batches import microbatches
 from nocap.measure import ceilings, diff, page, profile, text
 from nocap.measure.ceilings import Cost
-from nocap.measure.names import MODEL_PARTS, PARTS
 from nocap.measure.parts import MARK, Ranges, Timeline, profiler, read
 from nocap.measure.roofline import Count, Peak, Work, count
 from nocap.measure.steps import attention_ms, exponent, measure, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.loss import Loss
+from nocap.store.measurement import MODEL_PARTS, PARTS
 from nocap.training import memory
 from tests.conftest import REPO, Door
 from tests.test_report_browser import CHROMIUM, FLAGS

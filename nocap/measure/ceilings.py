@@ -18,10 +18,10 @@ from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Precision
 from nocap.data.batches import microbatches
-from nocap.measure.names import MODEL_PARTS
 from nocap.measure.roofline import Count, Peak, Work, count
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window
+from nocap.store.measurement import MODEL_PARTS
 from nocap.training.memory import MIB
 
 Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nocap.measure.names import KIND, PARTS
 from nocap.show.table import NONE, table
+from nocap.store.measurement import PARTS
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import flat
 
 Json = Mapping[str, Any]
+KIND = "profile"  # of the record, beside its schema_version
 MEASURES = ("ms", "operations", "allocations", "allocated_mib", "flops", "bytes", "kept_mib")
 MOST_ROWS = 12
 

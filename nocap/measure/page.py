@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nocap.measure.names import PARTS
 from nocap.measure.text import profile_head, profile_tables
 from nocap.show import page
 from nocap.store.files import write_file
+from nocap.store.measurement import PARTS
 
 Json = Mapping[str, Any]
 

@@ -21,13 +21,13 @@ from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure import ceilings as bounds
 from nocap.measure.clock import Clock
-from nocap.measure.names import KIND, MODEL_PARTS, PARTS
+from nocap.measure.diff import KIND
 from nocap.measure.parts import Seen
 from nocap.measure.roofline import Count, Peak, Work, by_part, count, measure_peak
 from nocap.measure.steps import Measured, Step, curve, measure, with_window
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import first_window, kernel_name
-from nocap.store.measurement import METRICS, Measurement, now
+from nocap.store.measurement import METRICS, MODEL_PARTS, PARTS, Measurement, now
 from nocap.training import memory
 from nocap.training.memory import MIB
 from nocap.training.step import configure_numerics

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.measure.names import PARTS
 from nocap.show.table import NONE, table
-from nocap.store.measurement import METRICS, Scale
+from nocap.store.measurement import METRICS, PARTS, Scale
 
 Json = Mapping[str, Any]
 MOST_PAIRS = 12  # combinations of options shown; the JSON has all

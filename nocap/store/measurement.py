@@ -112,6 +112,7 @@ PARTS = {
     "data": "data",
     "other": "rest of the step",
 }
+MODEL_PARTS = tuple(PARTS)[:15]  # the others are of the step around the model
 HELD = ("parameters", "gradients", "optimizer", "activations")  # parts of memory
 
 

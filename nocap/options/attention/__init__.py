@@ -29,7 +29,7 @@ class Attention(Option):
         kernel_name(device, precision) -> str    for the record; without it the option's kind
 
     And about the module of `build`: rows() -> dict, the row of the profile for each module inside by its name (see
-    `nocap.measure.names`); without it the module is one row.
+    `nocap.store.measurement`); without it the module is one row.
     """
 
     n_kv_heads: int
