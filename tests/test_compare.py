@@ -718,6 +718,7 @@ def test_the_door_imports_neither_torch_nor_scipy():
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.slow
 def test_a_real_run(undisturbed, capsys):
     """The record that `nocap.train` writes is the record that is read here."""
     assert door.main([str(undisturbed.output_dir), "--target", "5"]) == 0

@@ -617,6 +617,7 @@ def test_14_15_16_bad_shard(tmp_path: Path, door: Door, shards: tuple[str, ...])
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_17_data_changed_before_the_resume(tmp_path: Path, door: Door, faulty: Faulty, shards: tuple[str, ...]) -> None:
     """A shard changes between start and resume → refused, the begun run named, nothing started beside it; put back, it resumes."""
     out, shard = tmp_path / "out", tmp_path / "shards" / "train_0.bin"

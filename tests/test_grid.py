@@ -172,6 +172,7 @@ def test_finished_cells_are_skipped_whoever_ran_them(small_grid: Trained, tmp_pa
     assert (single.code, single.out.startswith("already finished")) == (0, True)
 
 
+@pytest.mark.slow
 def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path: Path, door: Door) -> None:
     out = tmp_path / "out"
     plan = {cell.label: cell.plan for cell in checked(out, *(f"seed={seed}" for seed in range(3)), swept=("seed",)).cells}
@@ -198,6 +199,7 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path: Path, door: 
     assert "3 finished; 2 trained now" in again.out
 
 
+@pytest.mark.slow
 def test_two_processes_train_each_cell_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
     both = [Background(out, *CELL, "seed=0,1") for _ in range(2)]

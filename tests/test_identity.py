@@ -215,6 +215,7 @@ def test_a_line_of_the_attention_that_a_run_uses_makes_another(checkout: Path):
     assert identities(checkout)[1] != one
 
 
+@pytest.mark.slow
 def test_a_half_done_run_under_other_code_is_named(checkout: Path, tmp_path: Path):
     with attempt(tmp_path / "out", path=str(checkout)) as first:
         first.wait_for_file("checkpoints/step-*/manifest.json")

@@ -103,6 +103,7 @@ def test_a_tracker_that_fails_stops_no_training(door: Door, tmp_path: Path):
 # --- text from it ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_generate_asks_for_the_code(door: Door, tmp_path: Path):
     assert door(*asked("softcap")).code == 0
     run = f"run={the_run(tmp_path / 'outputs')}"
@@ -261,6 +262,7 @@ def installed(site: Path) -> None:
     (facts / "entry_points.txt").write_text("[nocap.options]\ntheirs = their_ideas.options\n")
 
 
+@pytest.mark.slow
 def test_an_installed_package_brings_options(door: Door, tmp_path: Path):
     installed(tmp_path / "site")
     path = {"PYTHONPATH": os.pathsep.join([str(REPO), str(tmp_path / "site")])}

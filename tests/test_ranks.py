@@ -16,6 +16,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nocap.train")
 
 
+@pytest.mark.slow
 @linux
 def test_outer_torchrun_gives_the_same(tmp_path: Path, undisturbed: Undisturbed) -> None:
     out = tmp_path / "out"

@@ -86,6 +86,7 @@ def page_of(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
         assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     assert len(tab.plotted("curves")) == 12 + 22  # a mean for each arm, and the seeds of those that have two
@@ -103,6 +104,7 @@ def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: 
     assert len(tab.plotted("pareto")) == 12
 
 
+@pytest.mark.slow
 def test_axes_and_units_switch(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     assert (tab.axis("x"), tab.axis("y")) == ("training steps", "validation loss (nats per token)")
@@ -134,6 +136,7 @@ def test_hover_reads_a_value(page_of: Callable[..., Tab], grid: Comparison) -> N
     assert "step 1,000, 4,096,000 tokens" in said
 
 
+@pytest.mark.slow
 def test_light_and_dark(page_of: Callable[..., Tab], grid: Comparison) -> None:
     light, dark = page_of(grid), page_of(grid, scheme="dark")
     colours = light.background(), dark.background()
@@ -144,6 +147,7 @@ def test_light_and_dark(page_of: Callable[..., Tab], grid: Comparison) -> None:
     assert baseline[0] == baseline[1]
 
 
+@pytest.mark.slow
 def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab], grid: Comparison) -> None:
     long_name = "attention_with_a_name_that_no_screen_holds_" * 3
     grid = replace(

@@ -192,6 +192,7 @@ def test_without_its_registrations_a_study_is_exploratory(mine: Carried, capsys:
     assert labels(mine, capsys, "--judge") == {"M.speed": False, "M.loss": False}
 
 
+@pytest.mark.slow
 def test_other_seeds_run_alone_and_a_claim_of_fresh_seeds_is_confirmatory(mine: Carried):
     runs, sessions = mine.runs, mine.sessions
     before = tree(mine.out / "runs")

@@ -134,6 +134,7 @@ def test_a_session_is_run_once_and_knows_when_it_began(tmp_path: Path, monkeypat
     assert read_json(asked(seed=1).path(tmp_path)) is None
 
 
+@pytest.mark.slow
 def test_a_session_that_fails_gives_the_reason_and_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     bad = replace(asked(), kind="lengths", how={"T": [8, 16]})
