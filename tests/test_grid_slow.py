@@ -60,7 +60,7 @@ def test_rerun_of_a_finished_grid_is_quick(big_grid: Path, door: Door) -> None:
         assert (done.code, trained(done.out)) == (0, [])
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", ""], check=True)
-    assert min(times) < 3 + time.monotonic() - began
+    assert min(times) < 3.5 + time.monotonic() - began  # 2.6 s on two quiet Xeon cores, 2026-11-21
 
 
 @pytest.mark.slow
