@@ -131,16 +131,12 @@ def matches(shown: str, output: str) -> bool:
 
 
 def scratch(folder: Path, *, clone: bool) -> Path:
-    """A copy of the tracked and new files, or a fresh clone of what is committed."""
+    """A copy of the working tree without hidden files and outputs, or a fresh clone of what is committed."""
     copy = folder / "nocap"
     if clone:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(copy)], check=True)
         return copy
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in listed.splitlines():
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "outputs", "__pycache__"))
     return copy
 
 
