@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap.config import registry
 from nocap.config.compose import compose
 from nocap.config.option import Option
 from nocap.config.paths import PACKAGE, cache_root
@@ -161,27 +160,23 @@ class Trial:
 
 
 def launcher(overrides: list[str]) -> Option:
-    """The launcher is no part of a run: Hydra makes it of its own part of the config."""
+    """The launcher is no part of a run: it comes from Hydra's own part of the config."""
     from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
 
     from nocap.config.compose import register
     from nocap.config.errors import CONFIG_ERRORS, explain
     from nocap.config.paths import conf_dir
+    from nocap.launch.multirun import launcher_option
 
     register()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            keys: Any = OmegaConf.to_container(compose("train", overrides, return_hydra_config=True).hydra.launcher, resolve=True)
+            option = launcher_option(compose("train", overrides, return_hydra_config=True))
     except CONFIG_ERRORS as error:
         raise ValueError(explain(error)) from error
-    kind, target = keys.get("kind"), keys.pop("_target_", None)
-    known = registry.options("launcher")
-    expect(kind in known, f"it makes {target}, which is no launcher option: defaults must be [/schema/launcher/KIND@_here_]")
-    try:
-        return known[kind](**keys)
-    except TypeError as error:  # a key that the option has not, as Hydra's + writes it
-        raise ValueError(one_line(error)) from error
+    expect(option is not None, "it makes no launcher option: defaults must be [/schema/launcher/KIND@_here_]")
+    assert option is not None
+    return option
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -35,6 +35,7 @@ from nocap.launch.cell import cell as task
 from nocap.launch.grid import Cell, Grid, Result, check
 from nocap.launch.plan import outcome
 from nocap.launch.runner import Runner
+from nocap.options.launcher import Launcher as Launching
 from nocap.options.launcher import One, Slots
 from nocap.store.identity import digest
 from nocap.store.record import read_json
@@ -95,11 +96,15 @@ def _check(config: DictConfig, context: HydraContext) -> Grid:
     return check(BasicSweeper.split_arguments(overrides, None)[0], swept=swept, compose=compose, log=print)
 
 
-def _slots(config: DictConfig) -> Slots | None:
-    """Where this process trains the cells. None: a launcher of Hydra's, such as submitit's, trains them elsewhere."""
+def launcher_option(config: DictConfig) -> Launching | None:
+    """nocap's own launcher that `config.hydra.launcher` is. None: it is one of Hydra's.
+
+    Errors:
+        ValueError: an unknown kind or key, or a wrong value.
+    """
     keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     if "kind" not in keys:
-        return One() if config.hydra.runtime.choices["hydra/launcher"] == "basic" else None
+        return None
     kinds = registry.options("launcher")
     kind = keys["kind"]
     require(kind in kinds, "hydra.launcher.kind", f"be one of {', '.join(kinds)}", kind)
@@ -107,7 +112,14 @@ def _slots(config: DictConfig) -> Slots | None:
     for key in keys:
         require(key in known, f"hydra.launcher.{key}", f"be a key of {kind}, which has {', '.join(known[1:]) or 'none'}", keys[key])
     option: Any = kinds[kind](**keys)
-    return option.slots()
+    return option
+
+
+def _slots(config: DictConfig) -> Slots | None:
+    """Where this process trains the cells. None: a launcher of Hydra's, such as submitit's, trains them elsewhere."""
+    if option := launcher_option(config):
+        return option.slots()
+    return One() if config.hydra.runtime.choices["hydra/launcher"] == "basic" else None
 
 
 def _train_here(grid: Grid, slots: Slots) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -165,7 +165,3 @@ def _measure(plan: StudyPlan, arms: Mapping[str, Composed], *, run: bool, proble
         found = [(one, result) for one in sessions if (result := one.found(plan.folder)) is not None]
         fields[place] = {(next(iter(one.arms)), one.seed) if place == "parts" else one.seed: result for one, result in found}
     return fields
-
-
-def trials_json(tuned: Tuned) -> list[dict[str, Any]]:
-    return [asdict(trial) for trial in tuned.trials]

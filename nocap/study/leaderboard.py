@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -145,14 +146,13 @@ def head(every: Sequence[Json]) -> str:
     firsts = {one["study"]: (one, claim) for one, claim in reversed(_in_order(every))}
     shown = [pair for pair in _in_order(every) if pair in firsts.values()]
     shown = shown[:-LAST_ROWS][:FIRST_ROWS] + shown[-LAST_ROWS:]
-    rows = [
-        [
-            f"[{claim['id']}](experiments/{one['study']}/README.md)",
-            claim["statement"],
-            text.number(claim["bound"], claim),
-            text.measured(claim),
-            f"**{text.verdict(claim)}**",
-        ]
-        for one, claim in shown
-    ]
-    return "\n".join(markdown(("claim", "statement", "arithmetic allows", "measured", "verdict"), rows))
+    lines = []
+    for one, claim in shown:
+        link = f"[{claim['id']}](experiments/{one['study']}/README.md)"
+        lines += _wrapped(f"* {link} **{text.verdict(claim)}**: {claim['statement']}. Measured: {text.measured(claim)}.")
+    return "\n".join(lines)
+
+
+def _wrapped(item: str) -> list[str]:
+    """A list's item in lines of at most 140 characters."""
+    return textwrap.wrap(item, width=140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

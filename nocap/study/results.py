@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,7 @@ from nocap.judge.verdict import Judge, Word
 from nocap.launch.plan import git_state
 from nocap.store.measurement import METRICS, Measurement, Scale
 from nocap.store.runs import Record, dig
-from nocap.study.conduct import Done, trials_json
+from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, Seen, bound, measurements, older
 from nocap.study.exchange import exchange
 from nocap.study.plan import StudyPlan
@@ -44,7 +44,7 @@ def results(plan: StudyPlan, done: Done, *, registered: Mapping[str, datetime], 
         "claims": [_claim(claim, plan, done, registered) for claim in study.claims],
         "measurements": [{"claim": claim.id, **one.json()} for claim in study.claims for one in measurements(claim, study, done.evidence)],
         "arms": [_arm(name, plan, done) for name in study.arms],
-        "trials": trials_json(done.tuned),
+        "trials": [asdict(trial) for trial in done.tuned.trials],
         "exchange": exchange(study, done.evidence),
     }
 
