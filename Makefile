@@ -3,19 +3,25 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-slow soak check lint types contract format clean
+.PHONY: train test test-slow soak fuzz gpu-day check lint types contract format clean
 
 train: $(VENV)/ready   ## a real GPT learns real text, in about a minute on two cores; ARGS="attention=gqa" for another
-	$(BIN)/python -m nocap.train $(ARGS)
+	$(BIN)/python -m nocap.train experiment=first_run $(ARGS)
 
 test: $(VENV)/ready    ## the default suite
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not fuzz"
 
 test-slow: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 -m slow
 
-soak: $(VENV)/ready    ## random faults in random runs, for a quarter of an hour; ARGS="--kills 20 --minutes 3" for less
+soak: $(VENV)/ready    ## 1,000 random SIGKILLs, about an hour; the same command goes on; ARGS="--kills 20" for less
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak $(ARGS)
+
+fuzz: $(VENV)/ready    ## 20,000 damaged records through every door, an hour at most; ARGS="--cases 500" for less
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
+
+gpu-day:               ## 25 minutes of measurements on a GPU with the Python that is there; ARGS="bench --out DIR" for less
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) experiments/gpu_day/day.py $(ARGS)
 
 check: lint types contract
 

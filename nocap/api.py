@@ -71,12 +71,13 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
 def load(paths: Paths = "outputs") -> list[runs.Record]:
     """The records of runs: each with its config, summary, manifest and loss curve. A run counts once.
 
-    A path is a run's folder, a folder of runs, a grid's folder, a glob, or a name, looked for in `outputs/runs`.
+    A path is a run's folder, a folder of runs, a grid's folder, a glob, or a name, looked for in `outputs/runs`. A warning names each run
+    that is left out because its record is damaged.
 
     Errors:
         ValueError: a path holds no run.
     """
-    return list(_found(paths).records)
+    return runs.records(_several(paths))
 
 
 def compare(
@@ -90,8 +91,8 @@ def compare(
     Errors:
         ValueError: a path holds no run, or no arm is the baseline.
     """
-    return judging.compare(_found(paths), baseline=baseline, target_loss=target, allow=allow).json()
+    return judging.compare(runs.load(_several(paths)), baseline=baseline, target_loss=target, allow=allow).json()
 
 
-def _found(paths: Paths) -> runs.Found:
-    return runs.load([paths] if isinstance(paths, str | Path) else paths)
+def _several(paths: Paths) -> Iterable[str | Path]:
+    return [paths] if isinstance(paths, str | Path) else paths

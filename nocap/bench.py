@@ -5,18 +5,28 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from datetime import datetime
 from pathlib import Path
 
 from nocap import outside
 from nocap.config.keys import require
+from nocap.config.outward import trusted, visible
 
 SECONDS = 120.0
 FORMS = """\
 OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top; the first arm is the baseline, and runs twice.
-Tokens are random; on a CPU an arm has one thread unless trainer.threads is given.
+Tokens are random; on a CPU an arm has one thread and is not compiled, unless its overrides say so.
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "attention=gqa mlp=gelu3x"
-  python -m nocap.bench --suite cpu --json cpu.json"""
+  python -m nocap.bench --suite cpu --json cpu.json
+  python -m nocap.bench model=small --arm attention=mha --arm attention=flash --append flash.json    # three times, on three days
+
+--arm-external races a training step of your own: FILE defines build(request, **options), which returns a callable. It gets
+the sizes of OVERRIDES and the same tokens; what it may be told besides: NAME=VALUE for build, trainer.precision=,
+trainer.compile=, trainer.micro_batch=. The file is Python and is run as you: name only files that you trust.
+docs/measuring.md has the protocol.
+
+  python -m nocap.bench model=tiny --arm attention=flash --arm-external "mine.py trainer.precision=fp32 hidden=512\""""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,10 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="what all arms share")
     add("--arm", action="append", default=[], metavar="OVERRIDES", help="an arm: its overrides, in quotes; at least two")
+    add("--arm-external", action="append", default=[], metavar="FILE …", help="an arm from a Python file, which is run; see below")
     add("--suite", choices=("cpu", "gpu"), help="the standard arms instead: each attention, each MLP, precision, compilation")
     add("--rounds", type=int, metavar="N", help="this many rounds (default: until the intervals are narrow enough)")
     add("--seconds", type=float, metavar="S", help=f"stop after so long, warm-up included (default: {SECONDS:g}; a suite has its own)")
     add("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    add("--append", type=Path, metavar="FILE", help="as --json; where FILE is there, add a sitting: the same command again, later")
     outside.document(parser)
     return parser
 
@@ -50,20 +62,29 @@ def _bench(options: argparse.Namespace) -> bool:
     from nocap.judge.rounds import confidence_for
     from nocap.judge.stats import signed_rank_needs
     from nocap.measure.arms import compose_arms, refuse_ranks, suite
+    from nocap.measure.sittings import check_append, raced, with_sittings
     from nocap.measure.text import render_bench
-    from nocap.store.record import check_writable, write_json, writing
+    from nocap.store.record import check_writable, read_json, write_json, writing
 
     refuse_ranks()
     require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
     require(not (options.suite and options.arm), "--arm", "be left out with --suite, which has its own", f"{len(options.arm)} of them")
-    if options.json:
-        check_writable("--json", options.json)
+    require(not (options.json and options.append), "--json", "be left out with --append, which writes the same", options.json)
+    key, target = ("--append", options.append) if options.append else ("--json", options.json)
+    if target:
+        check_writable(key, target)
     base, overrides, seconds = options.overrides, options.arm, SECONDS
     if options.suite:
         base, overrides, seconds = suite(options.suite, base)
-    arms = compose_arms(base, overrides)
+    arms = compose_arms(base, overrides, least=1 if options.arm_external else 2)
+    if options.arm_external:
+        from nocap.measure.external import compose_externals  # torch
+
+        arms += compose_externals(base, options.arm_external, arms[0])
     least = signed_rank_needs(confidence_for(len(arms) - 1))
     require(options.rounds is None or options.rounds >= least, "--rounds", f"be at least {least} for an interval", options.rounds)
+    of, earlier = raced(arms), read_json(options.append) if options.append else None
+    check_append(earlier, of, at=datetime.now().astimezone())
     from nocap.measure.bench import BaselineError, bench  # torch, once the arms are known to be right
 
     try:
@@ -73,18 +94,18 @@ def _bench(options: argparse.Namespace) -> bool:
         return False
     finally:
         _progress("")
-    result = {"suite": options.suite, "words": base, **result}
+    result = {"suite": options.suite, "words": base, **with_sittings(result, earlier, of)}
     print(render_bench(result))
-    if options.json:
-        with writing("--json", options.json):
-            write_json(options.json, result)
+    if target:
+        with writing(key, target) as path:
+            write_json(path, result)
     return all(arm["status"] != "failed" for arm in result["arms"])
 
 
 def _progress(line: str) -> None:
     """For a person at a terminal: one line, written over."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{visible(line)}", end="", file=trusted(sys.stderr), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nocap import outside
+from nocap.config.paths import expanded
 
 if TYPE_CHECKING:
     from nocap.checks.trial import Candidate
@@ -55,12 +56,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace) -> bool:
     """Whether no check failed."""
-    folder = Path(options.folder).expanduser().absolute()
+    folder = expanded(options.folder).absolute()
     if not folder.is_dir():
         raise ValueError(f"DIR must be a folder with options, got {options.folder}")
     outside.use([folder])
     from nocap.checks.option import find
-    from nocap.config.compose import register
+    from nocap.config.schemas import register
 
     register()  # what cannot be imported is refused here
     chosen, candidates = {override.partition("=")[0] for override in options.overrides}, find(folder)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config.keys import require
-from nocap.store.files import write_file
+from nocap.store.files import write_text
 from nocap.store.record import write_json, writing
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         command = _plan if options.power is not None else _why if options.why else _compare
         content = command(options)
         if options.json:
-            with writing("--json", options.json):
-                write_json(options.json, content)
+            with writing("--json", options.json) as path:
+                write_json(path, content)
     return 0
 
 
@@ -47,9 +47,9 @@ def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("a data frame needs pandas: pip install 'pandas>=2'") from error
     from nocap.judge.rows import rows
-    from nocap.store.runs import load
+    from nocap.store.runs import records
 
-    return pd.DataFrame(rows(load([paths] if isinstance(paths, str | Path) else paths).records))
+    return pd.DataFrame(rows(records([paths] if isinstance(paths, str | Path) else paths)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,11 +92,11 @@ def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
     comparison = compare(found, baseline=options.baseline, target_loss=target, allow=options.allow)
     print(render(comparison))
     if options.csv:
-        with writing("--csv", options.csv):
-            write_file(options.csv, to_csv(rows(found.records)).encode())
+        with writing("--csv", options.csv) as path:
+            write_text(path, to_csv(rows(found.records)))
     if options.html:
-        with writing("--html", options.html):
-            report.write(comparison, options.html)
+        with writing("--html", options.html) as path:
+            report.write(comparison, path)
     return comparison.json()
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
-from nocap.config import hardware
+from nocap.config import defaults, hardware
 from nocap.config.trainer import Device
-from nocap.launch.plan import COPIES
-from nocap.measure.request import Generate
+from nocap.launch.head import COPIES
+from nocap.measure.request import MOST_SAMPLES, Generate
 from nocap.store.record import check_writable, write_json, writing
 from nocap.store.runs import find_one
 
@@ -33,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
             check_writable("--json", options.json)
         content = _generate(options, from_overrides(Generate, options.overrides))
         if options.json:
-            with writing("--json", options.json):
-                write_json(options.json, content)
+            with writing("--json", options.json) as path:
+                write_json(path, content)
     return 0
 
 
@@ -61,13 +62,13 @@ def _generate(options: argparse.Namespace, asked: Generate) -> dict[str, Any]:
         raise ValueError("--batch-sizes is for --latency; several texts are samples=N")
     if options.latency and asked.samples != 1:
         raise ValueError(f"samples must be left out with --latency, which has --batch-sizes, got {asked.samples}")
-    run_dir, device = find_one(asked.run, outputs=Path(asked.output_dir)), asked.device or hardware.default_device()
+    run_dir, device = find_one(asked.run, outputs=Path(asked.output_dir)), asked.device or defaults.device()
     if options.allow_code and (run_dir / COPIES).is_dir():
         outside.use([run_dir / COPIES])
     hardware.check_device(device, 1, key="device")
     if asked.compile:
         hardware.check_compiler("compile=true", device)
-    threads = asked.threads or hardware.default_threads(device, 1)
+    threads = asked.threads or defaults.threads(device, 1)
     trained = _load(run_dir, device, threads)
     prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
     if len(prompt) > (context := trained.run.model.seq_len):
@@ -97,9 +98,9 @@ def _log(line: str) -> None:
 
 
 def _sizes(text: str) -> list[int]:
-    sizes = [int(size) if size.strip().isdecimal() else 0 for size in text.split(",")]
-    if min(sizes) < 1:
-        raise ValueError(f"--batch-sizes must be whole numbers of at least 1 with commas between, got {text!r}")
+    sizes = [int(size) if re.fullmatch(r"\s*[0-9]{1,4}\s*", size) else 0 for size in text.split(",")]
+    if min(sizes) < 1 or max(sizes) > MOST_SAMPLES:
+        raise ValueError(f"--batch-sizes must be whole numbers from 1 to {MOST_SAMPLES} with commas between, got {text!r}")
     return sizes
 
 

@@ -28,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         group, name = options.group, options.name
         folder = Path(options.dir or name)
         require(group in registry.groups(), "GROUP", f"be one of {', '.join(registry.groups())}", group)
+        ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name) and len(name) <= 100
+        require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
         outside.use([folder] if folder.is_dir() else [])
         _check_name(group, name)
         files = _files(group, name, folder)
@@ -49,8 +51,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_name(group: str, name: str) -> None:
-    ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name)
-    require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
     require(name.lower() not in VALUES, "NAME", "be no value of the command line", name)
     for folder in (conf_dir(), *outside.folders()):
         taken = folder / outside.place(group) / f"{name}.yaml"

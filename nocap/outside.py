@@ -24,11 +24,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
+from nocap.config.bounded import read_bytes
 from nocap.config.keys import InputError
+from nocap.config.paths import expanded
 
 ENTRY_POINTS = "nocap.options"
 PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names otherwise
 VARIABLE = "NOCAP_OUTSIDE"
+SOURCE_BYTES = 1 << 20
 FLAGS = ("--config-dir", "-cd")  # Hydra's own names
 __path__: list[str] = []
 
@@ -53,9 +56,11 @@ class File:
             InputError: it is gone, or has changed since the command began.
         """
         try:
-            source = self.path.read_bytes()
+            source = read_bytes(self.path, SOURCE_BYTES)
         except OSError as error:
             raise InputError(f"{self.path} must be there and readable ({error.strerror})") from error
+        except ValueError as error:
+            raise InputError(str(error)) from error
         found = hashlib.sha256(source).hexdigest()
         if found != self.sha256:
             raise InputError(f"{self.path} must be what this command began with, sha256 {self.sha256[:12]}…, got {found[:12]}…")
@@ -106,7 +111,7 @@ def use(more: Iterable[str | Path]) -> None:
         ValueError: no such folder, or one that holds an option by a name that is taken.
     """
     state()
-    added = [Path(folder).expanduser().absolute() for folder in more]
+    added = [expanded(folder).absolute() for folder in more]
     for folder in added:
         if not folder.is_dir():
             raise ValueError(f"--config-dir must be a folder, got {folder}")
@@ -138,11 +143,18 @@ def _set(used: Sequence[Path]) -> None:
                 if path.suffix == ".py":
                     if not path.stem.isidentifier():
                         raise ValueError(f"{path} must be named as a Python module is, in letters, digits and _")
-                    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+                    sha256 = hashlib.sha256(_bytes(path)).hexdigest()
                     rows[group, path.stem] = {"group": group, "name": path.stem, "path": str(path), "sha256": sha256}
     os.environ[VARIABLE] = json.dumps({"folders": [str(folder) for folder in used], "files": list(rows.values())})
     for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
         del sys.modules[name]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return read_bytes(path, SOURCE_BYTES)
+    except OSError as error:
+        raise ValueError(f"{path} must be readable ({error.strerror})") from error
 
 
 def place(group: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,13 @@ def main(argv: list[str] | None = None) -> None:
         _check(options, unknown)
         found = _diff(options) if options.diff else _profile(options)
         if options.json:
-            with writing("--json", options.json):
-                write_json(options.json, found)
+            with writing("--json", options.json) as path:
+                write_json(path, found)
         if options.html:
             from nocap.measure import page
 
-            with writing("--html", options.html):
-                page.write(found, options.html)
-        if options.trace:
-            print(f"written: {options.trace}")
+            with writing("--html", options.html) as path:
+                page.write(found, path)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,7 +71,7 @@ def _check(options: argparse.Namespace, unknown: Sequence[str]) -> None:
     if {"-m", "--multirun"} & set(unknown):
         raise ValueError("--multirun must not be given: nocap.profile takes one configuration at a time")
     if unknown:
-        raise ValueError(f"flags must be those that --help lists, got {unknown[0]}")
+        raise ValueError(f"flags must be those that --help lists, got {unknown[0]!a}")
     if options.diff and options.overrides:
         raise ValueError(f"--diff must be given two files and no configuration, got {options.overrides[0]}")
     for flag in ("json", "html", "trace"):
@@ -85,27 +84,25 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
     run, compose = _composer(options.overrides)
     if run.trainer.devices > 1:
         raise ValueError(f"trainer.devices must be 1 for nocap.profile, which takes the step of one rank apart, got {run.trainer.devices}")
-    if options.trace:
-        options.trace.parent.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: the profiler's library would write on stderr
     from nocap.measure.profile import profile
     from nocap.measure.text import render_profile
 
-    how = {"repeats": options.repeats, "trace": options.trace, "ceilings": options.ceilings, "lengths": options.curve}
-    found = profile(run, options.overrides, compose, **how)
+    with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
+        how = {"repeats": options.repeats, "trace": trace, "ceilings": options.ceilings, "lengths": options.curve}
+        found = profile(run, options.overrides, compose, **how)
     print(render_profile(found))
     return found
 
 
 def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], Run]]:
-    """The run of these overrides, and the run that they make with more of them. One thread, whose process time is a fair clock on a
-    machine that others use, unless the overrides have another number."""
-    from nocap.config.compose import compose
+    """The run of these overrides, and the run that they make with more of them."""
+    from nocap.config.compose import compose_measured
 
     def composed(more: Sequence[str]) -> Run:
         # Without those that `more` replaces: the same key, or an option's own keys where the option changes.
         keys = tuple(start for override in more for start in (override.partition("=")[0] + "=", override.partition("=")[0] + "."))
-        return compose(["trainer.threads=1", *(o for o in overrides if not o.lstrip("+").startswith(keys)), *more])
+        return compose_measured([*(o for o in overrides if not o.lstrip("+").startswith(keys)), *more])
 
     return composed([]), composed
 
@@ -114,8 +111,16 @@ def _diff(options: argparse.Namespace) -> dict[str, Any]:
     from nocap.measure import diff
 
     before, after = map(_read, options.diff)
-    found = diff.difference(before, after)
-    print(diff.render(found))
+    names = " and ".join(map(str, options.diff))
+    try:
+        found = diff.difference(before, after)
+        text = diff.render(found)
+    except ValueError as error:
+        raise ValueError(f"{error}, in {names}") from error
+    except (AttributeError, KeyError, TypeError) as error:  # a part of them has another form
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"--diff must be given two files that nocap.profile --json wrote, got {names} ({why})") from error
+    print(text)
     return found
 
 

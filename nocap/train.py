@@ -8,36 +8,40 @@ STARTED = time.monotonic()  # the clock ledger begins here
 
 import os  # noqa: E402
 import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 import hydra  # noqa: E402
 
 from nocap import outside  # noqa: E402
-from nocap.config.compose import register  # noqa: E402
+from nocap.config.compose import composed  # noqa: E402
 from nocap.config.errors import refusals, refuse  # noqa: E402
-from nocap.config.flags import flags_first, for_grid  # noqa: E402
+from nocap.config.flags import asked, flags_first  # noqa: E402
 from nocap.config.paths import conf_dir  # noqa: E402
+from nocap.config.schemas import register  # noqa: E402
 from nocap.launch import cell  # noqa: E402
+from nocap.training.terminal import outlive_readers  # noqa: E402
 
 cell.STARTED = STARTED
 
 
 def main() -> None:
+    outlive_readers()
     sys.argv[1:] = flags_first(outside.arguments(None))
     # Hydra would print its errors and a part of the traceback, and exit with 1. This way they come here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with refusals():
+        flags = asked(sys.argv[1:])
         register()
-        if (flags := for_grid(sys.argv[1:])) is None:
-            hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(cell.cell)()
+        if flags.question:
+            hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(lambda config: None)()
+        elif not flags.grid:
+            cell.single(composed(flags.overrides))
         elif "RANK" in os.environ:
             reason = "every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
             refuse(f"--multirun must not run under torchrun: {reason}")
         else:
             from nocap.launch.multirun import multirun
 
-            folder = Path(flags.config_path).absolute() if flags.config_path else None
-            raise SystemExit(multirun(flags.overrides, config_name=flags.config_name or "train", config_dir=folder))
+            raise SystemExit(multirun(flags.overrides))
 
 
 if __name__ == "__main__":

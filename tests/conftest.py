@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.pretend import Pretended
 
 REPO = Path(__file__).resolve().parents[1]
 FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])  # as PYTHONPATH: with NOCAP_FAULT, a rank's faults
@@ -36,8 +39,29 @@ SMALL = (
     "trainer.threads=1",
 )
 
+# A schedule whose first update is beyond all numbers.
+EXPLODING = ("--config-dir", str(REPO / "tests" / "exploding"), "schedule=exploding")
+
 # Long enough (a second and a half of steps) that a test can disturb it in the middle: checkpoints at 8, 16, 24 and 30.
 MEDIUM = (*SMALL, "trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes an hour runs only where `-m` names it; a pretended GPU is skipped with the reason where there is none."""
+    from tests.pretend import MISSING, REASON
+
+    if "fuzz" not in config.option.markexpr:
+        items[:] = [item for item in items if item.get_closest_marker("fuzz") is None]
+    for item in items if MISSING else []:
+        if item.get_closest_marker("pretend"):
+            item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+@pytest.fixture
+def pretended(tmp_path: Path) -> Pretended:
+    from tests.pretend import Pretended
+
+    return Pretended(folder=tmp_path)
 
 
 @pytest.fixture(scope="session")

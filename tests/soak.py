@@ -1,18 +1,22 @@
-"""`python -m tests.soak`: short runs of random configurations, disturbed at random, each against an undisturbed twin.
+"""`python -m tests.soak`: runs, ranks, grids, pools and studies under random SIGKILLs, each against an undisturbed twin.
 
-A disturbed run is started again until it ends. Its weights, optimizer and rows must then be its twin's, to the last bit; the only other
-way out is a refusal in one line, where every checkpoint was damaged. It stops after `--kills` SIGKILLs or `--minutes`, prints what it
-did, and exits with 1 if anything was lost.
+A job is a random command. Any processes of its tree are killed at random moments: its parent, a worker, a rank, a session, or several at
+once. The same command is given again until it ends. Everything that it leaves must then be its twin's, to the last bit, but what is a
+time: weights, optimizer, rows, summaries, the grid's records, the study's results and verdicts, the names of all files.
+
+Each finished job is a line of FOLDER/state.jsonl: the same command, itself killed, goes on after the last one.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
+import math
 import os
 import random
-import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,187 +25,345 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from nocap.training import checkpoint
-from tests.attempts import processes, spawn, state_of
-from tests.conftest import MEDIUM, the_run
+import yaml
 
+from nocap.config.errors import EXIT_CODES, refusals
+from nocap.config.hardware import describe
+from nocap.config.keys import require
+from nocap.config.trainer import Device
+from nocap.store import lock
+from nocap.store.files import write_file
+from nocap.store.git import git_state
+from nocap.study.ledger import ENDED, FILE
+from tests.conftest import REPO, SMALL
+from tests.studies import LOSS
+
+Json = dict[str, Any]
+TINY = (*SMALL, "model.seq_len=32", "trainer.batch_tokens=512", "trainer.val_tokens=1024", "trainer.device=cpu")  # steps of 10 ms
 CHOICES = {
-    "attention": ("mha", "flash", "gqa", "mqa", "sliding", "hybrid"),
     "mlp": ("gelu4x", "gelu3x", "swiglu", "relu2"),
     "norm": ("rmsnorm", "layernorm"),
     "position": ("rope", "learned", "none"),
     "optimizer": ("adamw", "muon"),
     "schedule": ("cosine", "wsd", "linear", "constant"),
-    "trainer.steps": ("60", "90", "120"),
+    "trainer.steps": ("40", "60", "90"),
     "trainer.checkpoint_every": ("3", "7", "11", "25"),
     "trainer.keep_checkpoints": ("1", "2", "3"),
     "trainer.max_restarts": ("0", "20"),
-    "trainer.devices": ("1", "1", "1", "1", "2"),
 }
-KILLS = ("kill the run", "kill a worker", "kill a rank")
+ATTENTIONS = ("mha", "flash", "gqa", "mqa", "sliding", "hybrid")
+KINDS = ("run", "ranks", "pool", "run", "ranks", "grid", "study")  # of one job after the other
+RUNS = {"run": 1, "ranks": 1, "grid": 4, "pool": 4, "study": 11}
+ROLES = {"nocap.train": "parent", "nocap.study": "parent", "nocap.launch.worker": "worker", "nocap.study.session": "session"}
+START_S, WORK_S = 4.0, (0.3, 1.0, 3.0)  # kills come as late as that after a start, and after new rows
+DEADLINE_S = 1200.0  # of a command that nobody disturbs, and between two kills
+GONE_S = 10.0  # in which the last process of a command that ended goes
+
+# What may differ between twins: times, what is made of them, checksums of files with them or a path, how often and where each began.
+TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib", "when", "at", "started", "date", "pace", "equivalent", "break_even"}
+TIMES |= {"state.json", "metrics.jsonl", "manifest.json", "summary.json", "config.yaml", "attempts", "git", "commit"}
+OF_A_LINE = {"previous", "folder", "measured", "was"}  # what a ledger's line has of times and places
+ROW_TIMES = ("clock/", "perf/", "memory/")
 
 
+# --- a command and its processes ---------------------------------------------------------------------------------------------------
+
+
+def command(kind: str, chance: random.Random, root: Path) -> list[str]:
+    """A random job of this kind, which works in the folder `root` and below."""
+    words = [*TINY, *(f"{key}={chance.choice(values)}" for key, values in CHOICES.items())]
+    seed, attentions = chance.randrange(1000), chance.sample(ATTENTIONS, 2)
+    root.mkdir()
+    if kind == "study":
+        study = {
+            "question": "Does it survive?",
+            "overrides": [*words, "trainer.steps=40", "schedule=wsd"],  # whose shorter schedules branch
+            "baseline": "a",
+            "arms": {"a": [f"attention={attentions[0]}"], "b": [f"attention={attentions[1]}"]},
+            "seeds": [seed, seed + 1, seed + 2],
+            "tune": {"seeds": [seed + 3], "trials": {"a": [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]}, "follow": {"b": "a"}},
+            "scales": {"cpu": {"train": ["trainer.val_every=6"], "rounds": 1, "lengths": [0.5]}},
+            "claims": [{**LOSS, "arm": "b"}],
+        }
+        (root / "made").mkdir()
+        (root / "made" / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+        return ["-m", "nocap.study", "made", "scale=cpu", "output_dir=out"]
+    if kind in ("grid", "pool"):
+        words += ["--multirun", f"attention={','.join(attentions)}", f"seed={seed},{seed + 1}"]
+        words += ["hydra/launcher=pool"] if kind == "pool" else [f"trainer.devices={chance.choice((1, 1, 2))}"]
+    else:
+        words += [f"attention={attentions[0]}", f"seed={seed}", f"trainer.devices={2 if kind == 'ranks' else 1}"]
+    return ["-m", "nocap.train", *words, "output_dir=out"]
+
+
+def start(words: list[str], root: Path) -> subprocess.Popen[bytes]:
+    """In the folder `root`, which tells its processes from all others; stderr goes into a file beside it."""
+    env, nothing = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(root / "cache")}, subprocess.DEVNULL
+    with root.with_suffix(".err").open("a") as err:
+        return subprocess.Popen([sys.executable, *words], cwd=root, env=env, stdin=nothing, stdout=nothing, stderr=err)
+
+
+def processes(root: Path) -> dict[int, str]:
+    """Process id → role, of all that work in this folder and are alive."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "cwd").readlink() == root:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                role = next((ROLES[word] for word in words if word in ROLES), "other")
+                ranked = role == "worker" and b"\0RANK=" in (entry / "environ").read_bytes()
+                found[int(entry.name)] = "rank" if ranked else role
+        except OSError:  # it ended while we looked
+            continue
+    return found
+
+
+def strike(root: Path, chance: random.Random) -> list[str]:
+    """Kill one process, all of a role, or all there are. Their roles."""
+    found, struck = processes(root), []
+    if not found:
+        return []
+    how, role = chance.choices(("one", "role", "all"), (5, 2, 3))[0], chance.choice(sorted(set(found.values())))
+    victims = sorted(pid for pid in found if how == "all" or found[pid] == role)
+    chance.shuffle(victims)
+    for pid in victims[: 1 if how == "one" else None]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            struck.append(found[pid])
+    return struck
+
+
+def at_a_moment(process: subprocess.Popen[bytes], root: Path, chance: random.Random) -> bool:
+    """Wait for a random moment: in a start-up, or after the next row or session's start. Whether the process is still there then."""
+    began, wall = time.monotonic(), time.time()
+    ends = began + chance.uniform(0, START_S)
+    at_work = chance.random() < 0.7
+    while process.poll() is None and (at_work or time.monotonic() < ends):
+        assert time.monotonic() < began + DEADLINE_S, "it hangs: no new row, and no end"
+        if at_work and _worked_since(root, wall):
+            at_work, ends = False, time.monotonic() + chance.uniform(0, chance.choice(WORK_S))
+        time.sleep(0.01)
+    return process.poll() is None
+
+
+def _worked_since(root: Path, wall: float) -> bool:
+    signs = itertools.chain(root.glob("out/runs/*/metrics.jsonl"), root.glob("out/studies/*/*/sessions/.*.request.json"))
+    return any(_changed(path) > wall for path in signs)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # a session has just ended
+        return 0.0
+
+
+def disturbed(words: list[str], root: Path, chance: random.Random, *, more: Callable[[], bool]) -> Iterator[list[str]]:
+    """Strike a command at random moments, give it again until it ends by itself, and strike on while there is to be `more`.
+
+    Yields who was killed.
+    """
+    process = start(words, root)
+    while more() and process.returncode != 0:
+        if at_a_moment(process, root, chance):
+            yield strike(root, chance)
+        elif process.returncode != 0:
+            assert process.returncode in (-signal.SIGKILL, EXIT_CODES["failed"]), f"exit code {process.returncode}"
+            process = start(words, root)
+    if process.wait(DEADLINE_S) != 0:
+        finish(words, root)
+    deadline = time.monotonic() + GONE_S
+    while processes(root):
+        assert time.monotonic() < deadline, f"processes outlive the command: {processes(root)}"
+        time.sleep(0.05)
+    assert "Traceback" not in root.with_suffix(".err").read_text(), "a traceback"
+
+
+def finish(words: list[str], root: Path) -> None:
+    code = start(words, root).wait(DEADLINE_S)
+    assert code == 0, f"undisturbed, exit code {code}"
+
+
+# --- what is left ------------------------------------------------------------------------------------------------------------------
+
+
+def left(root: Path) -> dict[str, Any]:
+    """Path → what must be the twin's: of every file its name, and of records and tensors all but times."""
+    files = sorted(path for path in root.rglob("*") if path.is_file() and path.parent.name != "scans")  # named by a path's hash
+    return {str(path.relative_to(root)): _content(path, root) for path in files}
+
+
+def _content(path: Path, root: Path) -> Any:
+    if path.suffix in (".safetensors", ".bin"):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    if path.suffix not in (".json", ".jsonl", ".yaml"):
+        return None  # logs, locks, pages
+    text = path.read_text().replace(str(root), "ROOT")
+    if path.suffix == ".yaml":
+        return text
+    if path.name == FILE:
+        return said([json.loads(line) for line in text.splitlines()])
+    return [_timeless(json.loads(line)) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])]
+
+
+def said(ledger: list[Json]) -> list[str]:
+    """What a study's ledger says in the end, in whatever order: how often a run was begun or killed is nobody's twin."""
+    kept = [line for line in ledger if line.get("status", ENDED[0]) in ENDED]
+    return sorted(json.dumps({key: value for key, value in _timeless(line).items() if key not in OF_A_LINE}) for line in kept)
+
+
+def _timeless(content: Any) -> Any:
+    if isinstance(content, dict):
+        kept = {key: value for key, value in content.items() if key not in TIMES and not key.startswith(ROW_TIMES)}
+        return {key: _timeless(value) for key, value in kept.items()}
+    return [_timeless(one) for one in content] if isinstance(content, list) else content
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """A line for each file that is not the twin's. A run that is killed more often than it may restart has failed for that command: a study
+    then trains what follows from the others, so that a grid may be left which is a part of one of the twin's."""
+    grids = [_runs(content) for path, content in expected.items() if path.endswith("/grid.json")]
+    parts = {path for path in found if path.endswith("/grid.json") and any(_runs(found[path]) < whole for whole in grids)}
+    missing = [f"{path} is missing" for path in expected if path not in found]
+    strange = [f"{path} is left over" for path in found if path not in expected and path not in parts]
+    return [*missing, *strange, *(f"{path} differs" for path in expected if path in found and found[path] != expected[path])]
+
+
+def _runs(grid: list[Any]) -> set[str]:
+    return {cell["run"] for cell in grid[0]["cells"]}
+
+
+# --- jobs --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
 class Soak:
-    def __init__(self, *, root: Path, seed: int, kills: int, minutes: float) -> None:
-        self.root, self.seed, self.kills = root, seed, kills
-        self.deadline = time.monotonic() + 60 * minutes
-        self.injected: Counter[str] = Counter()
-        self.lost: list[str] = []
-        self.runs, self.refusals = 0, 0
-        self._lock = threading.Lock()
+    folder: Path
+    seed: int
+    kills: int
+    deadline: float = math.inf
+    jobs: list[Json] = field(default_factory=list)  # as the state's file has them
+    injected: int = 0  # SIGKILLs, also those of jobs that go on
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def sigkills(self) -> int:
-        return sum(self.injected[kind] for kind in KILLS)
+    def state(self) -> Path:
+        return self.folder / "state.jsonl"
+
+    def resume(self) -> None:
+        """Take up the jobs of before. What a killed soak left half-way goes, and is done again.
+
+        Errors:
+            ValueError: they were another seed's.
+        """
+        whole = [line for line in (self.state.read_text() if self.state.exists() else "").splitlines(keepends=True) if line.endswith("\n")]
+        self.jobs = [json.loads(line) for line in whole]
+        others = {job["seed"] for job in self.jobs} - {self.seed}
+        require(not others, "--seed", f"be that of {self.state}", self.seed)
+        write_file(self.state, "".join(whole).encode())
+        self.injected = sum(sum(job["killed"].values()) for job in self.jobs)
+        for path in self.folder.glob("job-*"):
+            if int(path.name.split("-")[1]) not in {job["job"] for job in self.jobs}:
+                shutil.rmtree(path, ignore_errors=True)  # its last processes may be about to die
 
     def more(self) -> bool:
-        return time.monotonic() < self.deadline and self.sigkills < self.kills
+        return self.injected < self.kills and time.monotonic() < self.deadline
 
-    def lane(self, number: int) -> None:
-        chance = random.Random(f"{self.seed} {number}")
-        for n in itertools.count():
-            if not self.more():
-                return
-            words = [f"{key}={chance.choice(values)}" for key, values in CHOICES.items()] + [f"seed={chance.randrange(1000)}"]
-            try:
-                self.one(self.root / f"{number}-{n}", words, chance)
-            except Exception as error:
-                self.lost.append(f"{words}: {type(error).__name__}: {error}")
+    def run(self, lanes: int) -> None:
+        done = {job["job"] for job in self.jobs}
+        numbers = (number for number in itertools.count() if number not in done)
+        with ThreadPoolExecutor(lanes) as pool:
+            for lane in [pool.submit(self._lane, numbers) for _ in range(lanes)]:
+                lane.result()
 
-    def one(self, folder: Path, words: list[str], chance: random.Random) -> None:
-        folder.mkdir(parents=True)
-        began = time.monotonic()
-        code, _, err = self.start(folder / "clean", words)
-        assert code == 0, err
-        took_s = time.monotonic() - began
-        ended = False
-        for _ in range(20):
-            if ended or not self.more():
-                break
-            ended = self.disturb(folder / "out", words, chance, took_s)
-        code, _, err = self.start(folder / "out", words)
-        if code == 2 and "must hold a valid checkpoint" in err:
-            assert err.count("\n") == 1, err
-            self.refusals += 1
-            shutil.rmtree(the_run(folder / "out") / "checkpoints")
-            code, _, err = self.start(folder / "out", words)
-        assert code == 0, err
-        assert state_of(the_run(folder / "out")) == state_of(the_run(folder / "clean")), "another state than its twin"
-        self.runs += 1
-        print(f"{time.strftime('%H:%M:%S')}  {self.runs} runs, {self.injected.total()} faults, {self.sigkills} SIGKILLs", file=sys.stderr)
-        shutil.rmtree(folder)
+    def _lane(self, numbers: Iterator[int]) -> None:
+        while self.more():
+            with self._lock:
+                number = next(numbers)
+            job = self._job(number, KINDS[number % len(KINDS)])
+            with self._lock, self.state.open("a") as file:
+                self.jobs.append(job)
+                file.write(json.dumps(job) + "\n")
+            print(f"{time.strftime('%H:%M:%S')}  {sum(job['killed'].values())} of {self.injected} SIGKILLs: {json.dumps(job)}", flush=True)
 
-    def start(self, out: Path, words: list[str], limits: dict[int, int] | None = None) -> tuple[int, str, str]:
-        process = spawn("-m", "nocap.train", *MEDIUM, *words, f"output_dir={out}", cwd=out.parent, limits=limits)
-        said, err = process.communicate(timeout=600)
-        return process.returncode, said, err
+    def _job(self, number: int, kind: str) -> Json:
+        """One command, disturbed until it ends, and compared with its twin."""
+        began, lost = time.monotonic(), None
+        place = Path(tempfile.mkdtemp(prefix=f"job-{number}-", dir=self.folder))
+        chance, struck = random.Random(f"{self.seed} {number}"), list[list[str]]()
+        moments = chance.randint(4 * RUNS[kind], 8 * RUNS[kind])
+        twin, root = place / "twin", place / "hit"
+        words, _ = (command(kind, random.Random(f"{self.seed} {number}"), folder) for folder in (twin, root))
+        try:
+            finish(words, twin)
+            for roles in disturbed(words, root, chance, more=lambda: self.more() and len(struck) < moments):
+                struck.append(roles)
+                with self._lock:
+                    self.injected += len(roles)
+            if found := differences(left(root), left(twin)):
+                raise AssertionError("; ".join(found))
+            shutil.rmtree(place)
+        except (AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+            lost = f"{type(error).__name__}: {error} (see {place})"
+            for pid in (*processes(twin), *processes(root)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        killed = dict(sorted(Counter(itertools.chain(*struck)).items()))
+        done = {"killed": killed, "moments": len(struck), "s": round(time.monotonic() - began, 1), "lost": lost}
+        return {"seed": self.seed, "job": number, "kind": kind, "commit": (git_state() or {}).get("commit"), **done}
 
-    def disturb(self, out: Path, words: list[str], chance: random.Random, took_s: float) -> bool:
-        """One attempt and what is done to it or its files; whether it came to its end."""
-        kind = chance.choices(
-            (*KILLS, "stop", "bit", "cut", "no manifest", "torn row", "disk full", "second run"), (8, 5, 3, 3, 2, 1, 1, 1, 1, 1)
-        )[0]
-        checkpoints = sorted(out.glob("runs/*/checkpoints/step-*"))
-        if kind in ("bit", "cut", "no manifest", "torn row"):
-            if any(json.loads(path.read_text())["status"] == "finished" for path in out.glob("runs/*/summary.json")):
-                return True  # killed just after its end
-            if not checkpoints or checkpoint.find(checkpoints[-1].parent).path != checkpoints[-1]:
-                return False  # nothing there, or damaged before
-            self.damage(kind, checkpoints[-1], chance)
-            self.count(kind)
-            return False
-        full = {resource.RLIMIT_FSIZE: 20_000} if kind == "disk full" else None
-        process = spawn("-m", "nocap.train", *MEDIUM, *words, f"output_dir={out}", cwd=out.parent, limits=full)
-        while process.poll() is None:
-            moment = time.monotonic() + chance.uniform(0.2, 0.9 * took_s)
-            while time.monotonic() < moment and process.poll() is None:
-                time.sleep(0.005)
-            if kind == "disk full" or (process.poll() is None and self.act(kind, process, out, words, chance)):
-                self.count(kind)
-            if kind not in KILLS:  # a killed worker is started again by the run, and may be killed again
-                break
-        _, err = process.communicate(timeout=600)
-        assert "Traceback" not in err, err
-        return process.returncode == 0
-
-    def act(self, kind: str, process: subprocess.Popen[str], out: Path, words: list[str], chance: random.Random) -> bool:
-        """Do it to a running run; whether there was somebody to do it to."""
-        if kind == "kill the run":
-            process.kill()
-        elif kind == "stop":
-            for number in chance.choices((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), k=chance.randint(1, 3)):
-                process.send_signal(number)
-        elif kind == "second run":
-            code, _, err = self.start(out, words)
-            assert code == 0 or (code == 2 and err.count("\n") == 1), err
-        else:
-            found = [item for run_dir in out.glob("runs/*") for item in processes(run_dir).items()]
-            ranks = [pid for pid, role in found if role.startswith("rank")]
-            victims = ranks if ranks and kind == "kill a rank" else [pid for pid, _ in found]
-            if not victims:
-                return False
-            try:
-                os.kill(chance.choice(sorted(victims)), signal.SIGKILL)
-            except ProcessLookupError:
-                return False
-        return True
-
-    def damage(self, kind: str, newest: Path, chance: random.Random) -> None:
-        if kind == "torn row":
-            with (newest.parents[1] / "metrics.jsonl").open("a") as file:
-                file.write('{"step": 17, "tok')
-            return
-        file = newest / "manifest.json" if kind == "no manifest" else chance.choice(sorted(newest.iterdir()))
-        if kind == "no manifest":
-            file.unlink()
-        elif kind == "cut":
-            os.truncate(file, file.stat().st_size // 2)
-        else:
-            content = bytearray(file.read_bytes())
-            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-            file.write_bytes(content)
-        assert checkpoint.find(newest.parent).path != newest, f"{kind} in {file} was not seen"
-
-    def count(self, kind: str) -> None:
-        with self._lock:
-            self.injected[kind] += 1
+    def result(self) -> Json:
+        injected = {kind: Counter[str]() for kind in dict.fromkeys(KINDS)}
+        for job in self.jobs:
+            injected[job["kind"]].update(job["killed"])
+        return {
+            "sigkills": sum(found.total() for found in injected.values()),
+            "injected": {kind: dict(sorted(found.items())) for kind, found in injected.items()},
+            "moments": sum(job["moments"] for job in self.jobs),
+            "jobs": dict(Counter(job["kind"] for job in self.jobs)),
+            "runs": sum(RUNS[job["kind"]] for job in self.jobs),
+            "lost": [f"job {job['job']}, {job['kind']}: {job['lost']}" for job in self.jobs if job["lost"]],
+            "seed": self.seed,
+            "lane_minutes": round(sum(job["s"] for job in self.jobs) / 60, 1),
+            "commits": sorted({str(job["commit"]) for job in self.jobs}),
+            "date": time.strftime("%Y-%m-%d"),
+            "hardware": {key: value for key, value in describe(Device.cpu, 1).items() if key != "host"},
+            "command": f"OMP_NUM_THREADS=1 python -m tests.soak {shlex.join(sys.argv[1:])}".strip(),
+        }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=1000, help="stop after so many SIGKILLs")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="or then; the same command goes on")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="jobs at once")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/soak"), help="of the state and of what was lost")
     parser.add_argument("--json", type=Path, help="write the counts here")
     args = parser.parse_args()
-    os.environ.setdefault("NOCAP_CACHE", tempfile.mkdtemp(prefix="soak-cache-"))
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="soak-") as root:
-        soak = Soak(root=Path(root), seed=args.seed, kills=args.kills, minutes=args.minutes)
-        with ThreadPoolExecutor(args.lanes) as lanes:
-            list(lanes.map(soak.lane, range(args.lanes)))
-    injected = sum(soak.injected.values())
-    result = {
-        "runs": soak.runs,
-        "injected": dict(sorted(soak.injected.items())),
-        "sigkills": soak.sigkills,
-        "refusals": soak.refusals,
-        "lost": soak.lost,
-        "minutes": round((time.monotonic() - began) / 60, 1),
-    }
-    for kind, n in soak.injected.most_common():
-        print(f"{n:>6}  {kind}")
-    kills = f"{result['sigkills']} SIGKILLs"
-    print(f"{injected:>6}  faults ({kills}) in {soak.runs} runs; {soak.refusals} refusals; {len(soak.lost)} runs lost")
-    for line in soak.lost:
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    soak = Soak(folder=folder, seed=args.seed, kills=args.kills, deadline=time.monotonic() + 60 * args.minutes)
+    with refusals(), lock.acquire(folder / ".lock"):
+        soak.resume()
+        soak.run(args.lanes)
+    result = soak.result()
+    print("| kind | jobs | killed |\n|---|---|---|")
+    for kind, found in result["injected"].items():
+        print(f"| {kind} | {result['jobs'].get(kind, 0)} | {', '.join(f'{n} × {role}' for role, n in found.items())} |")
+    print(f"\n{result['sigkills']} SIGKILLs in {len(soak.jobs)} jobs of {result['runs']} runs: {len(result['lost'])} lost")
+    for line in result["lost"]:
         print(f"LOST  {line}", file=sys.stderr)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if soak.lost else 0
+    return 1 if result["lost"] else 0
 
 
 if __name__ == "__main__":

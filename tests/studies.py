@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ STUDY: Json = {
     "baseline": "mha",
     "arms": {"mha": ["attention=flash"], "mqa": ["attention=mqa"]},
     "seeds": [0, 1, 2],
-    "scales": {"cpu": {"train": ["trainer.val_every=6"], "bench": ["trainer.steps=12"], "rounds": 1}},
+    "scales": {"cpu": {"train": ["trainer.val_every=6"], "bench": ["trainer.steps=12"], "rounds": 1, "apart_min": 0}},
     "claims": [SPEED, LOSS],
 }
 
@@ -103,14 +104,18 @@ def record(
     )
 
 
-def session(arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> Json:
+def later(minutes: float, started: str = NOW) -> str:
+    return (datetime.fromisoformat(started) + timedelta(minutes=minutes)).isoformat()
+
+
+def session(arms: Mapping[str, Mapping[str, Any]], *, seed: int = 0, started: str = NOW) -> Json:
     """A session's file."""
-    return {"started": started, "measured": {"arms": {name: dict(seen) for name, seen in arms.items()}}}
+    return {"seed": seed, "started": started, "measured": {"arms": {name: dict(seen) for name, seen in arms.items()}}}
 
 
-def timed(seeds: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> dict[int, Json]:
-    """Sessions that measured the same with every seed."""
-    return {seed: session(arms, started=started) for seed in seeds}
+def timed(seeds: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> list[Json]:
+    """Sessions that measured the same with every seed, each a sitting, ten minutes apart."""
+    return [session(arms, seed=seed, started=later(10 * i, started)) for i, seed in enumerate(seeds)]
 
 
 # --- arms by a law: a loss of A - B·ln(steps) --------------------------------------------------------------------------------------
@@ -135,9 +140,9 @@ def both(mine: dict[str, Any], theirs: dict[str, Any], **more: Any) -> Evidence:
     return Evidence(**{key: {**theirs[key], **mine[key]} for key in ("runs", "shorter")}, **more)
 
 
-def pace(faster: float, *, started: str = NOW) -> dict[int, Json]:
+def pace(faster: float, *, seeds: Sequence[int] = (0, 1, 2), started: str = NOW) -> list[Json]:
     arms = {"mha": {"tokens_per_s": 1000.0, "step_ms": 10.0}, "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster}}
-    return timed(range(3), {name: {**SEEN, **seen} for name, seen in arms.items()}, started=started)
+    return timed(seeds, {name: {**SEEN, **seen} for name, seen in arms.items()}, started=started)
 
 
 def tree(*folders: Path) -> dict[str, int]:

@@ -93,6 +93,7 @@ def test_branch_on_two_ranks_is_the_whole_run(tmp_path: Path, door: Door, trunk:
     assert one_device.run_dir == branch  # devices are no part of it
 
 
+@pytest.mark.slow
 def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> None:
     whole, branch = whole_and_branch(door, tmp_path, trunk)
     manifest, theirs = read_json(branch / "manifest.json"), read_json(trunk.run_dir / "manifest.json")

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.head_loss.head_loss import peak_mib
-from nocap.config.compose import compose, dump, load, to_plain
+from nocap.config.compose import compose
+from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import ActivationCheckpointing
 from nocap.model import chunked

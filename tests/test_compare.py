@@ -18,6 +18,7 @@ from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.judge.describe import render
 from nocap.store.runs import load
+from nocap.store.verify import write_summary
 from tests.conftest import REPO
 
 CONFIG = {
@@ -55,13 +56,20 @@ def write_run(
     started: str = "2026-01-01T00:00:00",
     version: int = 1,
     bpb: bool = True,
+    sealed: bool = True,
 ) -> Path:
     """A record as nocap writes it, with `config` as flat keys changed from `CONFIG`."""
     resolved = copy.deepcopy(CONFIG)
     for key, value in (config or {}).items():
         group, _, name = key.partition(".")
         resolved[group][name] = value
-    identity = digest([resolved, seed, train, val, source, torch, fingerprint])
+    parts = {
+        "config": {**resolved, "seed": seed},
+        "source": {"nocap.training.loop": source},
+        "data": f"{train}{val}",
+        "environment": {"torch": torch, "device": fingerprint},
+    }
+    identity = digest(parts)
     folder = root / "runs" / f"{words}-s{seed}-{identity}"
     folder.mkdir(parents=True)
     data = {"manifest": f"{train}{val}", "train": [{"sha256": train}], "val": [{"sha256": val}], "source": {"kind": "shards"}}
@@ -70,12 +78,7 @@ def write_run(
         "identity": identity,
         "name": f"{words}-s{seed}",
         "arm": f"{words}-{digest(resolved)[:6]}",
-        "parts": {
-            "config": {**resolved, "seed": seed},
-            "source": {"nocap.training.loop": source},
-            "data": f"{train}{val}",
-            "environment": {"torch": torch, "device": fingerprint},
-        },
+        "parts": parts,
         "data": data,
         "attempts": [{"started": started, "devices": 1}],
     }
@@ -84,6 +87,7 @@ def write_run(
     rows = []
     for step, value in zip(STEPS, losses, strict=True):
         row = {"step": step, "tokens": step * 10, "val/loss": value, "clock/train_s": step * 10 / speed, "clock/data_s": 0.0}
+        row["clock/startup_s"] = int(identity, 16) * 1e-15  # no two runs have the same clocks
         rows.append(json.dumps(row | ({"val/bpb": value / 2} if bpb else {})))
     (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     summary = {
@@ -91,8 +95,8 @@ def write_run(
         "status": status,
         "identity": identity,
         "seed": seed,
-        "val_loss": None if status == "diverged" else loss,
-        "val_bpb": loss / 2 if bpb and status != "diverged" else None,
+        "val_loss": losses[-1],
+        "val_bpb": losses[-1] / 2 if bpb else None,
         "steps": STEPS[-1],
         "tokens": STEPS[-1] * 10,
         "tokens_per_s": speed,
@@ -105,7 +109,9 @@ def write_run(
         "hardware": {"name": f"GPU {fingerprint}", "fingerprint": fingerprint},
         "devices": 1,
     }
-    if status != "running":
+    if status != "running" and sealed:
+        write_summary(folder, summary)
+    elif status != "running":
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
@@ -342,6 +348,9 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
         {"step": 1, "val/loss": 4.0, "clock/train_s": 0.4, "clock/data_s": 0.1, "clock/val_s": 18.0},
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = json.loads((folder / "summary.json").read_text())
+    made = {"steps": 1, "val_loss": 4.0, "val_bpb": None, "tokens": 10, "tokens_per_s": 20.0, "step_ms": None}
+    write_summary(folder, {**summary, **made, "clock_s": {"train": 0.4, "data": 0.1}})
     assert load([folder]).records[0].curve.train_s == [0.0, 0.5]
 
 
@@ -495,13 +504,13 @@ def test_a_baseline_by_any_of_its_names(tmp_path, wanted):
 
 
 def test_corrupt_lines_are_skipped_counted_and_named(tmp_path):
-    two_arms(tmp_path, effect=0.01)
-    folder = next((tmp_path / "runs").glob("gpt2-flash-gelu4x-s0-*"))
+    folder = write_run(tmp_path, sealed=False)
     path = folder / "metrics.jsonl"
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([lines[0], b'{"step": 50, "val/lo', *lines[1:], b"\xff\xfe", b"[1]"]) + b"\n")
     found = load([tmp_path])
-    (problem,) = found.problems
+    problem, unverified = found.problems
+    assert unverified == f"unverified, from before records had a digest: 1 run ({folder.name})"
     assert "3 corrupt lines skipped (line 2, line 7, line 8)" in problem
     assert str(path) in problem
     assert next(r for r in found.records if r.folder == folder).curve.step == list(STEPS)
@@ -522,7 +531,7 @@ def test_what_is_not_compared_is_listed(tmp_path):
 
 def test_an_older_record_is_readable(tmp_path):
     for seed in range(3):
-        folder = write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3, version=0)
+        folder = write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3, version=0, sealed=False)
         summary = json.loads((folder / "summary.json").read_text())
         for key in ("schema_version", "memory_mib", "kernel", "devices", "step_ms", "val_bpb"):
             del summary[key]

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from nocap.config import hardware, registry
-from nocap.config.compose import compose, dump, load, to_plain
+from nocap.config.compose import Composer, as_in, compose
+from nocap.config.defaults import reasons
 from nocap.config.paths import conf_dir
+from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
-from nocap.config.trainer import Device
+from nocap.config.trainer import Device, Precision
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.training.optimizer import build_optimizers, set_lr
@@ -125,8 +127,9 @@ def test_gqa_takes_an_explicit_count_where_no_group_divides():
 
 
 @pytest.mark.parametrize("option", ["sliding", "hybrid"])
-def test_the_window_is_a_quarter_of_the_sequence(option: str):
-    assert compose([f"attention={option}", "model.seq_len=512", *ONE_ROW]).attention.window == 128
+def test_the_window_is_a_quarter_of_a_short_sequence_and_the_same_for_long_ones(option: str):
+    for T, window in ((256, 64), (512, 128), (4096, 128)):
+        assert compose([f"attention={option}", f"model.seq_len={T}", *ONE_ROW]).attention.window == window
     assert compose([f"attention={option}", "attention.window=4096"]).attention.window == 4096, "more than seq_len equals full attention"
 
 
@@ -155,9 +158,67 @@ def test_swiglu_is_two_thirds_as_wide(expansion: int, hidden: int):
 def test_cpu_defaults():
     t = compose([]).trainer
     assert t.device is Device.cpu
-    assert t.compile.value == "off"
-    assert t.precision is hardware.default_precision(Device.cpu)
     assert t.threads >= 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "precision", "compilation"),
+    [
+        (["model=nano"], "fp32", "off"),  # 64 wide, 16 channels a head: bf16 takes 1.7 times as long
+        (["model=nano", "tokenizer=gpt2", "trainer.steps=100"], "bf16", "off"),  # the head is most of it
+        (["model=tiny"], "bf16", "off"),
+        (["model=tiny", "model.n_head=8"], "fp32", "off"),
+        (["model=tiny", "trainer.steps=5000"], "bf16", "regional"),
+        (["model=tiny", "trainer.steps=5000", "trainer.compile=off", "trainer.precision=fp32"], "fp32", "off"),
+        (["model=small"], "bf16", "regional"),
+    ],
+)
+def test_precision_and_compilation_are_the_fast_ones(
+    overrides: list[str], precision: str, compilation: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hardware, "native_bf16", lambda: True)
+    monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
+    one_thread = ["trainer.device=cpu", "trainer.threads=1"]
+    for more in (
+        [],
+        ["attention=mqa"],
+        ["mlp=swiglu"],
+        ["optimizer=muon"],
+        ["ideas=[averaged_weights]"],
+    ):  # what is compared decides nothing
+        t = compose([*one_thread, *overrides, *more]).trainer
+        assert (t.precision.value, t.compile.value) == (precision, compilation)
+    monkeypatch.setattr(hardware, "native_bf16", lambda: False)
+    monkeypatch.setattr(hardware, "cpp_compiler", lambda: None)
+    chosen = {override.partition("=")[0]: override.partition("=")[2] for override in overrides}
+    t = compose([*one_thread, *overrides]).trainer
+    assert (t.precision.value, t.compile.value) == (chosen.get("trainer.precision", "fp32"), chosen.get("trainer.compile", "off"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen", "reason"),
+    [
+        ("avx2 fma", Precision.fp32, "this CPU has no bf16 products"),
+        ("avx512f avx512_vnni", Precision.fp32, "this CPU has no bf16 products"),
+        ("avx512f avx512_bf16", Precision.bf16, "width 128 × 32 channels a head is at least 4096"),
+        ("avx512_bf16 amx_tile amx_bf16", Precision.bf16, "width 128 × 32 channels a head is at least 4096"),
+        ("asimd bf16", Precision.bf16, "width 128 × 32 channels a head is at least 4096"),  # Arm
+    ],
+)
+def test_the_cpus_flags_decide_and_the_line_says_so(flags: str, chosen: Precision, reason: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset(flags.split())))
+    run = compose(["model=tiny", "trainer.device=cpu", "trainer.threads=1"])
+    assert run.trainer.precision is chosen
+    assert reasons(run)["precision"] == f"{chosen.value}: {reason}"
+
+
+def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hardware, "native_bf16", lambda: True)
+    first = Composer().composed(["model=nano", "trainer.device=cpu"])
+    assert as_in(first, ["model=tiny", "trainer.device=cpu"]).run.trainer.precision is Precision.fp32
+    assert as_in(first, ["model=tiny", "trainer.device=cpu", "trainer.precision=bf16"]).run.trainer.precision is Precision.bf16
+    same = as_in(first, ["model=nano", "trainer.device=cpu", "attention=mqa"])
+    assert same.overrides == ("model=nano", "trainer.device=cpu", "attention=mqa")
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------------------------
@@ -191,7 +252,12 @@ REFUSED = [
     ("optimizer.lr=fast", "optimizer.lr", "fast"),
     ("model.qk_norm=maybe", "model.qk_norm", "maybe"),
     ("trainer.precision=fp16", "trainer.precision", "fp16", "fp32", "bf16"),
-    ("trainer.compile=yes", "trainer.compile", "off", "regional", "full"),
+    ("trainer.compile=yes", "trainer.compile", "off", "regional", "full", "max"),
+    ("model.pad_logits=true objective.loss_chunks=2", "model.pad_logits", "false", "objective.loss_chunks=2", "True"),
+    ("model.residual_precision=bf16 trainer.precision=fp32", "model.residual_precision", "fp32", "trainer.precision=fp32", "bf16"),
+    ("trainer.device=cpu trainer.cuda_graphs=true", "trainer.cuda_graphs", "false", "trainer.device=cpu", "True"),
+    ("trainer.device=cuda trainer.cuda_graphs=true trainer.devices=2", "trainer.cuda_graphs", "false", "trainer.devices=2", "True"),
+    ("trainer.device=cuda trainer.cuda_graphs=true ideas=[averaged_weights]", "trainer.cuda_graphs", "ideas.averaged_weights", "True"),
     ("trainer.activation_checkpointing=layer", "trainer.activation_checkpointing", "layer", "off", "block", "attention", "mlp"),
     ("trainer.device=tpu", "trainer.device", "tpu", "cpu", "cuda"),
     ("attention.kernel=magic", "attention.kernel", "magic", "fused"),
@@ -225,11 +291,11 @@ REFUSED = [
     ("model.n_layer=0", "model.n_layer", "at least 1"),
     ("optimizer.lr=0", "optimizer.lr", "above 0"),
     ("optimizer.lr=nan", "optimizer.lr", "nan"),
-    ("optimizer.beta1=1", "optimizer.beta1", "[0, 1)", "1.0"),
+    ("optimizer.beta1=1", "optimizer.beta1", "below 1", "1.0"),
     ("optimizer.weight_decay=-1", "optimizer.weight_decay", "at least 0"),
-    ("optimizer=muon optimizer.ns_steps=0", "optimizer.ns_steps", "between 1 and 99"),
-    ("optimizer=muon optimizer.momentum=1", "optimizer.momentum", "[0, 1)"),
-    ("schedule=cosine schedule.final=2", "schedule.final", "[0, 1]", "2.0"),
+    ("optimizer=muon optimizer.ns_steps=0", "optimizer.ns_steps", "at least 1", "0"),
+    ("optimizer=muon optimizer.momentum=1", "optimizer.momentum", "below 1"),
+    ("schedule=cosine schedule.final=2", "schedule.final", "at most 1", "2.0"),
     ("objective.z_loss=-1", "objective.z_loss", "at least 0"),
     ("objective.loss_chunks=-1", "objective.loss_chunks", "at least 0", "-1"),
     ("objective.loss_chunks=2.5", "objective.loss_chunks", "2.5"),
@@ -253,7 +319,7 @@ REFUSED = [
     ("schedule.warmup_steps=500 schedule.decay_steps=101", "schedule.decay_steps", "schedule.warmup_steps=500", "600", "101"),
     ("trainer.device=cpu attention=sliding attention.kernel=flex", "attention.kernel", "flex"),
     ("attention=sliding attention.kernel=materialized", "attention.kernel", "materialized"),
-    ("trainer.device=cuda attention.kernel=flash", "attention.kernel", "flash"),
+    ("trainer.device=cuda trainer.precision=fp32 attention.kernel=flash", "attention.kernel", "flash"),
     ("attention=flash attention.kernel=blocks", "attention.kernel", "blocks"),
     ("attention=hybrid attention.pattern=LL", "attention.pattern", "LL"),
     ("optimizer.lr=inf", "optimizer.lr", "inf"),

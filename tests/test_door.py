@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from nocap import __main__ as console
+from nocap import train
 from nocap.config.hardware import cuda_devices
 from nocap.data.shards import write_shard
-from tests.conftest import MEDIUM, SMALL, Door, Undisturbed
+from tests.conftest import MEDIUM, SMALL, Door, Finished, Undisturbed
+from tests.fuzz.process import answer
 
 SHARDS = ("data=shards", "data.val=val.bin")
 REFUSALS = {
@@ -28,7 +30,7 @@ REFUSALS = {
     "malformed": (["trainer.steps"], ["trainer.steps"]),
     "no steps": (["trainer.steps=0"], ["trainer.steps must be at least 1, got 0"]),
     "heads": (["attention=gqa", "attention.n_kv_heads=3"], ["attention.n_kv_heads must divide model.n_head=4, got 3"]),
-    "window": (["attention=sliding", "attention.window=0"], ["attention.window must be at least 1 token, got 0"]),
+    "window": (["attention=sliding", "attention.window=0"], ["attention.window must be at least 1, got 0"]),
     "batch": (["trainer.batch_tokens=2049"], ["trainer.batch_tokens must be divisible by", "8 × 128 × 1 = 1024, got 2049"]),
     "batch over devices": (["trainer.devices=4"], ["trainer.batch_tokens must be divisible by", "8 × 128 × 4 = 4096, got 2048"]),
     "schedule": (["schedule.warmup_steps=13"], ["schedule.warmup_steps must be at most trainer.steps=12, got 13"]),
@@ -75,9 +77,29 @@ def refused(material: Path, door: Door, words: list[str], expected: list[str], e
     assert sorted(material.rglob("*")) == before
 
 
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Door:
+    """`door` without a process of its own, for what is refused before there is one."""
+
+    def call(*words: str, env: None = None) -> Finished:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["train", *words])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it: put back after the test
+        said = answer(train.main)
+        assert said.crash is None, said.trace
+        return Finished(said.code, said.out, said.err)
+
+    return call
+
+
 @pytest.mark.parametrize("case", REFUSALS)
-def test_refused(material: Path, door: Door, case: str) -> None:
-    refused(material, door, *REFUSALS[case])
+def test_refused(material: Path, called: Door, case: str) -> None:
+    refused(material, called, *REFUSALS[case])
+
+
+def test_a_process_refuses_in_the_same_way(material: Path, door: Door) -> None:
+    for case in ("misspelled key", "output_dir of a grid"):
+        refused(material, door, *REFUSALS[case])
 
 
 def test_cuda_that_is_not_there_is_refused(material: Path, door: Door) -> None:
@@ -110,6 +132,7 @@ def test_grid_with_a_wrong_key_stops_before_its_first_cell(material: Path, door:
     assert not (material / "outputs" / "runs").exists()
 
 
+@pytest.mark.slow
 def test_help_and_config_answer_without_torch(door: Door, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -126,9 +149,11 @@ def test_help_and_config_answer_without_torch(door: Door, tmp_path: Path) -> Non
 def test_run_of_a_damaged_record_is_refused(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
     run_dir = shutil.copytree(undisturbed.run_dir, tmp_path / "out" / "runs" / undisturbed.run_dir.name)
     (run_dir / "summary.json").write_text("{")
+    shutil.rmtree(run_dir / "checkpoints")  # nothing knows what was in it
     done = door(*MEDIUM, f"output_dir={tmp_path / 'out'}")
     assert done.code == 2
     assert done.err.startswith(f"nocap: {run_dir / 'summary.json'} must hold a JSON object")
+    assert done.err.endswith("there is no valid checkpoint to mend it from: move that folder to train the run again\n")
 
 
 @pytest.mark.parametrize("code", [0, 1, None])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nocap import generate as command
-from nocap.config.compose import load as load_config
+from nocap.config.plain import load as load_config
 from nocap.measure.generation import Sample, for_a_terminal, load
 from nocap.options.attention.softmax import Kernel
 from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
@@ -122,13 +122,13 @@ REFUSALS = {
     "unknown key": (["run=RUN", "temprature=1"], "temprature is no key of generate (did you mean temperature?)"),
     "no value": (["run=RUN", "prompt"], "'prompt' must be key=value"),
     "prompt no text": (["run=RUN", "prompt=\udcff"], "prompt must be UTF-8, got '\\udcff'"),
-    "negative temperature": (["run=RUN", "temperature=-1"], "temperature must be a number of at least 0, got -1.0"),
-    "temperature no number": (["run=RUN", "temperature=nan"], "temperature must be a number of at least 0, got nan"),
+    "negative temperature": (["run=RUN", "temperature=-1"], "temperature must be at least 0, got -1.0"),
+    "temperature no number": (["run=RUN", "temperature=nan"], "temperature must be a finite number, got nan"),
     "temperature a word": (["run=RUN", "temperature=hot"], "temperature"),
     "top_k": (["run=RUN", "top_k=-1"], "top_k must be at least 0"),
     "no tokens": (["run=RUN", "max_tokens=0"], "max_tokens must be at least 1, got 0"),
     "no samples": (["run=RUN", "samples=0"], "samples must be at least 1, got 0"),
-    "seed": (["run=RUN", "seed=-1"], "seed must be in [0, 2^63), got -1"),
+    "seed": (["run=RUN", "seed=-1"], "seed must be at least 0, got -1"),
     "device": (["run=RUN", "device=tpu"], "device"),
     "prompt too long": (
         ["run=RUN", "prompt=" + "a" * 129],
@@ -136,7 +136,7 @@ REFUSALS = {
     ),
     "several sizes without latency": (["run=RUN", "--batch-sizes", "1,2"], "--batch-sizes is for --latency"),
     "samples with latency": (["run=RUN", "--latency", "samples=2"], "samples must be left out with --latency"),
-    "batch sizes": (["run=RUN", "--latency", "--batch-sizes", "0,x"], "--batch-sizes must be whole numbers of at least 1"),
+    "batch sizes": (["run=RUN", "--latency", "--batch-sizes", "0,x"], "--batch-sizes must be whole numbers from 1 to 4096"),
     "latency without room": (["run=RUN", "--latency", "prompt=" + "a" * 127], "prompt must leave room for 2 tokens in model.seq_len=128"),
     "json": (["run=RUN", "max_tokens=1", "--json", "/proc/none"], "--json must be a file that can be written, got /proc/none"),
 }
@@ -221,7 +221,7 @@ def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.Mo
     model = build_model(load_config(config), vocab_size=50257)
     shutil.rmtree(trained / "checkpoints")
     tensors, _ = checkpoint.snapshot(model, [], copy=False)
-    checkpoint._write(trained / "checkpoints", tensors=tensors, state={"step": 1})
+    checkpoint._write(trained / "checkpoints", tensors=tensors, state={"step": 1}, rows=b"")
     code, out, err = say(f"run={trained}", "prompt=Hello, world", "max_tokens=30", "samples=2", "--json", str(tmp_path / "t.json"))
     assert (code, err) == (0, "")
     for sample in samples_of(tmp_path / "t.json"):

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from nocap import outside
-from nocap.config.compose import compose, to_plain
+from nocap.config.compose import compose
 from nocap.config.keys import InputError
 from nocap.config.paths import cache_root
+from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
 from nocap.measure.decode import Cached, Recompute, UncachedError, check_cached

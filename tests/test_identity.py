@@ -183,9 +183,9 @@ def a_new_option(checkout: Path) -> None:
 
 HARMLESS = {
     "a version": replaced("nocap/__init__.py", '__version__ = "', '__version__ = "9.'),
-    "a GPU's peak": replaced("nocap/config/hardware.py", 'r"A100": (312.0', 'r"A100": (313.0'),
+    "a GPU's peak": replaced("nocap/config/hardware.py", 'r"A40": (149.7', 'r"A40": (150.7'),
     "a report's word": replaced("nocap/judge/describe.py", "baseline", "base line"),
-    "an error's text": replaced("nocap/options/mlp/feedforward.py", '"be above 0"', '"be more than 0"'),
+    "an error's text": replaced("nocap/options/norm/channels.py", '"be false where', '"not be true where'),
     "a rule's text": replaced("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
     "what is said": replaced("nocap/training/loop.py", "resuming from step", "going on from step"),
     "a comment": replaced("nocap/training/step.py", "# --- the step ---", "# --- a step ---"),
@@ -205,6 +205,7 @@ def test_what_changes_no_number_makes_no_other_run(checkout: Path):
     assert identities(checkout) == before  # all at once: a process a line takes long
 
 
+@pytest.mark.slow
 def test_a_line_of_the_attention_that_a_run_uses_makes_another(checkout: Path):
     plain, sliding = identities(checkout)
     replaced("nocap/model/sliding.py", "MIN_BLOCK = 64", "MIN_BLOCK = 32")(checkout)

@@ -91,7 +91,7 @@ def test_share_keeps_a_process_on_its_cores() -> None:
     ("words", "expected"),
     [
         (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
-        (("hydra.sweeper.max_batch_size=1",), "hydra/sweeper must stay basic"),
+        (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
         (("hydra.sweep.dir=mine",), "a grid's folder is below output_dir"),
     ],
     ids=["jobs", "sweeper", "folder"],

@@ -1,16 +1,20 @@
 """The model against a second, plain one that shares no code with it, and its parts against their formulas."""
 
 import math
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nocap.config.compose import compose
 from nocap.config.run import Run
+from nocap.model.compiled import TUNED, compile_in_place, compiled
 from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.model.norm import rms_norm
 from nocap.model.position import rotary_tables, rotate
+from nocap.options.attention.softmax import Kernel, Softmax
 from nocap.options.mlp.feedforward import Activation, Feedforward
 from nocap.options.model import NormPlacement
 from nocap.options.norm.channels import ChannelNorm, NormKind
@@ -120,6 +124,8 @@ VARIANTS = [
     "position=rope position.base=100",
     "model.tie_head=false",
     "model.logit_softcap=0.5",
+    "model.pad_logits=true",
+    "model.pad_logits=true model.tie_head=false model.logit_softcap=2",
     "norm=layernorm",
     "norm=layernorm norm.bias=false",
     "norm=layernorm norm.bias=false norm.gain=false",
@@ -127,6 +133,8 @@ VARIANTS = [
     "attention=mha",
     "attention=gqa model.qk_norm=true",
     "attention=mqa",
+    "attention.merge_qkv=true",
+    "attention=gqa attention.merge_qkv=true model.qk_norm=true",
     "mlp=gelu3x",
     "mlp=relu2",
     "mlp=swiglu",
@@ -152,6 +160,43 @@ def test_a_shorter_sequence_is_a_prefix(position: str):
     model = build_model(nano(f"position={position}"), vocab_size=VOCAB)
     tokens = tokens_of()[:, :-1]
     torch.testing.assert_close(model.logits(tokens[:, :11]), model.logits(tokens)[:, :11])
+
+
+# --- the residual stream in bf16 ---------------------------------------------------------------------------------------------------
+
+STREAMS = [
+    "",
+    "norm=layernorm position=learned",
+    "norm=rmsnorm_gain model.norm_placement=post",
+    "norm=layernorm model.norm_placement=both model.residual_scale=both",
+]
+
+
+@pytest.mark.parametrize("overrides", STREAMS)
+def test_a_bf16_residual_stream_is_bf16_in_every_branch_and_fp32_where_products_are(overrides: str) -> None:
+    own = [nano(*overrides.split(), "trainer.precision=bf16", f"model.residual_precision={p}") for p in ("fp32", "bf16")]
+    wide, narrow = (build_model(run, vocab_size=VOCAB) for run in own)
+    seen: list[torch.dtype] = []
+    for block in narrow.blocks:
+        for branch in (block.attention, block.mlp):
+            branch.register_forward_hook(lambda module, args, out: seen.extend((args[0].dtype, out.dtype)))
+    tokens = tokens_of()
+    losses = []
+    for model in (wide, narrow):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses.append(model(tokens[:, :-1], tokens[:, 1:]).total)
+        losses[-1].backward()
+    assert seen == [torch.bfloat16] * 8
+    assert losses[0] != losses[1]
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=5e-3)
+    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in narrow.parameters())
+    with torch.no_grad():  # as validation in fp32
+        assert torch.equal(wide.logits(tokens[:, 1:]), narrow.logits(tokens[:, 1:]))
+
+
+def test_the_norms_statistics_are_fp32_on_a_bf16_stream() -> None:
+    x = (1000 + torch.randn(4, 512, generator=torch.Generator().manual_seed(3))).bfloat16()
+    assert torch.equal(rms_norm(x, 1e-6), rms_norm(x.double(), 1e-6).bfloat16())
 
 
 # --- parts -------------------------------------------------------------------------------------------------------------------------
@@ -280,3 +325,41 @@ def test_every_parameter_learns():
     model, tokens = build_model(run, vocab_size=VOCAB), tokens_of()
     model(tokens[:, :-1], tokens[:, 1:]).total.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+# --- compilation -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tuned", "options"), [(True, TUNED), (False, None)])
+def test_the_compiler_gets_tunings_options_where_asked(tuned: bool, options: object, monkeypatch: pytest.MonkeyPatch):
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(torch, "compile", lambda f, **how: (asked.append(how), f)[1])
+    compile_in_place([torch.nn.Identity()], tuned=tuned)
+    assert asked == [{"fullgraph": True, "dynamic": False, "options": options}]
+
+
+def test_past_its_limit_a_compiled_function_raises(monkeypatch: pytest.MonkeyPatch):
+    """It does not go on uncompiled: FlexAttention would materialise its scores."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    monkeypatch.setattr("nocap.model.compiled.VERSIONS", 1)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        double = compiled(lambda x: x * 2)
+        assert double(torch.ones(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(FailOnRecompileLimitHit):
+            double(torch.ones(3))
+
+
+def test_a_module_of_ones_own_has_no_products_to_merge() -> None:
+    @dataclass(kw_only=True, slots=True)
+    class Own(Softmax):
+        kind: str = "own"
+
+        def build(self, run: Run, layer: int) -> nn.Module:
+            return nn.Identity()
+
+    run = compose(["model=nano", "attention.merge_qkv=true"])
+    with pytest.raises(ValueError, match=r"attention\.merge_qkv must be false: own builds a module of its own, got True"):
+        Own(n_kv_heads=4, kernel=Kernel.fused, merge_qkv=True).check(run)
+    Own(n_kv_heads=4, kernel=Kernel.fused).check(run)

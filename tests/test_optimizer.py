@@ -1,15 +1,20 @@
 """AdamW against its closed form, Muon against its definition, and which parameters each of them gets."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.model.gpt import GPT, build_model
-from nocap.training.optimizer import build_optimizers, set_lr
+from nocap.training import muon
+from nocap.training.optimizer import build_optimizers, set_lr, undecorated
+from nocap.training.step import clip
 
 EVERYTHING = ["model=nano", "norm=layernorm", "position=learned", "model.tie_head=false", "trainer.device=cpu"]
 
@@ -82,6 +87,30 @@ def test_decay_of_all_is_one_group():
     assert group["weight_decay"] == run.optimizer.weight_decay
 
 
+# --- the gradient's norm -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1e-7, 1.0, 1e9])
+def test_clipping_leaves_out_what_changes_nothing_and_is_torchs_own(limit: float):
+    _, model = small()
+    parameters, clipped = list(model.parameters()), []
+    for ratio in (0.0, 0.5, 0.998, 0.9999, 1 - 1e-7, 1.0, 1.0001, 3.0):
+        set_grads(model, seed=0)
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        grads = [p.grad * (ratio * limit / norm) for p in parameters if p.grad is not None]
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad.clone()
+        norm = nn.utils.get_total_norm(grads)
+        clip(parameters, limit, norm, norm.item())
+        ours = [p.grad.clone() for p in parameters if p.grad is not None]
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad.clone()
+        nn.utils.clip_grad_norm_(parameters, limit)
+        assert all(map(torch.equal, ours, (p.grad for p in parameters)))
+        clipped.append(any(not torch.equal(*pair) for pair in zip(ours, grads, strict=True)))
+    assert (clipped[0], clipped[-1]) == (False, True)
+
+
 # --- Muon --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -89,8 +118,8 @@ def test_decay_of_all_is_one_group():
 def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest(tie: str):
     run, model = small("optimizer=muon", "attention=gqa", "mlp=swiglu", f"model.tie_head={tie}")
     adamw, muon = optimizers = build_optimizers(run, model)
-    assert type(adamw) is torch.optim.AdamW
-    assert type(muon) is torch.optim.Muon
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert isinstance(muon, torch.optim.Muon)
     parts = [f"attention.f.{part}_proj" for part in ("q", "k", "v", "out")] + [f"mlp.f.{part}" for part in ("gate", "up", "down")]
     matrices = {f"blocks.{layer}.{part}.weight" for layer in range(2) for part in parts}
     assert names_of(model, held([muon])) == matrices
@@ -130,6 +159,41 @@ def test_muon_steps_are_the_definitions(scale: str, factor: float):
         assert 0.5 < singular.min() <= singular.max() < 1.5
 
 
+@pytest.mark.parametrize("at_once", [1, 3 * 64 * 64, 2**20])
+@pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
+def test_muon_in_stacks_is_torchs_own_bit_for_bit(monkeypatch: pytest.MonkeyPatch, at_once: int, scale: str):
+    """Matrices alone, in stacks of three with a rest, and all of a shape at once; one has no gradient."""
+    monkeypatch.setattr(hardware, "native_bf16", lambda: True)
+    monkeypatch.setitem(muon.AT_ONCE, "cpu", at_once)
+    weights, states = [], []
+    for kind in (torch.optim.Muon, muon.Muon):
+        _, model = small("attention=gqa")
+        matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+        optimizer = kind(matrices, lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn=scale)
+        for step in range(3):
+            set_grads(model, seed=step)
+            matrices[1].grad = None
+            optimizer.step()
+        weights.append([p.detach() for p in matrices])
+        states.append([optimizer.state[p]["momentum_buffer"] for p in matrices if p.grad is not None])
+    for ours, torchs in (*zip(*weights, strict=True), *zip(*states, strict=True)):
+        assert torch.equal(ours, torchs)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 16, 48), (2, 48, 16)])
+def test_without_bf16_products_muon_iterates_in_fp32(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hardware, "native_bf16", lambda: False)
+    matrices = [nn.Parameter(torch.zeros(shape[1:])) for _ in range(shape[0])]
+    optimizer = muon.Muon(matrices, lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False, ns_steps=5)
+    generator = torch.Generator().manual_seed(0)
+    for p in matrices:
+        p.grad = torch.randn(p.shape, generator=generator)
+    optimizer.step()
+    for p in matrices:
+        update = -p.detach().double() / max(1, shape[1] / shape[2]) ** 0.5
+        assert (update - newton_schulz(p.grad.double(), 5)).norm() < 1e-5 * update.norm()  # bf16 is 1e-2 away
+
+
 def test_muons_step_has_the_size_of_adamws():
     """What match_rms_adamw promises: root-mean-square updates of about 0.2·lr, whatever the matrix's shape."""
     run, model = small("optimizer=muon", "optimizer.weight_decay=0")
@@ -150,3 +214,42 @@ def test_the_schedule_multiplies_each_optimizers_own_peak():
         rates = [{group["lr"] for group in optimizer.param_groups} for optimizer in optimizers]
         assert rates == [{0.1 * factor}, {0.02 * factor}]
     assert math.isclose(optimizers[0].param_groups[0]["peak_lr"], 0.1)
+
+
+# --- torch's decorators ------------------------------------------------------------------------------------------------------------
+
+STEPS = """
+import sys
+import torch
+from nocap.training.muon import Muon
+from nocap.training.optimizer import undecorated
+
+p = torch.nn.Parameter(torch.ones(2, 2))
+for kind in (undecorated(torch.optim.AdamW), Muon):
+    optimizer = kind([p])
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
+    p.grad = torch.ones(2, 2)
+    optimizer.step()
+    optimizer.zero_grad()
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_an_optimizer_imports_no_compiler():
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.parametrize(("kind", "more"), [(torch.optim.AdamW, {"fused": True}), (torch.optim.Muon, {})])
+def test_without_its_decorators_an_optimizer_steps_as_torchs_own(kind: type[torch.optim.Optimizer], more: dict[str, bool]):
+    weights = []
+    for made in (kind, undecorated(kind)):
+        generator = torch.Generator().manual_seed(0)
+        p = nn.Parameter(torch.randn(8, 4, generator=generator))
+        optimizer = made([p], lr=0.01, weight_decay=0.1, **more)
+        for _ in range(4):
+            p.grad = torch.randn(8, 4, generator=generator)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        weights.append(p.detach())
+    assert torch.equal(*weights)

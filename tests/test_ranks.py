@@ -1,15 +1,19 @@
-"""Ranks that somebody else's torchrun started give what one device gives. nocap's own ranks: tests/test_faults.py."""
+"""Ranks of somebody else's torchrun give what one device gives; nobody else's pickle is read. nocap's own ranks: tests/test_faults.py."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.attempts import attempt, state_of, wait_until
-from tests.conftest import FAULTS, MEDIUM, Door, Undisturbed, the_run
+from tests.attempts import attempt, processes, state_of, wait_until
+from tests.conftest import FAULTS, MEDIUM, REPO, Door, Undisturbed, the_run
+from tests.intruder import NOBODY, intruder, listening
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
@@ -68,3 +72,66 @@ def test_hung_rank_is_named(tmp_path: Path) -> None:
             code, _, err = running.end()
     assert code != 0
     assert "furthest behind: rank 1 at step 13" in err
+
+
+GRAPHS = """
+import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
+from torch._dynamo.utils import counters
+from nocap.config.compose import compose
+from nocap.measure.contestant import random_tokens
+from nocap.training.step import build
+
+run = compose(["model=small", "trainer.device=cpu", "trainer.compile=regional", "data=synthetic", "trainer.micro_batch=1"])
+with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:
+    if ranks := int(sys.argv[1]):
+        dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 1), rank=0, world_size=1)
+        job = dataclasses.replace(job, world=dataclasses.replace(job.world, size=2))
+    trainee = build(job)
+    tokens = torch.zeros(1, run.model.seq_len + 1, dtype=torch.long)
+    trainee.forward(tokens[:, :-1], tokens[:, 1:]).total.backward()
+print(counters["aot_autograd"]["total"], flush=True)
+os._exit(0)  # gloo's teardown aborts now and then
+"""
+
+
+@pytest.mark.slow
+def test_ddp_cuts_no_compiled_region():
+    graphs = [subprocess.run([sys.executable, "-c", GRAPHS, ranks], capture_output=True, text=True).stdout for ranks in "01"]
+    assert graphs == ["2\n", "2\n"]  # the blocks, which are one graph, and the head
+
+
+# --- other users of the machine ----------------------------------------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="becomes another user, which root alone can")
+def test_no_other_user_gets_in(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """While the ranks of a run meet, another uid sends pickles to their sockets: none is read, he is named, and the numbers stay."""
+    out, ran, heard = tmp_path / "out", tmp_path / "ran", tmp_path / "heard"
+    with attempt(out, "trainer.devices=2") as running:
+        running.wait_for_file("manifest.json")
+        running.wait_for(lambda: "rank 1" in processes(running.run_dir).values(), "a second rank")
+        late = next(pid for pid, what in processes(running.run_dir).items() if what == "rank 1")
+        os.kill(late, signal.SIGSTOP)
+        running.wait_for(lambda: listening(running.run_dir), "a socket")
+        assert {address for address, _ in listening(running.run_dir)} == {"0100007F"}  # 127.0.0.1
+        with intruder(running.run_dir.name, {port for _, port in listening(running.run_dir)}, ran, heard):
+            os.kill(late, signal.SIGCONT)
+            code, _, err = running.end()
+    assert not ran.exists()
+    assert b"echo" not in heard.read_bytes()  # as torch's TCPStore would
+    assert code == 1
+    assert f"user {NOBODY} connected to this run's ranks, and is none of them" in err
+    assert "Traceback" not in err
+    with attempt(out, "trainer.devices=2") as running:
+        running.wait_for_row(2)
+        assert listening(running.run_dir) == set()
+        code, _, err = running.end()
+    assert (code, err) == (0, "")
+    assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
+
+
+def test_nothing_of_another_rank_is_unpickled() -> None:
+    pickled = re.compile(r"object_list|(gather|scatter)_object|\b(import|from) pickle\b|pickle\.|\btorch\.load\b|TCPStore")
+    assert [str(path) for path in (REPO / "nocap").rglob("*.py") if pickled.search(path.read_text())] == []

@@ -120,6 +120,7 @@ def test_axes_and_units_switch(page_of: Callable[..., Tab], grid: Comparison) ->
     assert set(means["y"]) == {0}
 
 
+@pytest.mark.slow
 def test_hover_reads_a_value(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     tab.page.dblclick("nav button[data-arm='0']")  # the others' lines are closer than a pixel

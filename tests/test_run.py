@@ -244,6 +244,7 @@ def test_without_a_terminal_progress_is_plain_lines(undisturbed: Undisturbed) ->
         assert f"\n  {label} " in undisturbed.process.out
 
 
+@pytest.mark.slow
 def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
     code, text = on_a_terminal("-m", "nocap.train", *SMALL, "trainer.steps=3", f"output_dir={tmp_path}", cwd=tmp_path)
     assert code == 0

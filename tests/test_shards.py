@@ -116,7 +116,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path, content, words):
 
 def test_a_path_that_cannot_be_read_is_refused(tmp_path):
     assert "No such file" in refusal(tmp_path / "absent.bin", tmp_path)
-    assert "directory" in refusal(tmp_path, tmp_path)
+    assert "must be a regular file" in refusal(tmp_path, tmp_path)
 
 
 def test_a_second_scan_reads_nothing(tmp_path, shard, monkeypatch):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,22 @@ import pytest
 import torch
 
 from nocap import bench as command
+from nocap import outside
 from nocap.config import hardware
-from nocap.config.trainer import Device
+from nocap.config.keys import InputError
+from nocap.config.trainer import Compile, Device, Precision
 from nocap.judge.rounds import LIMIT, Narrow, Rounds, confidence_for, judge
 from nocap.judge.stats import signed_rank_needs
 from nocap.measure import bench as measure
+from nocap.measure import contestant
 from nocap.measure.arms import BenchArm, compose_arm, compose_arms, interleave, order, step_config, suite
 from nocap.measure.clock import Clock, clock_of
 from nocap.measure.contestant import Contestant, DivergedError, StepInfo
+from nocap.measure.external import ExternalContestant, compose_externals, load
 from nocap.measure.text import render_bench
 from nocap.store.measurement import METRICS, Measurement
 from nocap.training import memory
+from tests.conftest import EXPLODING, REPO
 
 NANO = ("model=nano", "trainer.device=cpu", "trainer.precision=fp32", "trainer.micro_batch=2", "trainer.batch_tokens=256")
 
@@ -115,7 +123,7 @@ def around(*centres: float, spread: float = 0.01, n: int = 20) -> Rounds:
             "no verdict: the machine is too noisy (the baseline against itself is off by -5",
             "no verdict: the machine is too",
         ),
-        (around(0, 0.02, 0.02), "in order", "no difference shown"),  # 1% from the baselines' middle: less than they are from each other
+        (around(0, 0.02, 0.02), "in order", "no difference shown"),  # as the second instance, to which it is compared
         (around(0, 0, 0.1, n=7), "no verdict: 7 rounds, and an interval needs 8", "no verdict: 7 rounds, and an interval needs 8"),
     ],
 )
@@ -261,6 +269,27 @@ def test_an_arm_that_does_not_fit_or_fails_is_a_line(
     capsys.readouterr()
 
 
+def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
+    graphs: list[weakref.ref[torch.Tensor]] = []
+
+    def out_of_memory(self: torch.Tensor) -> None:
+        assert self.grad_fn is not None
+        kept = next(fn for fn, _ in self.grad_fn.next_functions if fn is not None)
+        graphs.append(weakref.ref(kept.metadata.setdefault("mark", torch.ones(1))))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def make(arm: BenchArm) -> Any:
+        if arm.label == "mlp=gelu3x":
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "backward", out_of_memory)
+                return Contestant(arm, clock=Clock.cpu)
+        return Fake(Machine(drift=0).arm(1.0))
+
+    result = fake_bench(arms, make)
+    assert result["arms"][1]["status"] == "does not fit"
+    assert [graph() for graph in graphs] == [None]
+
+
 def test_without_its_baseline_a_bench_fails(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def make(arm: BenchArm) -> Fake:
         return Fake(Machine(drift=0).arm(1.0), fails_at=3, error=MemoryError("no more"))
@@ -272,6 +301,7 @@ def test_without_its_baseline_a_bench_fails(arms: list[BenchArm], monkeypatch: p
     assert capsys.readouterr().err == "nocap: the baseline, (no change): does not fit: no more\n"
 
 
+@pytest.mark.slow
 def test_time_ends_a_bench_that_stays_noisy(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
     now = iter(range(10_000))
     monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(now)))
@@ -306,11 +336,25 @@ def test_the_result_has_one_schema(arms: list[BenchArm]):
         return Fake(Machine(drift=0).arm(1.0))
 
     result = fake_bench(arms, make)
-    top = {"kind", "date", "hardware", "clock", "limit", "rounds", "spent_s", "peak_flops", "control", "arms", "measurements"}
+    top = {
+        "kind",
+        "date",
+        "started",
+        "ended",
+        "hardware",
+        "clock",
+        "limit",
+        "rounds",
+        "spent_s",
+        "peak_flops",
+        "control",
+        "arms",
+        "measurements",
+    }
     assert set(result) == top
     keys = {"label", "status", "reason", "verdict", "speed", "half_width", "tokens_per_s", "step_ms", "speed_by_flops", "mfu", "config"}
     keys |= {"tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "flops_basis", "params", "kernel", "memory_mib"}
-    keys |= {"seconds_per_token"}
+    keys |= {"seconds_per_token", "settings"}
     assert all(set(arm) == keys for arm in result["arms"])
     assert result["hardware"]["name"] == hardware.device_name(Device.cpu)
     seconds = result["arms"][0]["seconds_per_token"]
@@ -370,6 +414,9 @@ def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
 def test_threads_choose_the_clock(arms: list[BenchArm]):
     assert clock_of([arm.run for arm in arms]) is Clock.cpu
     assert clock_of([arms[0].run, compose_arm(NANO, "trainer.threads=2").run]) is Clock.wall
+    small = compose_arm(["model=small", "trainer.device=cpu"], "").run.trainer  # a training of it would be compiled
+    assert (small.threads, small.compile) == (1, Compile.off)
+    assert compose_arm(["model=small", "trainer.device=cpu"], "trainer.compile=regional").run.trainer.compile is Compile.regional
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
@@ -403,6 +450,210 @@ def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPat
     assert {arm.run.trainer.device.value for arm in arms} == {"cuda" if name == "gpu" else "cpu"}
 
 
+# --- external arms -----------------------------------------------------------------------------------------------------------------
+
+BIGRAM = """
+import torch
+import torch.nn.functional as F
+from dataclasses import dataclass
+from nocap.training.optimizer import undecorated
+
+@dataclass
+class Bigram:
+    table: torch.nn.Embedding
+    request: object
+
+    def __post_init__(self):
+        self.parameters = [self.table.weight]
+        self.optimizers = [undecorated(torch.optim.SGD)(self.parameters, lr=1.0, momentum=0.9)]
+        self.settings = {"model": "bigram", "precision": self.request.precision}
+        self.seen = []
+
+    def __call__(self, tokens):
+        self.seen.append(tokens)
+        loss = F.cross_entropy(self.table(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        self.optimizers[0].step()
+        self.optimizers[0].zero_grad()
+        return loss.detach()
+
+def build(request, *, scale="0"):
+    print("what a file prints is not the result")
+    bigram = Bigram(torch.nn.Embedding(request.vocab_size, request.vocab_size), request)
+    torch.nn.init.constant_(bigram.table.weight, float(scale))
+    return bigram
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short blocks, and a peak that is not measured."""
+    monkeypatch.setattr(contestant, "BLOCK_S", dict.fromkeys(Device, 0.005))
+    monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
+
+
+@pytest.fixture
+def bigram(tmp_path: Path) -> Path:
+    path = tmp_path / "bigram.py"
+    path.write_text(BIGRAM)
+    return path
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
+    own, read = Contestant(compose_arm(NANO, "trainer.steps=5"), clock=Clock.cpu), list[torch.Tensor]()
+    forward = own._trainee.forward
+    monkeypatch.setattr(own._trainee, "forward", lambda x, y: read.append(torch.cat([x, y[:, -1:]], dim=1)) or forward(x, y))
+    own._step = 0
+    other = ExternalContestant(replace(arms[0], run=own.run, external=load(bigram, [])), clock=Clock.cpu)
+    losses = [other.step().loss for _ in range(8)]
+    for _ in range(7):
+        own.step()
+    assert len(other._call.seen) == 1 + 3 + 8
+    assert all(torch.equal(a, b) for a, b in zip(other._call.seen, read, strict=False))
+    assert other._call.seen[0].dtype is torch.int64
+    assert losses[0] == pytest.approx(math.log(257), abs=0.1)
+    info = other.info()
+    table = 257**2 * 4 / 2**20
+    assert (info.params, info.flops_per_token, info.settings) == (257**2, None, {"model": "bigram", "precision": "fp32"})
+    assert [info.memory_mib[part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx([table] * 3)
+    assert info.memory_mib["peak"] > 3 * table + 256 * 257 * 4 / 2**20  # the logits, kept for the backward
+
+
+@pytest.mark.usefixtures("one_thread", "quick")
+def test_an_external_arm_is_timed_and_shown_as_the_others(bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    external = ["--arm-external", f"{bigram} scale=1 trainer.precision=bf16"]
+    assert command.main([*NANO, "--arm", "", *external, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 0
+    printed = capsys.readouterr()
+    assert "bigram.py scale=1 trainer.precision=bf16: model bigram, precision bf16" in printed.out
+    assert "what a file prints" not in printed.out
+    own, other = json.loads((tmp_path / "r.json").read_text())["arms"]
+    assert set(own) == set(other)
+    assert other["status"] == "measured"
+    assert other["speed"]["low"] > 2
+    assert (own["settings"], other["settings"]) == (None, {"model": "bigram", "precision": "bf16"})
+    assert (other["mfu"], other["speed_by_flops"], other["kernel"]) == ({"nominal": None, "measured": None}, None, None)
+    config = other["config"]["external"]
+    assert (config["file"], config["options"]) == ("bigram.py", {"scale": "1"})
+    asked = {
+        "n_layer": 2,
+        "d_model": 64,
+        "n_head": 4,
+        "vocab_size": 257,
+        "seq_len": 128,
+        "micro_batch": 2,
+        "batch_tokens": 256,
+        "threads": 1,
+    }
+    assert config["request"] == {**asked, "device": "cpu", "precision": "bf16", "compile": "off", "seed": 0}
+
+
+STEP = "class Step:\n parameters=[__import__('torch').zeros(2)]\n settings={}\n def __call__(self, tokens): "
+BUILD = "\nbuild = lambda request: Step()"
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1", "x.py must define a function build(request), got NoneType"),
+        ("1/0", "x.py cannot be run: ZeroDivisionError, line 1: division by zero"),
+        ("def build(", "x.py cannot be run: SyntaxError, line 1: "),
+        ("raise SystemExit(0)", "x.py cannot be run: SystemExit, line 1: 0"),
+        ("def build(): ...", "x.py: build(): too many positional arguments"),
+        ("def build(request, *, lr): ...", "x.py: build(request, *, lr): missing a required argument: 'lr'"),
+        ("def build(request):\n raise KeyError('a\\nb')", "x.py cannot build its step: KeyError, line 2: 'a\\nb'"),
+        ("def build(request): ...", "x.py cannot build its step: TypeError: build must return a callable step, got None"),
+        ("build = lambda request: print", "build must return a step with its tensors as parameters, got []"),
+        (f"{STEP}return 0.0\n settings={{1: 2}}{BUILD}", "a step with settings, a dict of plain JSON values"),
+        (f"{STEP}return 0.0\n optimizers=[1]{BUILD}", "a step whose optimizers are torch's, got [1]"),
+        (f"{STEP}return 0.0\n flops_per_token=0{BUILD}", "a step whose flops_per_token is above 0, got 0"),
+        (f"{STEP}return 0.0{BUILD}", "x.py must update its parameters, got a step that changes none"),
+        (f"{STEP}return None{BUILD}", "x.py cannot take a step: TypeError: "),
+        (f"{STEP}tokens.nope{BUILD}", "x.py cannot take a step: AttributeError, line 4: "),
+    ],
+)
+def test_a_mistake_in_an_external_file_is_one_line(source: str, said: str, tmp_path: Path, arms: list[BenchArm]):
+    (tmp_path / "x.py").write_text(source)
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
+        ExternalContestant(replace(arms[0], external=load(tmp_path / "x.py", [])), clock=Clock.cpu)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_mistake_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "x.py").write_text("def build(request): return 1/0")
+    monkeypatch.setattr(measure, "Contestant", lambda arm, clock: Fake(Machine(drift=0).arm(1.0)))
+    with pytest.raises(SystemExit) as left:
+        command.main([*NANO, "--arm", "", "--arm-external", str(tmp_path / "x.py")])
+    assert left.value.code == 2
+    said = f"nocap: {tmp_path / 'x.py'} cannot build its step: ZeroDivisionError, line 1: division by zero\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("",), "--arm-external '': "),
+        (("/nowhere/x.py",), "--arm-external '/nowhere/x.py': [Errno 2] No such file"),
+        (("{} nope",), "an option of the file must be name=value, got nope"),
+        (("{} nope=1",), "bigram.py: build(request, *, scale='0'): got an unexpected keyword argument 'nope'"),
+        (("{} model.n_layer=3",), "an override must be of trainer.compile, trainer.micro_batch, trainer.precision, got model.n_layer=3"),
+        (("{} trainer.precision=fp8",), "trainer.precision"),
+        (("{} '",), "No closing quotation"),
+        (("{}", "{}"), "must differ from the others, got 'bigram.py'"),
+    ],
+)
+def test_refused_external_arms(words: tuple[str, ...], said: str, bigram: Path, arms: list[BenchArm]):
+    with pytest.raises(InputError, match=re.escape(said)):
+        compose_externals(NANO, [typed.format(bigram) for typed in words], arms[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("trainer.batch_tokens=512", "trainer.batch_tokens must be the baseline's 256: set it for all arms, outside --arm, got 512"),
+        ("model.seq_len=64", "model.seq_len must be the baseline's 128: set it for all arms, outside --arm, got 64"),
+        ("tokenizer=gpt2", "the vocabulary must be the baseline's 257: set it for all arms, outside --arm, got 50257"),
+    ],
+)
+def test_an_external_arm_has_the_baselines_tokens(other: str, said: str, bigram: Path, arms: list[BenchArm]):
+    with pytest.raises(InputError, match=re.escape(said)):
+        compose_externals([*NANO, other], [str(bigram)], arms[0])
+
+
+def test_without_a_baseline_there_is_no_race(bigram: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        command.main([*NANO, "--arm-external", str(bigram)])
+    assert "--arm must be given for the baseline, got 0 of them" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_thread", "quick")
+def test_an_external_arm_that_fails_later_is_a_line(bigram: Path, arms: list[BenchArm]):
+    """It stops no other, and a loss that is not finite is no step."""
+    reasons = {
+        "return 1/0": "cannot take a step: ZeroDivisionError, line 25: division by zero",
+        "return float('nan')": "the loss is nan after ",
+    }
+    raced = [arms[0]]
+    for last in reasons:
+        bigram.write_text(BIGRAM.replace("return loss.detach()", f"if len(self.seen) < 9: return loss.detach()\n        {last}"))
+        raced.append(replace(arms[0], label=last, external=load(bigram, [])))
+
+    def make(arm: BenchArm) -> Any:
+        return ExternalContestant(arm, clock=Clock.cpu) if arm.external else Fake(Machine(drift=0).arm(1.0))
+
+    base, *failed = fake_bench(raced, make, rounds=8)["arms"]
+    assert base["status"] == "measured"
+    assert [arm["status"] for arm in failed] == ["failed"] * 2
+    assert all(reason in arm["reason"] for reason, arm in zip(reasons.values(), failed, strict=True))
+
+
+def test_the_documented_file_is_the_example():
+    example = REPO / "experiments" / "peers" / "bigram.py"
+    assert example.read_text().partition('"""\n\n')[2] in (REPO / "docs" / "measuring.md").read_text()
+    assert load(example, ["rate=2"]).options == {"rate": "2"}
+
+
 # --- the real thing ----------------------------------------------------------------------------------------------------------------
 
 
@@ -413,6 +664,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_real_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Eight layers against two, and an arm that no memory has room for."""
@@ -449,8 +701,9 @@ def test_a_contestant_takes_the_trainers_steps():
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_diverged_step_is_no_step():
+    outside.use([EXPLODING[1]])
     with pytest.raises(DivergedError, match="its gradient's norm nan"):
-        Contestant(compose_arm(NANO, "optimizer.lr=1e30 schedule.warmup_steps=0"), clock=Clock.cpu)
+        Contestant(compose_arm(NANO, EXPLODING[2]), clock=Clock.cpu)
 
 
 def test_memory_that_is_not_there_is_refused_at_once():
@@ -469,3 +722,33 @@ def test_a_real_bench_on_a_gpu():
     assert result["clock"] == "CUDA events"
     assert two["speed"]["high"] < 0.9
     assert two["memory_mib"]["peak"] > one["memory_mib"]["peak"] > sum(one["memory_mib"][part] for part in ("parameters", "optimizer"))
+
+
+# --- peaks -------------------------------------------------------------------------------------------------------------------------
+
+CHIPS = {
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L40": None,
+    "NVIDIA GH200 480GB": 989e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 4090 D": None,
+    "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+    "NVIDIA GeForce RTX 4080 SUPER": 104.4e12,
+    "NVIDIA GeForce RTX 3090 Ti": 80e12,
+    "NVIDIA GeForce RTX 5090 Laptop GPU": None,
+}
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_chip_has_its_own_peak_or_none(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: (name,))
+    assert hardware.peak_flops(Device.cuda, Precision.bf16)[0] == CHIPS[name]

@@ -128,11 +128,6 @@ def test_power_of_few_pairs_and_a_large_effect():
     assert stats.power_of(14 / math.sqrt(3), n=3, pairs=True) == pytest.approx(np.mean(np.abs(t) > 4.302653), abs=1e-3)
 
 
-def test_one_sided_bounds():
-    assert stats.lower_bound(SLEEP, alpha=0.05) == pytest.approx(stats.interval(SLEEP, confidence=0.9).low)
-    assert stats.lower_bound([2.0, 2.0], alpha=0.05) == 2
-
-
 def test_kaplan_and_meier():
     assert stats.median_time(MP6, RELAPSED) == 23
     assert stats.median_time([1, 2, 3, 4], [True] * 4) == 2.5

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 
+from nocap.store.measurement import Ending
 from nocap.store.record import read_json
 from nocap.study import conduct
 from nocap.study.__main__ import main
 from nocap.study.cells import Cells, FailedError, Wanted
 from nocap.study.conduct import Tuned, carry_out
+from nocap.study.keeper import Keeper
+from nocap.study.measured import steps_to_target
 from nocap.study.plan import OVERHEAD, StudyPlan, prepare, shorter, steps_for
 from nocap.study.sessions import SessionError
 from tests.attempts import state_of
 from tests.conftest import REPO, Door, the_run
-from tests.studies import LOSS, RACE, STUDY, Json, at, loaded, record, study, written
+from tests.studies import LOSS, RACE, STEPS, STUDY, Json, at, law, loaded, record, study, written
 
 COSINE = [*STUDY["overrides"], "schedule=cosine"]
 
@@ -36,9 +39,13 @@ def without_training(
 
     def records(cells: Cells, problems: list[str]) -> list[tuple[Wanted, Any]]:
         ends = [(run, losses(run)) for run, _ in cells.of]
-        return [(run, record(run.arm, run.seed, 12, loss)) for run, loss in ends if loss is None or not math.isnan(loss)]
+        return [
+            (run, record(run.arm, run.seed, run.composed.run.trainer.steps, loss))
+            for run, loss in ends
+            if loss is None or not math.isnan(loss)
+        ]
 
-    monkeypatch.setattr(Cells, "train", lambda cells: asked.append([run for run, _ in cells.of]) or {})
+    monkeypatch.setattr(Cells, "train", lambda cells, before_seed=None, watch=None: asked.append([run for run, _ in cells.of]) or {})
     monkeypatch.setattr(Cells, "records", records)
     return asked
 
@@ -88,6 +95,7 @@ def test_a_shorter_schedule_is_the_run_it_would_have_been(
     assert "between 6 and 12 steps of mha (n=3)" in out
 
 
+@pytest.mark.slow
 def test_where_a_shorter_schedule_begins(tmp_path: Path):
     """With wsd where its own decay does, if the long one is not decaying there yet; other schedules never run along."""
 
@@ -118,6 +126,37 @@ def test_without_its_checkpoint_a_shorter_schedule_is_trained_from_its_start(tmp
     assert short.branches_at == 0
 
 
+@pytest.mark.parametrize(
+    ("gain", "then", "ending"),
+    [
+        (5.0, [("mqa", 16), ("mqa", 8)], Ending.measured),  # 64/5 lies between
+        (1.5, [], Ending.measured),
+        (100.0, [("mqa", 16), ("mqa", 8)], Ending.at_most),  # and no shorter: the least length is an eighth
+        (0.3, [("mha", 16)], Ending.measured),  # the baseline reaches the arm's own end: there it is the one that goes on
+    ],
+)
+def test_a_race_goes_on_until_its_loss_lies_between_two_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gain: float, then: list[tuple[str, int]], ending: Ending
+):
+    def loss(run: Wanted) -> float:
+        return law(run.composed.run.trainer.steps * (gain if run.arm == "mqa" else 1)) + 0.001 * run.seed
+
+    asked, log = without_training(monkeypatch, loss), list[str]()
+    scale = at(lengths=[0.5], least_length=0.125, train=["trainer.steps=64", "trainer.val_every=0"])
+    plan = prepared(tmp_path, STEPS, scales=scale)
+    monkeypatch.setattr(conduct, "places_of", lambda *args: [])
+    done = carry_out(plan, run=True, log=log.append)
+    ran = [{(one.arm, one.composed.run.trainer.steps) for one in runs} for runs in asked]
+    assert ran == [{("mha", 64), ("mqa", 64)}, {("mha", 32), ("mqa", 32)}, *({one} for one in then)]
+    assert [len(runs) for runs in asked[2:]] == [3] * len(then)
+    found = {ending for _, ending in steps_to_target(plan.study.claims[0], plan.study, done.evidence).values()}
+    assert found == {ending, Ending.measured}
+    assert log == [f"{arm} reaches the loss of its race in its shortest schedule: {steps} steps are next" for arm, steps in then]
+    again = carry_out(plan, run=False)
+    assert again.evidence.lengths == done.evidence.lengths
+    assert len(asked) == 2 + len(then)
+
+
 # --- a search ----------------------------------------------------------------------------------------------------------------------
 
 LRS = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"], ["optimizer.lr=4e-3"]]
@@ -130,7 +169,8 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tun
 
     def found(losses: Callable[[float, int], float | None], *, run: bool = True) -> Tuned:
         asked = without_training(monkeypatch, lambda wanted: losses(wanted.composed.run.optimizer.lr, wanted.seed))
-        tuned = conduct._tune(prepared(tmp_path, LOSS, tune=SEARCH), run=run, problems=[])
+        plan = prepared(tmp_path, LOSS, tune=SEARCH)
+        tuned = conduct._tune(plan, Keeper(plan, writes=False), run=run, problems=[])
         assert [len(runs) for runs in asked] == [6] * run
         return tuned
 

@@ -15,11 +15,10 @@ from scipy import stats as scipy_stats
 from nocap.config.compose import compose
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
-from nocap.store.measurement import HELD, METRICS, Ending
-from nocap.store.runs import Record
+from nocap.store.measurement import HELD, METRICS, Ending, Per
 from nocap.study import exchange
-from nocap.study.evidence import Evidence, bound, check_targets, measurements, older, shortest
-from nocap.study.registration import FILE, register, registered
+from nocap.study.evidence import Evidence, bound, check_targets, older
+from nocap.study.measured import measurements
 from nocap.study.results import sigma
 from nocap.study.spec import Study
 from tests.studies import (
@@ -35,7 +34,7 @@ from tests.studies import (
     both,
     by_law,
     claim,
-    law,
+    later,
     loaded,
     pace,
     record,
@@ -114,67 +113,67 @@ def test_the_equivalent_speedup_has_the_noise_of_both(tmp_path: Path):
 
 def test_no_equivalent_of_what_diverged_or_was_not_timed(tmp_path: Path):
     one, four = made(tmp_path, claim(RACE, seeds=[0, 1, 2, 3]), seeds=[0, 1, 2, 3]), {0: -0.003, 1: 0.001, 2: 0.002, 3: 0.0}
-    paces, theirs = {seed: pace(1.1)[0] for seed in four}, by_law("mha", noise=four)
+    paces, theirs = pace(1.1, seeds=list(four)), by_law("mha", noise=four)
 
-    def equivalent(diverged: int | None, timed: dict[int, Json]) -> list[str]:
+    def equivalent(diverged: int | None, timed: list[Json]) -> list[str]:
         found = exchange.exchange(one, both(by_law("mqa", noise=four, diverged=diverged), theirs, pace=timed))
         assert found is not None
         return list(found["equivalent"])
 
     assert equivalent(None, paces) == ["mqa"]
-    assert equivalent(3, paces) == equivalent(None, {}) == equivalent(None, {0: paces[0]}) == []
+    assert equivalent(3, paces) == equivalent(None, []) == equivalent(None, paces[:2]) == []
 
 
 # --- steps to a loss ---------------------------------------------------------------------------------------------------------------
 
 
-def arm_of(*ends: tuple[int, float | None]) -> list[Record]:
-    return [record("mqa", 0, steps, loss) for steps, loss in ends]
+def raced(claim: Claim, study: Study, evidence: Evidence) -> dict[str, list[float]]:
+    return {arm: [value for value, _ in measured(claim, study, evidence, arm).values() if value] for arm in ("mqa", "mha")}
 
 
-def test_the_shortest_schedule_is_log_linear_between_lengths():
-    runs = arm_of((100, law(100)), (200, law(200)), (400, law(400)))
-    for steps in (100, 130, 200, 250, 399, 400):
-        assert shortest(runs, target=law(steps) + 1e-12) == (pytest.approx(steps), Ending.measured)
-    assert shortest(runs, target=law(50)) == (100.0, Ending.measured)  # no shorter one was trained
-    assert shortest(runs, target=law(401)) == (400.0, Ending.censored)
-    halves = arm_of((100, 4.0), (400, 3.0))
-    assert shortest(halves, target=3.5)[0] == pytest.approx(200)
-
-
-def test_a_longer_run_that_ends_higher_is_noise_and_one_that_diverged_is_left_out():
-    bumpy = arm_of((100, 4.0), (200, 3.5), (400, 3.6))
-    assert shortest(bumpy, target=3.5)[0] == pytest.approx(200)
-    assert shortest(bumpy, target=3.4)[1] is Ending.censored
-    for broken in (4.2, None):
-        assert shortest(arm_of((100, 4.0), (200, broken), (400, 3.0)), target=3.5)[0] == pytest.approx(
-            math.sqrt((200 if broken else 100) * 400)
-        )
-
-
-def test_a_race_against_the_baselines_own_end(tmp_path: Path):
+def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
     one = made(tmp_path, RACE, STEPS)
     race, steps = one.claims
     evidence = both(by_law("mqa", worse=-0.1), by_law("mha"), pace=pace(1.1))
     needed = 400 * math.exp(-0.1 / B)  # where the arm's law meets the baseline's end
     assert measured(steps, one, evidence, "mqa") == dict.fromkeys(range(3), (pytest.approx(needed), Ending.measured))
     assert measured(steps, one, evidence, "mha") == dict.fromkeys(range(3), (400.0, Ending.measured))
-    assert measured(race, one, evidence, "mqa")[1][0] == pytest.approx(needed * 10 / 1.1 / 1e3)
-    assert measured(race, one, evidence, "mha")[1][0] == pytest.approx(4.0)
-    never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))
-    assert measured(race, one, never, "mqa")[0] == (pytest.approx(4.0 / 1.1), Ending.censored)
+    assert raced(race, one, evidence) == {"mqa": pytest.approx([needed * 10 / 1.1 / 1e3] * 3), "mha": pytest.approx([4.0] * 3)}
+    never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))  # then it is the baseline that gets there sooner
+    assert raced(steps, one, never) == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
     assert measured(race, one, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
     unfinished = replace(evidence, lengths={"mqa": (50, 100, 200)})  # the missing length might have been the one
     assert measured(steps, one, unfinished, "mqa") == {}
+    short = both(by_law("mqa", worse=-0.7), by_law("mha"))  # 400·e^-1.75 = 70 steps would have done
+    assert measured(steps, one, short, "mqa") == dict.fromkeys(range(3), (pytest.approx(100.0), Ending.at_most))
+
+
+def test_steps_are_seeds_and_their_time_is_the_sittings(tmp_path: Path):
+    """Six seeds and three sittings are three pairs, each with two seeds and a sitting of its own."""
+    seeds = list(range(6))
+    noise = {seed: 0.01 * seed for seed in seeds}
+    one = made(tmp_path, claim(RACE, seeds=seeds), seeds=seeds)
+    speeds = [1.0, 1.1, 1.3]
+    paces = [session(pace(speed)[0]["measured"]["arms"], seed=i, started=later(10 * i)) for i, speed in enumerate(speeds)]
+    evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
+    found = measured(one.claims[0], one, evidence, "mqa")
+    assert found == {i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured) for i, speed in enumerate(speeds, start=1)}
+    close = [{**paced, "started": later(i)} for i, paced in enumerate(paces)]  # a minute apart: one sitting
+    geometric = math.exp(sum(map(math.log, speeds)) / 3)
+    assert measured(one.claims[0], one, replace(evidence, pace=close), "mqa")[1][0] == pytest.approx(4.0 * math.exp(-0.1 / B) / geometric)
 
 
 def test_a_race_with_what_diverged(tmp_path: Path):
     one = made(tmp_path, STEPS)
     (steps,) = one.claims
     evidence = both(by_law("mqa", diverged=1), by_law("mha", diverged=2))
-    assert [ending for _, ending in measured(steps, one, evidence, "mqa").values()] == [Ending.measured, Ending.diverged, Ending.diverged]
+    assert measured(steps, one, evidence, "mqa") == {0: (pytest.approx(400), Ending.measured), 1: DIVERGED, 2: DIVERGED}
     assert measured(steps, one, evidence, "mha") == {0: (400.0, Ending.measured), 1: (400.0, Ending.measured), 2: DIVERGED}
     assert measured(steps, one, Evidence(**by_law("mqa")), "mqa") == {}
+    lost = both(by_law("mqa", worse=-0.1), by_law("mha"))
+    lost.shorter["mqa", 1][200] = record("mqa", 1, 200, None)  # type: ignore[index]
+    between = dict.fromkeys(range(3), (pytest.approx(400 * math.exp(-0.1 / B)), Ending.measured))
+    assert measured(steps, one, lost, "mqa") == between  # from 100 and 400 steps
 
 
 def test_steps_to_a_number_are_read_from_the_curve(tmp_path: Path):
@@ -224,16 +223,17 @@ PARTS: Json = {
 def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
     one = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
-    (found,) = measurements(one.claims[0], one, Evidence(parts={("mqa", 1): session({"mqa": PARTS})}))
+    (found,) = measurements(one.claims[0], one, Evidence(parts=[session({"mqa": PARTS}, seed=1)]))
     assert (found.arm, found.repeat, found.metric, found.when) == ("mqa", 1, METRICS[changed["metric"]], NOW)
     assert found.value == pytest.approx(value)
+    assert found.per is (Per.sitting if changed["metric"] in ("share", "part_ms") else Per.exact)
 
 
 # --- bounds ------------------------------------------------------------------------------------------------------------------------
 
 
 def parts(seen: dict[tuple[str, int], Json]) -> Evidence:
-    return Evidence(parts={(arm, seed): session({arm: one}) for (arm, seed), one in seen.items()})
+    return Evidence(parts=[session({arm: one}, seed=seed) for (arm, seed), one in seen.items()])
 
 
 def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> float | None:
@@ -283,6 +283,14 @@ def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
     assert bounded(tmp_path, "amdahl", parts({("mqa", 0): PARTS})) is None
 
 
+def test_a_part_that_is_saved_in_part(tmp_path: Path):
+    """A quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms."""
+    evidence = parts({("mha", 0): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0, "mlp_down": 30.0}}})
+    mechanism = {"rule": "amdahl", "parts": ["scores", "mlp_up"], "saved": {"mlp_up": 0.25}, "formula": "f"}
+    one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[]), LOSS]))
+    assert bound(one.claims[0], one, evidence) == pytest.approx(1 / (1 - 0.2))
+
+
 def test_a_given_bound_is_given(tmp_path: Path):
     one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism={"bound": 1.08, "formula": "f"})]))
     assert bound(one.claims[0], one, Evidence()) == 1.08
@@ -297,50 +305,37 @@ def test_what_began_before_its_claim_is_named(tmp_path: Path):
     one = made(tmp_path, RACE)
     (race,) = one.claims
 
+    def timed_at(started: str) -> list[Json]:
+        return [one for seed in range(3) for one in pace(1.0, seeds=[seed], started=started)]
+
     def found(*, arm: str = NOW, base: str = NOW, short: str = NOW, paced: str = NOW, at: str | None = NOW) -> tuple[list[str], list[str]]:
         began = {"mqa": arm, "mha": base}
         evidence = Evidence(
             runs={(name, seed): record(name, seed, 400, 3.0, started=of) for name, of in began.items() for seed in range(3)},
             shorter={("mqa", 0): {200: record("mqa", 0, 200, 3.1, started=short)}},
-            pace={**pace(1.0, started=paced), 7: pace(1.0, started=BEFORE)[0]},  # no seed of the claim
+            pace=[*timed_at(paced), *pace(1.0, seeds=[7], started=BEFORE)],  # no seed of the claim
             bench=timed([0], {"mqa": SEEN}, started=BEFORE),  # a race needs no bench
         )
-        registered = {} if at is None else {race.hash(): datetime.fromisoformat(at)}
-        seen = older(race, one, evidence, registered=registered)
+        seen = older(race, one, evidence, registered=None if at is None else datetime.fromisoformat(at))
         return seen.arm, seen.baseline
 
+    paces = [f"pace session, seed {seed}" for seed in range(3)]
     mha, mqa = ([f"{arm}, seed {seed}" for seed in range(3)] for arm in ("mha", "mqa"))
     assert found() == found(arm=AFTER, base=AFTER) == ([], [])
     assert found(base=BEFORE) == ([], mha)
     assert found(arm=BEFORE) == (mqa, [])
     assert found(short=BEFORE) == (["mqa, seed 0, 200 steps"], [])
-    assert found(paced=BEFORE) == (["a pace session"] * 3, [])
+    assert found(paced=BEFORE) == (paces, [])
     assert found(arm="", base="") == (mqa, mha)  # at no known time
-    assert found(at=None) == ([mqa[0], "mqa, seed 0, 200 steps", *mqa[1:], *["a pace session"] * 3], mha)
+    assert found(at=None) == ([mqa[0], "mqa, seed 0, 200 steps", *mqa[1:], *paces], mha)
 
 
 def test_a_profile_of_the_baseline_alone_may_be_older(tmp_path: Path):
     one = loaded(tmp_path / "made", study(claims=[claim(SPEED, metric="part_ms", parts=["scores"], guards=[]), LOSS]))
-    profiles = {
-        (arm, seed): session({arm: {}}, started=BEFORE if arm == "mha" else NOW) for arm in ("mha", "mqa", "gqa") for seed in range(3)
-    }
-    found = older(one.claims[0], one, Evidence(parts=profiles), registered={one.claims[0].hash(): datetime.fromisoformat(NOW)})
-    assert (found.arm, found.baseline) == ([], ["a parts session"] * 3)
-
-
-def test_a_claim_is_registered_once(tmp_path: Path):
-    register(tmp_path, {"a": "1", "b": "2"})
-    first, content = registered(tmp_path), (tmp_path / FILE).read_text()
-    register(tmp_path, {"a": "1", "b": "2"})
-    assert (tmp_path / FILE).read_text() == content
-    register(tmp_path, {"a": "3"})  # another claim of that name
-    assert (tmp_path / FILE).read_text().startswith(content)
-    assert registered(tmp_path).keys() == {"1", "2", "3"}
-    assert {key: registered(tmp_path)[key] for key in first} == first
-    assert all(when.tzinfo is not None for when in first.values())
-    (tmp_path / FILE).write_text(content + '{"claim": "a"}\n')
-    with pytest.raises(ValueError, match="line 3 must be a registration"):
-        registered(tmp_path)
+    began = {"mha": BEFORE, "mqa": NOW, "gqa": BEFORE}
+    profiles = [session({arm: {}}, seed=seed, started=started) for arm, started in began.items() for seed in range(3)]
+    found = older(one.claims[0], one, Evidence(parts=profiles), registered=datetime.fromisoformat(NOW))
+    assert (found.arm, found.baseline) == ([], [f"parts-mha session, seed {seed}" for seed in range(3)])
 
 
 # --- noise -------------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,9 @@ import pytest
 from nocap.study import leaderboard, report, text
 from nocap.study.conduct import Done, Tuned
 from nocap.study.evidence import Evidence
+from nocap.study.ledger import Ledger
 from nocap.study.plan import prepare
+from nocap.study.registration import hashes
 from nocap.study.results import results
 from nocap.study.spec import Study
 from tests.studies import (
@@ -28,6 +29,7 @@ from tests.studies import (
     both,
     by_law,
     claim,
+    later,
     law,
     loaded,
     pace,
@@ -37,23 +39,28 @@ from tests.studies import (
 )
 
 MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "abc", "host": "secret"}
-LATE = "began before a claim of these words was registered"
+LATE = "not registered after 3 runs and"
 
 
 def resulted(one: Study, evidence: Evidence, *, registered: str | None = NOW) -> Json:
     plan = prepare(one, "cpu", output_dir="outputs")
-    done = Done(evidence=evidence, tuned=Tuned(), arms={"train": plan.train, "bench": plan.bench})
-    when = {} if registered is None else {claim.hash(): datetime.fromisoformat(registered) for claim in one.claims}
-    found = results(plan, done, registered=when, hardware=MACHINE, command="made")
+    done = Done(evidence=evidence, tuned=Tuned(), arms={"train": plan.train, "bench": plan.bench}, seeds=one.seeds)
+    line = {"event": "registration", "at": registered, "scale": "cpu", "machine": "abc"}
+    lines = [] if registered is None else [{**line, "claim": name, "hash": hashed} for name, hashed in hashes(plan).items()]
+    found = results(plan, done, ledger=Ledger(lines=lines), hardware=MACHINE, command="made")
     assert "host" not in found["hardware"]
     return found
 
 
 def speeds(ratios: list[float], losses: list[float | None], *, baseline: str = NOW) -> Evidence:
-    bench = {
-        seed: session({name: {**SEEN, "step_ms": 1.0, "tokens_per_s": 1000.0 * x} for name, x in (("mha", 1.0), ("mqa", ratio))})
+    bench = [
+        session(
+            {name: {**SEEN, "step_ms": 1.0, "tokens_per_s": 1000.0 * x} for name, x in (("mha", 1.0), ("mqa", ratio))},
+            seed=seed,
+            started=later(10 * seed),
+        )
         for seed, ratio in enumerate(ratios)
-    }
+    ]
     runs = {("mha", seed): record("mha", seed, 12, 3.0, started=baseline) for seed in range(3)}
     runs |= {("mqa", seed): record("mqa", seed, 12, loss) for seed, loss in enumerate(losses)}
     return Evidence(bench=bench, runs=runs)
@@ -66,13 +73,13 @@ SAME: list[float | None] = [3.0, 3.001, 3.002]
 @pytest.mark.parametrize(
     ("ratios", "losses", "start"),
     [
-        (FAST, SAME, "M.speed confirmed: tokens/s of mqa against mha 25.1% faster (1.251× [1.249×, 1.253×]), expected 1.200× to 1.300×; "),
-        ([1.35, 1.351, 1.352], SAME, "M.speed confirmed, above the stated top: "),
-        (SLOW, SAME, "M.speed refuted (below): "),
-        (FAST, [4.0, 4.001, 4.002], "M.speed refuted (its validation loss is worse): "),
-        ([1.1, 1.25, 1.4], SAME, " more seeds would decide: "),
-        ([1.25, 1.251], SAME, "M.speed inconclusive: 2 missing (tokens_per_s of mqa, seed 2, tokens_per_s of baseline, seed 2): "),
-        (FAST, [3.0, 3.0, None], "M.speed refuted (its validation loss is worse): "),
+        (FAST, SAME, "M.speed confirmed: tokens/s of mqa against mha 25.1% faster [24.0% to 26.2%], expected 20% to 30% faster; "),
+        ([1.35, 1.351, 1.352], SAME, "M.speed confirmed: better than stated: "),
+        (SLOW, SAME, "M.speed refuted: worse than stated: "),
+        (FAST, [4.0, 4.001, 4.002], "M.speed refuted: its validation loss is worse: "),
+        ([1.1, 1.25, 1.4], SAME, " more sittings would decide: "),
+        ([1.25, 1.251], SAME, "M.speed inconclusive: of two sittings: "),
+        (FAST, [3.0, 3.0, None], "M.speed refuted: its validation loss is worse: "),
     ],
 )
 def test_a_sentence_for_each_verdict(tmp_path: Path, ratios: list[float], losses: list[float | None], start: str):
@@ -80,20 +87,23 @@ def test_a_sentence_for_each_verdict(tmp_path: Path, ratios: list[float], losses
     sentence = text.sentence(found["claims"][0])
     assert start in sentence
     assert "\n" not in sentence
-    assert "arithmetic allows 1.000× (FLOPs of a token)" in sentence
-    assert f"n={len(ratios)}; at 2 layers, 64 wide, T=32, " in sentence
-    assert f"[exploratory: mqa, seed 0 and {2 + len(ratios)} more {LATE}; older baseline: mha, seed 0 and 2 more began before " in sentence
+    assert "arithmetic allows no gain (FLOPs of a token)" in sentence
+    assert f"n={len(ratios)} sittings; at 2 layers, 64 wide, T=32, " in sentence
+    more = f" (mqa, seed 0 and {2 + len(ratios)} more); older baseline: mha, seed 0 and 2 more began before "
+    assert f"[exploratory: {LATE} {len(ratios)} sessions{more}" in sentence
     rendered = text.render(found)
     assert sentence in rendered
     assert ("M.speed: diverged, counted as worst: mqa, seed 2" in rendered) == (None in losses)
-    assert ("above what arithmetic allows: look for a mistake" in rendered) == (start != " more seeds would decide: " and len(ratios) == 3)
+    assert ("above what arithmetic allows: look for a mistake" in rendered) == (
+        start != " more sittings would decide: " and len(ratios) == 3
+    )
 
 
 def test_an_older_baseline_is_labelled_and_no_more(tmp_path: Path):
     one = loaded(tmp_path / "made", study(claims=[SPEED]))
     fresh, older = (resulted(one, speeds(FAST, SAME, baseline=began))["claims"][0] for began in (NOW, "2025-01-01T00:00:00+00:00"))
-    assert text.stamp(fresh) == ""
-    assert text.stamp(older) == "older baseline: mha, seed 0 and 2 more began before the claim was registered"
+    assert text.stamps(fresh) == []
+    assert text.stamps(older) == ["older baseline: mha, seed 0 and 2 more began before the claim was registered"]
     assert (fresh["word"], fresh["exploratory"]) == (older["word"], older["exploratory"]) == ("confirmed", None)
 
 
@@ -113,14 +123,14 @@ def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
 def test_a_claim_with_one_end_and_slack_and_without_a_bound(tmp_path: Path):
     claims = [
         claim(LOSS, slack={"cpu": 0.01}),
-        claim(LOSS, id="M.most", expected=[None, 0.25]),
+        claim(LOSS, id="M.most", expected=[None, 0.25], direction="worse"),
         claim(LOSS, id="M.equal", expected=[0, None]),
     ]
     found = resulted(loaded(tmp_path / "made", study(claims=claims)), speeds([1.0] * 3, SAME))["claims"]
     low, most, equal = map(text.sentence, found)
-    assert "expected at least -1.0000, with 0.01 allowed at this scale; arithmetic sets no bound (loss has no arithmetic)" in low
-    assert "expected at most +0.2500; " in most
-    assert "higher loss by 0.0010 (-0.0010 [" in equal
+    assert "expected higher loss by at most 1.0000, equivalent within 0.01; arithmetic sets no bound (loss has no arithmetic)" in low
+    assert "expected lower loss by at most 0.2500; " in most
+    assert "higher loss by 0.0010 [" in equal
     assert "expected no higher loss; " in equal
 
 
@@ -133,7 +143,8 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     head = "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head do?\n\n**Method.** Made for a test.\n"
     assert first.startswith(head)
     assert first.endswith("## What was learnt\n\nNothing is written here yet.\n")
-    assert "**confirmed** (exploratory: mqa, seed 0 and 5 more began" in first
+    assert "| **confirmed at 16 × 32 tokens, CPU** | above what arithmetic allows: " in first
+    assert f"; exploratory: {LATE} 3 sessions" in first
 
     lessons = "It was fun.\n\n### Really\n\n| a | table |\n"
     (folder / "README.md").write_text(first.replace("Nothing is written here yet.\n", lessons))
@@ -163,20 +174,26 @@ def test_the_leaderboard_has_a_row_a_claim_and_the_fastest_first(tmp_path: Path)
     readme = tmp_path / "README.md"
     readme.write_text(f"# Mine\n\n{leaderboard.START}\nold\n{leaderboard.END}\n\nAfter.\n")
     (experiments / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
-    pages = [experiments / "README.md", experiments / "quick" / "README.md", experiments / "slow" / "README.md", readme]
+    pages = [
+        experiments / "README.md",
+        experiments / "board.html",
+        experiments / "quick" / "README.md",
+        experiments / "slow" / "README.md",
+        readme,
+    ]
     assert leaderboard.write(experiments, readme) == pages
-    assert pages[1].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")  # anew, from its results
-    assert pages[1].read_text().endswith("## What was learnt\n\nMuch.\n")
+    assert pages[2].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")  # anew, from its results
+    assert pages[2].read_text().endswith("## What was learnt\n\nMuch.\n")
 
     page = (experiments / "README.md").read_text()
-    assert page.startswith("# Leaderboard of claims: 4 confirmed, 0 refuted, 0 inconclusive, 1 not built\n")
+    assert page.startswith("# Leaderboard of claims: 4 confirmed on the machine they are about, or counted on any; 1 not built\n")
     rows = [line for line in page.splitlines() if line.startswith("| [M.")]
     assert [row.split("](")[1].split("/")[0] for row in rows] == ["quick", "quick", "slow", "slow"]
     assert "| Z9 | it flies | 2× | – | no wings |" in page
     leaders = [line for line in page.splitlines() if line.startswith("| mqa (")]
     assert [line.split("[")[1].split("]")[0] for line in leaders] == ["quick", "slow"]  # only races of time
     speedup = 1.1 * math.exp(0.2 / B)
-    assert f"| {speedup - 1:.1%} faster to the target ({speedup:.3f}× [" in leaders[0]
+    assert f"| {speedup - 1:.1%} faster to the target [" in leaders[0]
     assert "* quick (cpu): 0.4000 [0.4000, 0.4000] nats for e times the steps, between 200 and 400 steps of mha (n=3)" in page
     assert f"  * mqa: equivalent speedup {speedup:.3f}× [" in page
 

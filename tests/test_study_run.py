@@ -18,8 +18,7 @@ import pytest
 
 from nocap.store.record import read_json
 from nocap.study.__main__ import main
-from nocap.study.registration import FILE
-from nocap.study.spec import load
+from nocap.study.ledger import FILE, read
 from tests.conftest import REPO, Door, Finished
 from tests.studies import LOSS, SPEED, Json, claim, study, tree, written
 
@@ -121,7 +120,8 @@ def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
     assert speed["bound"] == pytest.approx(found["arms"][0]["flops_per_token"] / found["arms"][1]["flops_per_token"])
     bench = list(map(json_of, carried.sessions))
     for name in ("mha", "mqa"):
-        assert speed["seeds"][name] == {str(one["seed"]): one["measured"]["arms"][name]["tokens_per_s"] for one in bench}
+        assert speed["seeds"][name] == {str(i): one["measured"]["arms"][name]["tokens_per_s"] for i, one in enumerate(bench, start=1)}
+    assert (speed["per"], loss["per"]) == ("sitting", "seed")
     summaries = [json_of(carried.out / "runs" / run / "summary.json") for run in carried.runs]
     losses = sorted(one["val_loss"] for one in summaries)
     assert losses == sorted(x for name in ("mha", "mqa") for x in loss["seeds"][name].values())
@@ -137,8 +137,10 @@ def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
 
 
 def test_claims_are_registered_before_anything_runs(carried: Carried):
-    lines = [json.loads(line) for line in (carried.place / FILE).read_text().splitlines()]
-    assert {line["claim"]: line["hash"] for line in lines} == {claim.id: claim.hash() for claim in load(carried.folder).claims}
+    ledger = read(carried.folder / FILE)
+    assert ledger.broken == []
+    lines = ledger.lines[:2]
+    assert [line["event"] for line in lines] == ["registration"] * 2
     assert {one["id"]: one["hash"] for one in carried.results["claims"]} == {line["claim"]: line["hash"] for line in lines}
     manifests = [json_of(carried.out / "runs" / run / "manifest.json") for run in carried.runs]
     began = [manifest["attempts"][0]["started"] for manifest in manifests] + [json_of(path)["started"] for path in carried.sessions]
@@ -146,13 +148,33 @@ def test_claims_are_registered_before_anything_runs(carried: Carried):
     assert "claims" not in manifests[0]["attempts"][0]
 
 
+def test_the_ledger_has_each_run_and_session_as_it_was(carried: Carried):
+    ledger = read(carried.folder / FILE)
+    runs = {line["identity"]: line for line in ledger.of("run", status="finished")}
+    assert [line["status"] for line in ledger.of("run")].count("begun") == len(runs) == 6
+    for run in carried.runs:
+        line, manifest = runs[run[-12:]], json_of(carried.out / "runs" / run / "manifest.json")
+        assert line["val_loss"] == json_of(carried.out / "runs" / run / "summary.json")["val_loss"]
+        assert (line["started"], line["step"]) == (manifest["attempts"][0]["started"], 12)
+    sessions = {f"{line['what']}-s{line['seed']}-{line['key']}.json": line for line in ledger.of("session")}
+    for path in carried.sessions:
+        seen = json_of(path)
+        line = sessions.pop(path.name)
+        assert line["measured"] == {arm: one["tokens_per_s"] for arm, one in seen["measured"]["arms"].items()}
+        assert line["started"] == seen["started"]
+    assert sessions == {}
+    assert [(line["claim"], line["word"]) for line in ledger.of("look")] == [(one["id"], one["word"]) for one in carried.results["claims"]]
+    assert all(one["registered"]["hash"] == one["hash"] and one["ledger"] == [] for one in carried.results["claims"])
+
+
 def test_the_second_time_nothing_is_trained_or_timed(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    before, results = tree(mine.out), mine.results
+    before, results, ledger = tree(mine.out), mine.results, (mine.folder / FILE).read_text()
     assert main(asked(mine)) == 0
     printed = capsys.readouterr()
     assert "start" not in printed.out
     assert printed.err == ""
     assert tree(mine.out) == before
+    assert (mine.folder / FILE).read_text() == ledger
     assert mine.results["claims"] == results["claims"]
     assert mine.results["arms"] == results["arms"]
 
@@ -164,7 +186,8 @@ def labels(of: Carried, capsys: pytest.CaptureFixture[str], *more: str) -> dict[
     """Claim → whether its sentence is labelled as exploratory."""
     capsys.readouterr()
     assert main(asked(of, *more)) == 0
-    return {line.split()[0]: "[exploratory: " in line for line in capsys.readouterr().out.splitlines() if line.startswith("M.")}
+    lines = (line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("M."))
+    return {first: "[exploratory: " in rest for first, rest in lines if not first.endswith(":")}  # `M.speed: …` is a warning
 
 
 def test_a_claim_that_was_changed_after_its_runs_is_exploratory(mine: Carried, capsys: pytest.CaptureFixture[str]):
@@ -178,17 +201,17 @@ def test_a_claim_that_was_changed_after_its_runs_is_exploratory(mine: Carried, c
     rewrite(mine, claims=[claim(SPEED, expected=[1.05, 1.3]), LOSS, claim(LOSS, id="M.late")])  # the last one after the results
     assert labels(mine, capsys) == {"M.speed": True, "M.loss": False, "M.late": True}
     assert [one["exploratory"] is not None for one in mine.results["claims"]] == [True, False, True]
-    assert (mine.folder / "README.md").read_text().count("(exploratory: ") == 2
+    assert (mine.folder / "README.md").read_text().count("exploratory: registered after ") == 2
     assert tree(mine.out / "runs", mine.place / "sessions") == before
 
 
 def test_without_its_registrations_a_study_is_exploratory(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    registrations = (mine.place / FILE).read_text()
-    (mine.place / FILE).unlink()
+    registrations = (mine.folder / FILE).read_text()
+    (mine.folder / FILE).unlink()
     assert labels(mine, capsys, "--judge") == {"M.speed": True, "M.loss": True}
-    assert not (mine.place / FILE).exists()
+    assert not (mine.folder / FILE).exists()
     assert labels(mine, capsys) == {"M.speed": True, "M.loss": True}  # registered now, after all its runs
-    (mine.place / FILE).write_text(registrations)
+    (mine.folder / FILE).write_text(registrations)
     assert labels(mine, capsys, "--judge") == {"M.speed": False, "M.loss": False}
 
 
@@ -204,11 +227,26 @@ def test_other_seeds_run_alone_and_a_claim_of_fresh_seeds_is_confirmatory(mine: 
     assert {path: at for path, at in tree(mine.out / "runs").items() if path in before} == before
     speed, loss = mine.results["claims"]
     assert (speed["n"], loss["n"]) == (4, 3)
-    assert speed["exploratory"].startswith("mqa, seed 0 and ")  # its seeds are a part of a claim, and three of them are older
+    assert speed["exploratory"] == "registered after 3 runs and 3 sessions (mqa, seed 0 and 5 more)"
     assert speed["older_baseline"] == "mha, seed 0 and 2 more began before the claim was registered"
     assert (loss["word"], loss["exploratory"], loss["older_baseline"]) == ("confirmed", None, None)
 
 
+@pytest.mark.slow
+def test_runs_of_another_study_are_the_baseline(mine: Carried):
+    older, at = {run for run in mine.runs if "mqa" not in run}, tree(mine.out / "runs")
+    time.sleep(1)  # times are whole seconds
+    content = study(arms={"mha": ["attention=flash"], "relu2": ["mlp=relu2"]}, claims=[claim(LOSS, arm="relu2")])
+    assert main([str(written(mine.root / "second", content)), f"output_dir={mine.out}"]) == 0
+    (found,) = results_of(mine.root / "second")["claims"]
+    assert (found["n"], found["exploratory"]) == (3, None)
+    assert found["older_baseline"] == "mha, seed 0 and 2 more began before the claim was registered"
+    assert sorted(run.rsplit("-")[-1] for run in older) == sorted(results_of(mine.root / "second")["arms"][0]["runs"])
+    assert len(mine.runs) == 6 + 3
+    assert {path: when for path, when in tree(mine.out / "runs").items() if path in at} == at
+
+
+@pytest.mark.slow
 def test_runs_of_a_grid_and_of_another_study_are_the_baseline(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     out = tmp_path / "out"
@@ -225,7 +263,7 @@ def test_runs_of_a_grid_and_of_another_study_are_the_baseline(tmp_path: Path, do
         (found,) = results_of(tmp_path / name)["claims"]
         assert (found["n"], found["exploratory"]) == (3, None)
         assert found["older_baseline"] == "mha, seed 0 and 2 more began before the claim was registered"
-        assert "(older baseline: mha, seed 0 and 2 more began" in (tmp_path / name / "README.md").read_text()
+        assert "older baseline: mha, seed 0 and 2 more began" in (tmp_path / name / "README.md").read_text()
         assert sorted(run.rsplit("-")[-1] for run in older) == sorted(results_of(tmp_path / name)["arms"][0]["runs"])
     assert len(list((out / "runs").iterdir())) == 3 + 3 + 3
     assert {path: when for path, when in tree(out / "runs").items() if path in at} == at
@@ -251,7 +289,7 @@ def test_judging_names_the_session_that_is_missing(mine: Carried, capsys: pytest
     before = tree(mine.root)
     assert main(asked(mine, "--judge")) == 1
     out = capsys.readouterr().out
-    assert "M.speed inconclusive: 2 missing (tokens_per_s of mqa, seed 2, tokens_per_s of baseline, seed 2): " in out
+    assert "M.speed inconclusive: of two sittings: " in out
     assert "M.loss confirmed: " in out
     assert tree(mine.root) == before
 
@@ -278,4 +316,4 @@ def test_a_session_that_fails_is_named_and_the_rest_is_judged(
     assert "nocap: bench: bench, seed 0: " in printed.err
     assert "No module named nocap.study.nowhere; see " in printed.err
     assert "M.loss confirmed: " in printed.out
-    assert "M.speed inconclusive: 2 missing (tokens_per_s of mqa, seed 0, tokens_per_s of baseline, seed 0): " in printed.out
+    assert "M.speed inconclusive: of two sittings: " in printed.out

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +18,9 @@ from nocap.measure import bench as measure
 from nocap.store.record import read_json
 from nocap.study import session
 from nocap.study.sessions import Session, SessionError, run_all
+from tests.attempts import spawn, wait_until
 from tests.conftest import REPO
+from tests.soak import processes
 
 NANO = ("model=nano", "model.seq_len=32", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.micro_batch=2")
 BATCH = (*NANO, "trainer.batch_tokens=64")
@@ -26,6 +31,7 @@ def arms(**overrides: str) -> dict[str, list[str]]:
     return {name: [*BATCH, *own.split()] for name, own in overrides.items()}
 
 
+@pytest.mark.slow
 def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch):
     asked, real = [], measure.bench
 
@@ -141,3 +147,35 @@ def test_a_session_that_fails_gives_the_reason_and_leaves_no_result(tmp_path: Pa
     with pytest.raises(SessionError, match=r"^rough, seed 0: .*must have at least 3 lengths.*; see .*\.log$"):
         bad.run(tmp_path)
     assert bad.found(tmp_path) is None
+
+
+@pytest.mark.slow
+def test_a_session_does_not_outlive_a_killed_study(tmp_path: Path):
+    """Or the same command would time its arms beside it."""
+    body = f"from tests.test_study_session import *; asked().run(Path({str(tmp_path)!r}))"
+    study = spawn("-c", body, cwd=tmp_path)
+    wait_until(lambda: "session" in processes(tmp_path).values(), "a session")
+    study.kill()
+    study.communicate()
+    wait_until(lambda: not processes(tmp_path), "its end")
+    assert asked().found(tmp_path) is None
+
+
+def test_a_session_whose_study_was_killed_before_it_began_ends(tmp_path: Path):
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_PARENT": "1"}
+    command = [sys.executable, "-m", "nocap.study.session", "no request", "no result"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_what_a_study_that_was_killed_left_beside_a_result_goes(tmp_path: Path):
+    one, other = asked(), asked(seed=1)
+    for asking in (one, other):
+        path = asking.path(tmp_path)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+        asking.request(tmp_path).write_text("{}")
+        path.with_suffix(".log").touch()
+    run_all([one], tmp_path, log=print)
+    left = {path.name for path in (tmp_path / "sessions").iterdir()}
+    assert left == {one.path(tmp_path).name, other.path(tmp_path).name, other.request(tmp_path).name, f"{other.path(tmp_path).stem}.log"}

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
-from nocap.store.secrets import redact
 from nocap.store.tracking import open_tracker
 from tests.attempts import on_a_terminal
 
@@ -31,6 +31,7 @@ ROWS = 40
 PRELUDE = f"""
 import json, os, signal, sys, time
 from pathlib import Path
+from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb import Wandb, WandbMode
@@ -137,6 +138,7 @@ print(tracker.url_or_hint)
     assert (loss["step_metric"], loss["summary"]) == ("step", {"min": True})
 
 
+@pytest.mark.slow
 def test_kill_and_resume_leaves_one_run_with_each_step_once(run_dir: Path) -> None:
     killed = child(
         """
@@ -190,6 +192,7 @@ def test_server_that_never_answers_costs_the_timeout_and_no_more(run_dir: Path) 
     assert history(run_dir) == recorded(run_dir)
 
 
+@pytest.mark.slow
 def test_explicit_online_without_login_warns_and_goes_offline(run_dir: Path) -> None:
     done = child("mirror(mode='online', rows=record(None)).finish(summary={}, status='finished')", run_dir, WANDB_MODE="offline")
     assert done.stderr == "nocap: W&B: offline: no login\n"
@@ -257,6 +260,7 @@ os._exit(0)  # as a worker ends
     assert "wandb does not answer" in done.stderr
 
 
+@pytest.mark.slow
 def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
 from nocap.store.tracking import track_comparison
@@ -297,10 +301,12 @@ assert not {"wandb", "torch"} & set(sys.modules)
     assert not (run_dir / "wandb").exists()
 
 
-def test_redact_replaces_secrets_wherever_they_are() -> None:
+def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"WANDB_API_KEY": "abcdefgh", "LONG_TOKEN": "abcdefgh-and-more", "MY_PASSWORD": "short", "PATH": "/visible/path"}
     config = {"a": "abcdefgh-and-more", "b": ["x=abcdefgh;", {"c": "short", "d": 3}], "e": None, "f": "/visible/path"}
-    assert redact(config, environ) == {
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert redact(config) == {
         "a": "<redacted:LONG_TOKEN>",
         "b": ["x=<redacted:WANDB_API_KEY>;", {"c": "short", "d": 3}],
         "e": None,

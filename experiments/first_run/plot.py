@@ -27,16 +27,12 @@ def main(run_dir: Path) -> None:
     per_nat = val[-1]["val/bpb"] / val[-1]["val/loss"]  # the validation text's bits per byte for a nat per token
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nocap"})
     figure, axes = plt.subplots(figsize=(7.2, 3.4), layout="constrained")
-    axes.plot([r["clock/train_s"] for r in train], [r["train/loss"] * per_nat for r in train], color=GREY, lw=1, label="training batch")
-    axes.plot([r["clock/train_s"] for r in val], [r["val/bpb"] for r in val], "o-", color=BLUE, lw=1.8, ms=4, label="validation")
-    last = (val[-1]["clock/train_s"], val[-1]["val/bpb"])
+    axes.plot([r["tokens"] / 1e6 for r in train], [r["train/loss"] * per_nat for r in train], color=GREY, lw=1, label="training batch")
+    axes.plot([r["tokens"] / 1e6 for r in val], [r["val/bpb"] for r in val], "o-", color=BLUE, lw=1.8, ms=4, label="validation")
+    last = (val[-1]["tokens"] / 1e6, val[-1]["val/bpb"])
     axes.annotate(f"{last[1]:.2f}", last, (6, -3), textcoords="offset points", color=BLUE)
-    axes.set(xlabel="seconds of training (validation, start-up and checkpoints not counted)", ylabel="bits per byte", ylim=(1.5, 8.4))
-    device = summary["hardware"]
-    words = (
-        f"{summary['params']['total']:,} parameters, Python's standard library as text, {device['threads']} threads of an {device['name']}"
-    )
-    axes.set_title(words, fontsize=10)
+    axes.set(xlabel="million bytes read", ylabel="bits per byte", ylim=(1.5, 8.4))
+    axes.set_title(f"{summary['params']['total']:,} parameters, Python's standard library as text, {summary['steps']} steps", fontsize=10)
     axes.legend(frameon=False)
     figure.savefig(HERE / "curve.svg", metadata={"Date": None})
 

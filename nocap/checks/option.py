@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from nocap import outside
 from nocap.checks.trial import Candidate, CheckError, Trial, expect, one_line
 from nocap.config import registry
+from nocap.config.bounded import read_text
 
 
 def find(folder: Path) -> list[Candidate]:
@@ -25,7 +26,7 @@ def find(folder: Path) -> list[Candidate]:
         place = folder / outside.place(group)
         yamls = sorted(place.glob("*.yaml"))
         found += [Candidate(folder=folder, group=group, name=path.stem, yaml=path) for path in yamls]
-        chosen = set(re.findall(rf"/schema/{group}/(\w+)", "\n".join(path.read_text() for path in yamls)))
+        chosen = set(re.findall(rf"/schema/{group}/(\w+)", "\n".join(read_text(path) for path in yamls)))
         for file in outside.files():
             kinds = {kind for kind, cls in registry.options(group).items() if cls.__module__ == file.module}
             if file.path.parent == place and not kinds & chosen:

@@ -8,8 +8,8 @@ from contextlib import redirect_stderr
 from typing import Any
 
 from nocap.checks.trial import Trial, expect
-from nocap.config.compose import to_plain
 from nocap.config.paths import cache_root
+from nocap.config.plain import to_plain
 from nocap.options.launcher import Launcher, Share
 from nocap.options.tracker import RunFacts, TrackerSession
 

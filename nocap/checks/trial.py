@@ -85,7 +85,8 @@ class Trial:
         return [*base, self.candidate.override, *shape, *TRAINER, quoted("cache_dir", self.folder / "cache"), *self.more, *more]
 
     def compose(self, *more: str) -> Run:
-        return compose(self.overrides(quoted("output_dir", self.folder / "out"), *more))
+        words = self.overrides(quoted("output_dir", self.folder / "out"), *more)
+        return compose([word for word in words if not word.startswith("hydra")])  # a launcher is no part of a run
 
     @cached_property
     def run(self) -> Run:
@@ -163,12 +164,14 @@ def launcher(overrides: list[str]) -> Option:
     """The launcher is no part of a run: it comes from Hydra's own part of the config."""
     from hydra import compose, initialize_config_dir
 
-    from nocap.config.compose import register
     from nocap.config.errors import CONFIG_ERRORS, explain
+    from nocap.config.gate import check_words
     from nocap.config.paths import conf_dir
+    from nocap.config.schemas import register
     from nocap.launch.multirun import launcher_option
 
     register()
+    check_words(overrides)
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             option = launcher_option(compose("train", overrides, return_hydra_config=True))

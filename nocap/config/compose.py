@@ -1,94 +1,41 @@
-"""From overrides to a checked `Run`, by Hydra: the schemas in its store, the resolvers behind the yamls' defaults, the checks."""
+"""From overrides to a checked `Run`, by Hydra."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
-import yaml
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
-from nocap.config import hardware, registry
+from nocap.config import gate, hardware, registry
 from nocap.config.errors import CONFIG_ERRORS, explain, suggest
+from nocap.config.keys import check_keys, require
+from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
+from nocap.config.plain import load as load
+from nocap.config.plain import refuse_interpolations as refuse_interpolations
+from nocap.config.plain import to_plain as to_plain
 from nocap.config.run import Run
-from nocap.config.trainer import Compile, Device, Trainer
-from nocap.options.attention.softmax import Kernel
+from nocap.config.schemas import register
+from nocap.config.trainer import Device
 from nocap.options.ideas import Idea
 
 T = TypeVar("T")
-
-
-def register() -> None:
-    """Tell Hydra of the schemas, under `schema/`, of the resolvers and of the folders from outside. Safe to call twice.
-
-    Errors:
-        ValueError: an option from outside cannot be imported.
-    """
-    store = ConfigStore.instance()
-    store.store(group="schema", name="run", node=Run, package="_global_")
-    store.store(group="schema/trainer", name="trainer", node=Trainer)
-    for group in registry.groups():
-        for kind, schema in registry.options(group).items():
-            store.store(group=f"schema/{group}", name=kind, node=schema)
-    Plugins.instance().register(_OutsideSearchPath)
-    for name, resolver in _RESOLVERS.items():
-        OmegaConf.register_new_resolver(f"nocap.{name}", resolver, replace=True)
-
-
-class _OutsideSearchPath(SearchPathPlugin):
-    """The folders of `--config-dir` and of installed packages."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in outside.folders():
-            search_path.append(provider="nocap", path=f"file://{folder}")
-
-
-def _gqa_heads(n_head: int) -> int:
-    """Key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
-    for group in (3, 2, 5):
-        if n_head % group == 0:
-            return n_head // group
-    raise ValueError(f"attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit attention.n_kv_heads, got {n_head}")
-
-
-def _device(value: Device | str) -> Device:
-    """An interpolated enum arrives as a member, or as text where a default's own interpolation made it."""
-    return value if isinstance(value, Device) else Device[value]
-
-
-# What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
-_RESOLVERS: dict[str, Callable[..., object]] = {
-    "gqa_heads": _gqa_heads,
-    "fraction": lambda share, whole: math.floor(share * whole),
-    "times": lambda a, b: a * b,
-    "device": lambda: hardware.default_device().name,
-    "precision": lambda device: hardware.default_precision(_device(device)).name,
-    "threads": lambda device, devices: hardware.default_threads(_device(device), max(1, devices)),
-    "compile": lambda device: (Compile.off if _device(device) is Device.cpu else Compile.regional).name,
-    "hang_timeout_s": lambda device: 3600.0 if _device(device) is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
-    "local_kernel": lambda device: (Kernel.blocks if _device(device) is Device.cpu else Kernel.flex).name,
-}
 
 
 def parse(cfg: DictConfig) -> Run:
@@ -103,8 +50,18 @@ def parse(cfg: DictConfig) -> Run:
     except OmegaConfBaseException as error:
         raise ValueError(explain(error)) from error
     assert isinstance(run, Run)
+    _refuse_secrets(to_plain(run))
     hardware.check_device(run.trainer.device, run.trainer.devices)
     return run
+
+
+def _refuse_secrets(plain: dict[str, Any], prefix: str = "") -> None:
+    """Refuse a secret where the run needs it later, as in a path: its record would hold it. A tracker's texts are redacted instead."""
+    for key, value in plain.items():
+        if isinstance(value, dict) and prefix + key != "tracker":
+            _refuse_secrets(value, f"{prefix}{key}.")
+        elif not isinstance(value, dict) and (shown := redact(value)) != value:
+            raise ValueError(f"{prefix}{key} must hold no secret, which the run's record would show, got {shown}")
 
 
 def _refuse_unknown_keys(cfg: DictConfig, schema: type, prefix: str) -> None:
@@ -142,29 +99,62 @@ class Composed:
     overrides: tuple[str, ...]
     run: Run
     choices: dict[str, str | None]
+    defaults: tuple[str, ...] = ()  # what of `trainer` follows from the machine and the shape: precision, compile
 
 
 def compose(overrides: Iterable[str]) -> Run:
-    """The `Run` of these command-line overrides. Reads the yamls again each time.
+    """The `Run` of these command-line overrides.
 
     Errors:
         ValueError: as for `parse`, and for an unknown option or malformed override.
     """
-    return Composer().composed(tuple(overrides)).run
+    return composed(overrides).run
 
 
 def composed(overrides: Iterable[str]) -> Composed:
-    """The same with the names of the chosen options. What was read from yamls is remembered for this process.
+    """The same with the names of the chosen options. The yamls are read again where one was changed.
 
     Errors:
         ValueError: as for `compose`.
     """
-    return _composer(outside.state()).composed(tuple(overrides))
+    return _composer(outside.state(), _yamls()).composed(tuple(overrides))
 
 
-@cache
-def _composer(state: str) -> Composer:
+def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed] = composed) -> Composed:
+    """These overrides with the baseline's precision and compilation, unless they choose their own: arms differ in nothing else.
+
+    Errors:
+        ValueError: as for `compose`.
+    """
+    found = compose(overrides)
+    if baseline is None:
+        return found
+    mine, theirs = found.run.trainer, baseline.run.trainer
+    keys = [key for key in found.defaults if getattr(mine, key) is not getattr(theirs, key)]
+    return compose((*overrides, *(f"trainer.{key}={getattr(theirs, key).value}" for key in keys))) if keys else found
+
+
+def compose_measured(overrides: Sequence[str]) -> Run:
+    """A run whose step is measured: with one thread, whose process time is a fair clock on a machine that others use, and on a CPU not
+    compiled, which no measurement is long enough to pay for; unless the overrides choose otherwise.
+
+    Errors:
+        ValueError: as for `compose`.
+    """
+    found = composed(["trainer.threads=1", *overrides])
+    left = "compile" in found.defaults and found.run.trainer.device is Device.cpu
+    return compose([*found.overrides, "trainer.compile=off"]) if left else found.run
+
+
+@lru_cache(maxsize=4)
+def _composer(state: str, yamls: tuple[tuple[Path, int], ...]) -> Composer:
     return Composer()
+
+
+def _yamls() -> tuple[tuple[Path, int], ...]:
+    """Every yaml, and when it was changed."""
+    folders = (conf_dir(), *outside.folders())
+    return tuple((path, path.stat().st_mtime_ns) for folder in folders for path in sorted(folder.rglob("*.yaml")))
 
 
 class Composer:
@@ -176,13 +166,14 @@ class Composer:
         self._loader, self._application = loader or _loader(), application
         if isinstance(self._loader, ConfigLoaderImpl):
             self._loader.repository = _Remembered(self._loader.config_search_path)
-        self._arms: dict[tuple[tuple[str, ...], bool], tuple[DictConfig, dict[str, str | None]] | str] = {}
+        self._arms: dict[tuple[tuple[str, ...], bool], tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str] = {}
 
     def composed(self, overrides: Sequence[str]) -> Composed:
         """
         Errors:
             ValueError: as for `compose`.
         """
+        gate.check_words(overrides)
         seeds = [override for override in overrides if re.fullmatch(r"seed=(0|-?[1-9]\d*)", override)]
         arm = tuple(override for override in overrides if override not in seeds)
         key = arm, bool(seeds)
@@ -190,29 +181,43 @@ class Composer:
             self._arms[key] = self._compose(arm)
         if isinstance(found := self._arms[key], str):
             raise ValueError(found)
-        cfg, choices = found
+        cfg, choices, defaults = found
         try:
             if seeds:
                 cfg.seed = int(seeds[-1].partition("=")[2])
-            return Composed(overrides=tuple(overrides), run=parse(cfg), choices=choices)
+            return Composed(overrides=tuple(overrides), run=parse(cfg), choices=choices, defaults=defaults)
         except CONFIG_ERRORS as error:
             raise ValueError(explain(error)) from error
 
-    def _compose(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None]] | str:
-        """The config without its `hydra` part, and the choices. Or why it cannot be composed."""
-        name, common = "train", list[str]()
-        if self._application is not None:
-            name, common = self._application.hydra.job.config_name, list(self._application.hydra.overrides.hydra)
+    def _compose(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
+        """The config without its `hydra` part, the choices, and what is left to a default. Or why it cannot be composed."""
+        common = list(self._application.hydra.overrides.hydra) if self._application is not None else []
         try:
-            cfg = self._loader.load_configuration(name, [*common, *overrides], RunMode.RUN, from_shell=False)
+            gate.check_overrides(overrides)
+            cfg = self._loader.load_configuration("train", [*common, *overrides], RunMode.RUN, from_shell=False)
             if self._application is not None:
                 OmegaConf.copy_cache(from_config=self._application, to_config=cfg)  # one ${now:…} for all
-            choices = dict(cfg.hydra.runtime.choices)
+            gate.check_hydra(cfg)
+            choices = _choices(cfg)
             with open_dict(cfg):
                 del cfg["hydra"]
-            return cfg, choices
-        except CONFIG_ERRORS as error:
+            left = [key for key in ("precision", "compile") if str(cfg.trainer._get_node(key)).startswith("${nocap.")]
+            return cfg, choices, tuple(left)
+        except (ValueError, *CONFIG_ERRORS) as error:
             return explain(error)
+
+
+def _choices(cfg: DictConfig) -> dict[str, str | None]:
+    """Group → the option that was chosen.
+
+    Errors:
+        ValueError: several of a group that has one.
+    """
+    choices = dict(cfg.hydra.runtime.choices)  # without those that are a list
+    for f in dataclasses.fields(Run):
+        several = f.name in registry.groups() and f.name != "ideas" and f.name not in choices
+        require(not several, f.name, f"be one option, as in {f.name}=NAME", "a list or none")
+    return choices
 
 
 def _loader() -> ConfigLoader:
@@ -243,7 +248,7 @@ class _Remembered(ConfigRepository):
         return copy.deepcopy(self._known[config_path])
 
 
-# --- records and requests -----------------------------------------------------------------------------------------------------------
+# --- other requests ---------------------------------------------------------------------------------------------------------------------
 
 
 def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
@@ -266,63 +271,6 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     for f in dataclasses.fields(cast(Any, schema)):
         if f.name not in given and f.default is dataclasses.MISSING:
             raise ValueError(f"{f.name} must be given")
-    return schema(**given)
-
-
-def to_plain(run: Run) -> dict[str, Any]:
-    """The run as plain JSON types: what `config.yaml`, the identity and the trackers see."""
-    return {f.name: _plain(getattr(run, f.name)) for f in dataclasses.fields(run)}
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.name if isinstance(value, Enum) else value
-
-
-def dump(plain: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True)
-
-
-def load(path: Path) -> Run:
-    """The `Run` in a record's `config.yaml`. Each option's `kind` names its schema.
-
-    Errors:
-        ValueError: the file is no config of this version.
-    """
-    try:
-        plain = yaml.safe_load(path.read_text())
-        refuse_interpolations(plain)
-        cfg = OmegaConf.structured(Run)
-        ideas = plain.setdefault("ideas", {})  # a record from before there were any
-        cfg.ideas = {name: _typed("ideas", f"ideas.{name}", ideas[name]) for name in list(ideas)}
-        for group in [f.name for f in dataclasses.fields(Run) if f.name in registry.groups() and f.name != "ideas"]:
-            cfg[group] = _typed(group, group, plain.pop(group))
-        del plain["ideas"]
-        run = OmegaConf.to_object(OmegaConf.merge(cfg, plain))
-    except (OSError, KeyError, AttributeError, TypeError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"{path} must be a run's config.yaml: {explain(error)}") from error
-    assert isinstance(run, Run)
-    return run
-
-
-def _typed(group: str, place: str, plain: dict[str, Any]) -> Any:
-    """An option's plain form with its schema, which its kind names; a record from before every option had one has its group's first."""
-    rows = registry.options(group)
-    kind = plain.get("kind", next(iter(rows)) if group == place else None)
-    if kind not in rows:
-        rule = f"be one of {', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
-        raise ValueError(f"{place}.kind must {rule}, got {kind!r}")
-    return OmegaConf.merge(OmegaConf.structured(rows[kind]), plain)
-
-
-def refuse_interpolations(plain: Any) -> None:
-    """A record holds values. `${oc.env:…}` in a record from elsewhere would read this machine's environment."""
-    if isinstance(plain, str) and "${" in plain:
-        raise ValueError(f"values must be plain, got the interpolation {plain}")
-    for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
-        refuse_interpolations(item)
+    asked = schema(**given)
+    check_keys("", asked)
+    return asked

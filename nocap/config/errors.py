@@ -1,4 +1,4 @@
-"""How a command ends: its exit codes, and bad input as one line on stderr."""
+"""Bad input as one line on stderr, and how a command ends after it."""
 
 from __future__ import annotations
 
@@ -12,45 +12,60 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import yaml
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
 from nocap.config import registry
+from nocap.config.exits import EXIT_CODES as EXIT_CODES
+from nocap.config.keys import is_fault
+from nocap.config.outward import guarded
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Trainer
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError)  # of composing: a wrong yaml or override
-EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
-LOST = 70  # of torchrun's agent to its parent: a rank was killed, and training itself did not fail
+LONGEST = 1000  # characters of a line: a value in it may be a book
 
 
 def refuse(message: object) -> NoReturn:
     """Print it on stderr and leave with exit code 2."""
     for line in str(message).splitlines():
-        print(f"nocap: {line}", file=sys.stderr)
+        shown = line.encode(errors="backslashreplace").decode()
+        print(f"nocap: {shown if len(shown) <= LONGEST else f'{shown[:LONGEST]}…'}", file=sys.stderr)
     raise SystemExit(EXIT_CODES["refused"])
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Bad input inside the block becomes one line on stderr and exit code 2.
+    """Bad input inside the block becomes one line on stderr and exit code 2. What is printed there is `guarded`.
 
-    A full disk, or a reader of stdout that has gone (`… | head`), is no bad input: exit code 1, the first with a line.
+    A full or broken disk, or a reader of stdout that has gone (`… | head`), is no bad input: exit code 1, the first with a line.
     """
+    with guarded(), _exits():
+        yield
+
+
+@contextmanager
+def _exits() -> Iterator[None]:
     try:
         yield
     except CONFIG_ERRORS as error:
         refuse(explain(error))
     except ValueError as error:
+        if is_fault(error):
+            _fail(error)
         refuse(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
         raise SystemExit(EXIT_CODES["failed"]) from None
     except OSError as error:
-        print(f"nocap: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_CODES["failed"]) from error
+        _fail(error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    print(f"nocap: {error}", file=sys.stderr)
+    raise SystemExit(EXIT_CODES["failed"]) from error
 
 
 def suggest(key: str, known: list[str]) -> str:
@@ -70,6 +85,10 @@ def explain(error: BaseException) -> str:
         return "a yaml's defaults must not choose the yaml itself: an option's begin with [/schema/GROUP/KIND@_here_]"
     if isinstance(error, yaml.YAMLError):
         return f"a yaml cannot be read: {' '.join(str(error).split())}"
+    if isinstance(error, OverrideParseException):
+        said = next(iter(str(error.message).splitlines()), "")
+        quote = """: put the value in quotes, as in "key='~/x'\"""" if said.startswith("LexerNoViable") or "expecting <EOF>" in said else ""
+        return f"{error.override[:80]!a} cannot be read{quote or f' ({said})'}"
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -79,7 +98,7 @@ def explain(error: BaseException) -> str:
         if found := re.search(pattern, text, re.MULTILINE):
             return describe(found, key)
     line = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()) and not re.match(_NOISE, stripped))
-    line = re.sub(r"^(In '[^']*': )?((ValueError|TypeError) )?(raised while resolving interpolation: )?", "", line)
+    line = re.sub(r"^(In '[^']*': )?(\w+Error )?(raised while resolving interpolation: )?", "", line)
     return f"{key}: {line}" if key and key not in line else line or type(error).__name__
 
 
@@ -111,7 +130,6 @@ def _unknown_key(found: re.Match[str], key: str) -> str:
 
 # What Hydra's text matches → the line, from the match and the key where Hydra names one.
 _LINES: dict[str, Callable[[re.Match[str], str], str]] = {
-    r"^LexerNoViableAltException: (.*)": lambda found, key: f"{found[1]} cannot be read: put the value in quotes, as in \"key='~/x'\"",
     r"^Config group override must be": lambda found, key: "a group must be given an option's name, as in attention=gqa",
     r"Could not load 'ideas/(.*)'": _unknown_idea,
     r"Dict\[str, Idea\]": lambda found, key: "an idea's yaml must begin with '# @package ideas.NAME'",

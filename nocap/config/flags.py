@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
 
+from nocap.config.keys import require
+
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """The same arguments with Hydra's flags, and what belongs to them, before the overrides. Hydra reads them in that order only."""
@@ -25,8 +27,25 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     return [*flags, *overrides]
 
 
-def for_grid(arguments: Sequence[str]) -> argparse.Namespace | None:
-    """What is to be trained as a grid: `overrides`, `config_name`, `config_path`. None for a single run, and for Hydra's own questions."""
+QUESTIONS = ("cfg", "info", "help", "hydra_help", "shell_completion")  # Hydra answers them, and nothing is run
+
+
+def asked(arguments: Sequence[str]) -> argparse.Namespace:
+    """What Hydra's flags ask for, and the overrides; `question` and `grid` say which it is.
+
+    Errors:
+        ValueError: a flag that would run code from a file, or read another config than nocap's.
+    """
     flags = get_args_parser().parse_args(list(arguments))
-    other = (flags.run, flags.cfg, flags.info, flags.help, flags.hydra_help, flags.shell_completion)
-    return flags if (flags.multirun or "hydra.mode=MULTIRUN" in flags.overrides) and not any(other) else None
+    rules = {
+        "experimental_rerun": "be left out: it would run what a pickle holds",
+        "config_path": "be left out: options from outside come by --config-dir",
+        "config_name": "be left out: choose with experiment=NAME",
+        "config_dir": "be spelt out",  # argparse takes --config-di for it
+    }
+    for name, rule in rules.items():
+        require(getattr(flags, name) is None, f"--{name.replace('_', '-')}", rule, getattr(flags, name))
+    require(not (flags.run and flags.multirun), "--run", "be left out with --multirun", "both")
+    flags.question = any(getattr(flags, name) for name in QUESTIONS)
+    flags.grid = not flags.run and (flags.multirun or "hydra.mode=MULTIRUN" in flags.overrides)
+    return flags

@@ -15,24 +15,28 @@ from pathlib import Path
 
 from nocap.config.trainer import Device, Precision
 
-# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: name as the driver has it → (bf16 tensor cores, fp32 with TF32 off).
-# The first pattern found in the name counts. A chip that is not here has no MFU: another chip's peak would be a lie.
+# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after NVIDIA → (bf16 tensor cores, fp32 with
+# TF32 off). A chip that is not here has no MFU, nor has a slice of one (MIG), a laptop's or an export variant: another peak would be a lie.
 PEAK_TFLOPS = {
+    r"B200": (2250.0, 75.0),
     r"H200": (989.0, 67.0),
+    r"H200 NVL": (835.0, 60.0),
     r"H100 PCIe": (756.0, 51.0),
     r"H100 NVL": (835.0, 60.0),
-    r"H100": (989.0, 67.0),
-    r"GH200": (989.0, 67.0),
-    r"A100": (312.0, 19.5),
-    r"A40\b": (149.7, 37.4),
+    r"H100 \d+GB HBM\d\w*": (989.0, 67.0),
+    r"GH200 \d+GB?( HBM\d\w*)?": (989.0, 67.0),
+    r"A100-(SXM4|PCIE)-\d+GB|A100 \d+GB PCIe": (312.0, 19.5),
+    r"A40": (149.7, 37.4),
     r"A10G": (70.0, 35.0),
-    r"A10\b": (125.0, 31.2),
+    r"A10": (125.0, 31.2),
     r"L40S": (362.0, 91.6),
-    r"L4\b": (121.0, 30.3),
-    r"RTX 5090": (209.5, 104.8),
-    r"RTX 4090": (165.2, 82.6),
-    r"RTX 4080": (97.5, 48.7),
-    r"RTX 3090": (71.0, 35.6),
+    r"L4": (121.0, 30.3),
+    r"GeForce RTX 5090": (209.5, 104.8),
+    r"GeForce RTX 4090": (165.2, 82.6),
+    r"GeForce RTX 4080": (97.5, 48.7),
+    r"GeForce RTX 4080 SUPER": (104.4, 52.2),
+    r"GeForce RTX 3090": (71.0, 35.6),
+    r"GeForce RTX 3090 Ti": (80.0, 40.0),
 }
 
 
@@ -64,11 +68,6 @@ def torch_build() -> dict[str, str | None]:
     return {key.strip("_"): match.group(1) if match else None for key, match in found.items()}
 
 
-def default_device() -> Device:
-    """CUDA where there are a GPU and a torch built for it, else the CPU."""
-    return Device.cuda if torch_build()["cuda"] and cuda_devices() else Device.cpu
-
-
 def check_device(device: Device, devices: int, *, key: str = "trainer.device") -> None:
     """Refuse CUDA where it is absent, and more workers than GPUs."""
     if device is Device.cpu:
@@ -82,26 +81,20 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
         raise ValueError(f"trainer.devices must be at most the {len(cuda_devices())} visible GPU(s), got {local}")
 
 
+def cpp_compiler() -> str | None:
+    """The C++ compiler that torch.compile would use on a CPU."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
 def check_compiler(asked: str, device: Device) -> None:
     """Refuse compilation on a CPU without a C++ compiler."""
-    compiler = os.environ.get("CXX", "g++")
-    if device is Device.cpu and not shutil.which(compiler):
-        raise ValueError(f"{asked} on the CPU needs a C++ compiler, and there is no {compiler}")
+    if device is Device.cpu and not cpp_compiler():
+        raise ValueError(f"{asked} on the CPU needs a C++ compiler, and there is no {os.environ.get('CXX', 'g++')}")
 
 
-def default_precision(device: Device) -> Precision:
-    """bf16 where the hardware multiplies it natively, else fp32."""
-    if device is Device.cuda:
-        return Precision.bf16
-    return Precision.bf16 if {"avx512_bf16", "amx_bf16", "bf16"} & _cpu()[1] else Precision.fp32
-
-
-def default_threads(device: Device, devices: int) -> int:
-    """CPU threads per worker: the cores this process may use, shared out; on CUDA the CPU computes nothing that threads would speed up."""
-    if device is Device.cuda:
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // devices)
+def native_bf16() -> bool:
+    """Whether the CPU multiplies bf16 natively."""
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu()[1])
 
 
 def device_name(device: Device) -> str:
@@ -142,7 +135,7 @@ def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]
     name = device_name(device)
     if device is Device.cuda:
         for pattern, (bf16, fp32) in PEAK_TFLOPS.items():
-            if re.search(pattern, name):
+            if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
                 tflops = bf16 if precision is Precision.bf16 else fp32
                 return tflops * 1e12, f"{name}: {tflops:g} TFLOP/s dense {precision.value} (data sheet)"
     return None, f"no peak is known for {name} in {precision.value}"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import errno
+import math
+import operator
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any
 
@@ -14,6 +18,10 @@ COUNTS = {
 }
 
 
+# What disk and memory do, and no input: an error of this kind ends with exit code 1, not as bad input.
+FAULTS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+
+
 class InputError(ValueError):
     """Bad input that only the worker can find. It is refused there as by the command: exit code 2."""
 
@@ -21,16 +29,75 @@ class InputError(ValueError):
 def require(ok: bool, key: str, rule: str, value: object) -> None:
     """Refuse a value: `ValueError("trainer.steps must be at least 1, got 0")`."""
     if not ok:
-        raise ValueError(f"{key} must {rule}, got {value}")
+        shown = str(value)
+        raise ValueError(f"{key} must {rule}, got {shown if shown.isprintable() else ascii(shown)[1:-1]:.1000}")
 
 
-def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING, **counts: bool) -> Any:
-    """A dataclass field that declares what it counts for: `devices: int = key(identity=False)`. `COUNTS` has the defaults.
+def is_fault(error: BaseException | None) -> bool:
+    """Whether the machine failed, or what raised the error did so because it had."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno in FAULTS
 
-    For a field that holds an option: False excludes all its keys, True includes them all, and without either each key decides.
+
+# The limits that a number's key may declare.
+LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "ge": ("at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("at most", operator.le),
+    "lt": ("below", operator.lt),
+}
+TEXT = 4096  # characters of a string
+
+
+def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING, **facts: Any) -> Any:
+    """A dataclass field that declares its limits and what it counts for: `devices: int = key(ge=1, le=4096, identity=False)`.
+
+    `LIMITS` and `COUNTS` have the words. For a field that holds an option: False excludes all its keys, True includes them all, and
+    without either each key decides. `free`: text of any characters.
     """
-    assert counts.keys() <= COUNTS.keys(), counts
-    return field(default=default, default_factory=default_factory, metadata=counts)
+    assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free"}, facts
+    return field(default=default, default_factory=default_factory, metadata=facts)
+
+
+def check_keys(place: str, option: Any) -> None:
+    """Refuse numbers beyond their key's limits, and text that is not plain. `place` is the option's in the config, "" for the top.
+
+    Errors:
+        ValueError: the first such key.
+    """
+    for f in fields(option):
+        name, value = f"{place}.{f.name}".lstrip("."), getattr(option, f.name)
+        ok = isinstance(value, list) or not str(f.type).startswith("list")  # an interpolation can lead anywhere
+        require(ok, name, "be a list", type(value).__name__)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and not f.metadata.get("free"):
+                check_text(name, one)
+            elif isinstance(one, int | float) and not isinstance(one, bool):
+                _check_number(name, one, f)
+
+
+def _check_number(name: str, value: float, f: Any) -> None:
+    require(not isinstance(value, float) or math.isfinite(value), name, "be a finite number", value)
+    for limit, (words, holds) in LIMITS.items():
+        if (bound := f.metadata.get(limit)) is not None:
+            or_null = ", or null" if "None" in str(f.type) else ""
+            require(holds(value, bound), name, f"be {words} {bound}{or_null}", value)
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse text that is very long, or that a terminal or a file's name cannot show: control characters, line ends, half characters.
+
+    Errors:
+        ValueError: it is one of these.
+    """
+    require(len(text) <= TEXT, name, f"have at most {TEXT:,} characters", f"{len(text):,}")
+    if not text.isprintable():
+        bad = [c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or unicodedata.bidirectional(c) in _TURNS]
+        require(not bad, name, "hold no control characters", ascii(text[:200]))
+
+
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they turn the direction of what follows
 
 
 def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,3 +123,12 @@ def _nested(value: object) -> Mapping[str, Any] | None:
     if is_dataclass(value):
         return {"": value}
     return value if isinstance(value, dict) and all(is_dataclass(one) for one in value.values()) else None
+
+
+def flat(tree: Mapping[str, Any], joint: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`attention.n_kv_heads` for what the config nests."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, joint, f"{prefix}{key}{joint}")
+        else:
+            yield f"{prefix}{key}", value

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 class Option:
     """The base of every option of every group. `kind` is the option's own name in its group, as `config.yaml` records it.
 
-    Its keys are its fields, with values in its yaml. `__post_init__` refuses a wrong value, `check` what is wrong only beside
-    the other groups. Options import torch when they build, so that the command line answers without it.
+    Its keys are its fields, with values in its yaml. A number's limits stand beside it, as in `jobs: int = key(ge=1, le=64)`.
+    `__post_init__` refuses what else is wrong with a value, `check` what is wrong only beside the other groups. Options import torch when
+    they build, so that the command line answers without it.
     """
 
     kind: str
+
+    def __post_init__(self) -> None:
+        """Refuse, with `require`, values that do not fit each other. A number's limits stand with its key: `key(ge=0, lt=1)`."""
 
     def check(self, run: Run) -> None:
         """Refuse, with `require`, values that do not fit other groups' options."""

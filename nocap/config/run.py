@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 from nocap.config import registry
-from nocap.config.keys import counting, key, require
+from nocap.config.keys import check_keys, counting, key, require
 from nocap.config.option import Option
 from nocap.config.trainer import Trainer
 from nocap.options.attention import Attention
 from nocap.options.data import Data
-from nocap.options.ideas import Idea
+from nocap.options.ideas import Idea, overrides
 from nocap.options.mlp import Mlp
 from nocap.options.model import Model
 from nocap.options.norm import Norm
@@ -42,23 +41,25 @@ class Run:
     data: Data = key(step=False)
     tokenizer: Tokenizer = key(losses=True)
     tracker: Tracker = key(identity=False, step=False)
-    seed: int = key(step=False)
+    seed: int = key(ge=0, lt=2**63, step=False)
     output_dir: str = key(identity=False, step=False)
     cache_dir: str | None = key(identity=False, step=False)  # null: $NOCAP_CACHE, else nocap under the user's cache folder
 
     def __post_init__(self) -> None:
-        require(0 <= self.seed < 2**63, "seed", "be in [0, 2^63)", self.seed)
+        check_keys("", self)
         require(bool(self.output_dir), "output_dir", "be a path", repr(self.output_dir))
         self.ideas = dict(sorted(self.ideas.items()))  # one order, whatever the command line's: the same ideas are the same run
+        check_keys("model", self.model)  # the trainer's defaults follow from it
+        check_keys("trainer", self.trainer)
         for name, option in self.options():
             group = name.partition(".")[0]
             rule = f"stay what the option set (choose another option with {group}=…)"
             require(registry.options(group).get(option.kind) is type(option), f"{name}.kind", rule, repr(option.kind))
-            _check_finite(name, option)
-        _check_finite("trainer", self.trainer)
+            check_keys(name, option)
         for _, option in self.options():
             option.check(self)
         self._check_batch()
+        self._check_graphs()
 
     def options(self) -> Iterator[tuple[str, Option]]:
         """Each option of the run, by its place in the config."""
@@ -85,12 +86,12 @@ class Run:
             t.val_tokens,
         )
 
+    def _check_graphs(self) -> None:
+        """A graph repeats what Python decided when it was recorded."""
+        for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
+            rule = f"be false beside ideas.{name}, which acts between steps"
+            require(not overrides(idea, "before_step", "after_step"), "trainer.cuda_graphs", rule, self.trainer.cuda_graphs)
+
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
         """Of the run's plain form, the keys that count for `what`: see `nocap.config.keys.COUNTS`."""
         return counting(self, what, plain)
-
-
-def _check_finite(name: str, option: Any) -> None:
-    for f in fields(option):
-        value = getattr(option, f.name)
-        require(not isinstance(value, float) or math.isfinite(value), f"{name}.{f.name}", "be a finite number", value)

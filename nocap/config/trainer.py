@@ -22,6 +22,7 @@ class Compile(Enum):
     off = "off"
     regional = "regional"  # the block and the head with its loss, each as one region
     full = "full"  # the whole model as one graph
+    max = "max"  # regional, its kernels chosen and tuned by timing them, which may take many minutes
 
 
 class ActivationCheckpointing(Enum):
@@ -35,40 +36,36 @@ class ActivationCheckpointing(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Trainer:
-    steps: int = key(step=False)  # optimizer updates
-    batch_tokens: int  # tokens an optimizer step, over all devices
-    micro_batch: int  # sequences per device and forward
-    devices: int = key(identity=False)
+    steps: int = key(ge=1, le=10**9, step=False)  # optimizer updates
+    batch_tokens: int = key(ge=1, le=2**40)  # tokens an optimizer step, over all devices
+    micro_batch: int = key(ge=1, le=2**24)  # sequences per device and forward
+    devices: int = key(ge=1, le=4096, identity=False)
     device: Device
     precision: Precision
     val_precision: Precision = key(step=False, losses=True)
-    threads: int  # CPU threads per worker
+    threads: int = key(ge=1, le=4096)  # CPU threads per worker
     compile: Compile
+    cuda_graphs: bool = False  # a micro-batch's forward and backward as one launch: for steps whose host is slower than their GPU
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.off
-    grad_clip: float | None  # largest global gradient norm
-    val_every: int = key(step=False)  # steps; 0 validates only before the first and after the last
-    val_tokens: int = key(step=False, losses=True)
-    checkpoint_every: int = key(identity=False, step=False)  # steps; 0 saves only after the last
-    keep_checkpoints: int = key(identity=False, step=False)
+    grad_clip: float | None = key(gt=0, le=1e9)  # largest global gradient norm
+    val_every: int = key(ge=0, le=10**9, step=False)  # steps; 0 validates only before the first and after the last
+    val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)
+    checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)  # steps; 0 saves only after the last
+    keep_checkpoints: int = key(ge=1, le=10**9, identity=False, step=False)
     keep_steps: list[int] = key(identity=False, step=False, default_factory=list)  # steps whose checkpoint stays, also after the run
     # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one, is a part of the identity by itself.
     init_from: str | None = key(identity=False, step=False, default=None)
-    log_every: int = key(identity=False, step=False)  # steps
-    max_restarts: int = key(identity=False, step=False)  # from the last checkpoint, of a worker or rank that died or hung
-    hang_timeout_s: float = key(identity=False, step=False)  # without a heartbeat (a micro-batch, a validation batch) of any rank
+    log_every: int = key(ge=1, le=10**9, identity=False, step=False)  # steps
+    max_restarts: int = key(ge=0, le=10**6, identity=False, step=False)  # from the last checkpoint, of a worker or rank that ended or hung
+    hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)  # without a heartbeat (a micro-batch, a validation batch)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "micro_batch", "devices", "threads", "val_tokens", "log_every"):
-            require(getattr(self, name) >= 1, f"trainer.{name}", "be at least 1", getattr(self, name))
-        for name in ("val_every", "checkpoint_every"):
-            require(getattr(self, name) >= 0, f"trainer.{name}", "be at least 0", getattr(self, name))
-        require(self.keep_checkpoints >= 1, "trainer.keep_checkpoints", "be at least 1", self.keep_checkpoints)
         kept = self.keep_steps
         require(all(1 <= step <= self.steps for step in kept), "trainer.keep_steps", f"be steps from 1 to trainer.steps={self.steps}", kept)
         require(len(set(kept)) == len(kept), "trainer.keep_steps", "name each step once", kept)
+        if self.cuda_graphs:
+            require(self.device is Device.cuda, "trainer.cuda_graphs", f"be false on trainer.device={self.device.value}", True)
+            rule = f"be false beside trainer.devices={self.devices}: ranks exchange gradients in the middle of a backward"
+            require(self.devices == 1, "trainer.cuda_graphs", rule, True)
         path = self.init_from
         require(path is None or bool(path), "trainer.init_from", "be a checkpoint's folder, or null for a run from its start", repr(path))
-        require(self.max_restarts >= 0, "trainer.max_restarts", "be at least 0", self.max_restarts)
-        require(self.hang_timeout_s > 0, "trainer.hang_timeout_s", "be above 0", self.hang_timeout_s)
-        clip = self.grad_clip
-        require(clip is None or clip > 0, "trainer.grad_clip", "be above 0, or null for none", clip)

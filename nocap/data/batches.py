@@ -6,6 +6,7 @@ a window: there is no loader state to save, and a resumed run reads what the uni
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,8 +47,8 @@ class Windows:
             rule = f"hold at least {unit} × model.seq_len + 1 = {unit * seq_len + 1} tokens in a shard"
             raise ValueError(f"data must {rule}, got {sum(shard.tokens for shard in shards)} in all")
         self.seq_len, self.order, self.seed = seq_len, order, seed
-        self._tokens = [map_tokens(shard.path) for shard in shards]
-        self._ends = np.cumsum(self.counts)
+        self._tokens = [np.asarray(map_tokens(shard.path)) for shard in shards]  # the same memory; memmap's own indexing is slow
+        self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._epoch, self._permutation = -1, np.empty(0, np.int64)
 
     def _window(self, sequence: int) -> int:
@@ -63,8 +64,8 @@ class Windows:
         out = np.empty((len(sequences), self.seq_len + 1), np.int32)
         for row, sequence in enumerate(sequences):
             window = self._window(sequence)
-            shard = int(np.searchsorted(self._ends, window, side="right"))
-            start = (window - int(self._ends[shard] - self.counts[shard])) * self.seq_len
+            shard = bisect_right(self._ends, window)
+            start = (window - (self._ends[shard - 1] if shard else 0)) * self.seq_len
             out[row] = self._tokens[shard][start : start + self.seq_len + 1]
         return out
 

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import platform
+import stat
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nocap.config.paths import expanded
 from nocap.data.made import Made, made, write_shards
 from nocap.data.shards import ShardSet
 from nocap.data.tokens import Tokens, os_errors_refused
@@ -102,7 +104,7 @@ def _text_files(items: list[str]) -> list[tuple[str, Path]]:
     files: dict[str, tuple[str, Path]] = {}  # by real path
     used: Counter[str] = Counter()
     for item in items:
-        path = Path(item).expanduser()
+        path = expanded(item)
         if path.exists():
             base, matches = (path, [path]) if path.is_dir() else (path.parent, [path])
         else:
@@ -123,8 +125,10 @@ def _text_key(files: list[tuple[str, Path]], tokenizer: Tokenizer, val_fraction:
     listing = []
     for name, path in files:
         with os_errors_refused(str(path)):
-            stat = path.stat()
-        listing.append([name, os.path.realpath(path), stat.st_size, stat.st_mtime_ns])
+            found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path}: data.path must hold regular files")
+        listing.append([name, os.path.realpath(path), found.st_size, found.st_mtime_ns])
     return {"files": listing, "vocabulary": tokenizer.name, "val_fraction": val_fraction}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from nocap.config.keys import is_fault
 from nocap.data.shards import ShardSet, write_json, write_shard
 from nocap.data.tokens import Tokens, os_errors_refused
 
@@ -66,7 +67,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         # A name is a file of this folder: a set that somebody sent leads nowhere else.
         inside = all(path.parent == folder and path.name and not path.is_symlink() for path in paths)
         ok = manifest["format"] == FORMAT and all(splits) and bool(manifest["source"]) and inside and len(paths) == sum(map(len, splits))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if is_fault(error):
+            raise
         ok = False
     if not ok:
         raise ValueError(f"{folder / 'manifest.json'}: must be the manifest of a made set; {_remedy(folder)}")

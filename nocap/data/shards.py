@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nocap.config.paths import expanded
 from nocap.data.tokens import HEADER_BYTES, MAGIC, VERSION, Shard, map_tokens, os_errors_refused, read_count
 from nocap.store.files import write_file
 
@@ -66,10 +68,13 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
     Errors:
         ValueError: names the file, and for a bad id its offset in tokens.
     """
-    absolute = os.path.abspath(path.expanduser())
+    absolute = os.path.abspath(expanded(path))
     with os_errors_refused(absolute):
         real = os.path.realpath(absolute)
-        stamp = _stamp(os.stat(real))
+        found_stat = os.stat(real)
+    if not stat.S_ISREG(found_stat.st_mode):
+        raise ValueError(f"{absolute}: a shard must be a regular file")
+    stamp = _stamp(found_stat)
     record = cache_dir / "scans" / f"{hashlib.sha256(real.encode()).hexdigest()[:32]}.json"
     known = _cached_scan(record, stamp)
     found = known
@@ -90,8 +95,8 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
     return shard
 
 
-def _stamp(stat: os.stat_result) -> list[int]:
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+def _stamp(found: os.stat_result) -> list[int]:
+    return [found.st_size, found.st_mtime_ns, found.st_ino]
 
 
 def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:

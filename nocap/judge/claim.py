@@ -2,20 +2,21 @@
 
 An effect is always a gain: as a ratio, how many times better than the baseline the arm is; as a difference, by how much. 1.25 is 25% more
 tokens/s, or a step in 80% of the time. A guard's margin is how much worse the arm may be. A study has scales of its own (`cpu`, `gpu`),
-and each has its own margins.
+and each has its own margins: numbers, or what some more steps buy there.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.store.identity import digest
+from nocap.judge.margin import Direction, check_direction, checked, share_of_steps
+from nocap.judge.sequential import levels
 from nocap.store.measurement import HELD, METRICS, PARTS, Better, Metric, Scale
 
 LEAST_PAIRS = 3  # fewer have no verdict
@@ -30,7 +31,7 @@ class Guard:
 
     metric: str
     scale: Scale
-    margins: dict[str, float]  # scale of the study → how much worse the arm may be: 1.01 as a ratio, 0.005 as a difference
+    margins: dict[str, Any]  # scale of the study → how much worse the arm may be: 1.01 as a ratio, 0.005 as a difference, 5% of steps
 
     def __post_init__(self) -> None:
         key = f"guard {self.metric}"
@@ -39,13 +40,10 @@ class Guard:
         require(self.scale is not Scale.value, f"{key}.scale", "be ratio or difference", self.scale.value)
         require(bool(self.margins), f"{key}.margins", "name a scale of the study, as in {cpu: 0.02}", self.margins)
         least = 1.0 if self.scale is Scale.ratio else 0.0
-        for name, margin in self.margins.items():
-            ok = math.isfinite(margin) and margin >= least
-            require(ok, f"{key}.margins.{name}", f"be a finite number of at least {least:g} for a {self.scale.value}", margin)
-        self.margins = {name: float(margin) for name, margin in sorted(self.margins.items())}
+        self.margins = checked(f"{key}.margins", self.margins, metric=self.metric, scale=self.scale, least=least)
 
-    def margin(self, at: str) -> float:
-        """For a scale of the study.
+    def margin(self, at: str) -> Any:
+        """For a scale of the study, as it was stated: a number, or a share of steps.
 
         Errors:
             ValueError: none was declared for it.
@@ -65,6 +63,13 @@ class Rule(Enum):
     amdahl = "amdahl"  # the measured step without the mechanism's parts: 1 / (1 - their share)
 
 
+class Threshold(Enum):
+    """Whose number `expected` is."""
+
+    source = "source"  # the claim's own
+    project = "project"  # this project's, where the source gives none
+
+
 @dataclass(kw_only=True, slots=True)
 class Mechanism:
     """Why the gain is possible: the most that arithmetic allows, on the primary metric's scale, and how that is computed."""
@@ -72,6 +77,7 @@ class Mechanism:
     rule: Rule = Rule.given
     bound: float | None = None  # for `given`; null where arithmetic sets no bound, and the formula says why
     parts: list[str] = field(default_factory=list)  # for `amdahl`
+    saved: dict[str, float] = field(default_factory=dict)  # of these parts: how much of one is saved, where it is not all of it
     formula: str
 
     def __post_init__(self) -> None:
@@ -79,6 +85,9 @@ class Mechanism:
         require(self.bound is None or self.rule is Rule.given, "mechanism.bound", f"be left to the rule {self.rule.value}", self.bound)
         require(bool(self.parts) == (self.rule is Rule.amdahl), "mechanism.parts", "be given for amdahl, and only there", self.parts)
         _check_parts("mechanism.parts", self.parts, PARTS)
+        _check_parts("mechanism.saved", self.saved, self.parts)
+        ok = all(0 < saved < 1 for saved in self.saved.values())
+        require(ok, "mechanism.saved", "be above 0 and below 1: what is not named is saved whole", self.saved)
         require(bool(self.formula.strip()), "mechanism.formula", "say in words where the bound comes from", repr(self.formula))
 
 
@@ -96,14 +105,16 @@ class Claim:
     of: list[str] = field(default_factory=list)  # for a share: of these parts, not of the step
     scale: Scale
     expected: list[float | None]  # [low, high] as the source states it; null is open
-    slack: dict[str, float] = field(default_factory=dict)  # scale of the study → how far beyond the ends still counts there
+    threshold: Threshold = Threshold.source
+    slack: dict[str, Any] = field(default_factory=dict)  # scale of the study → how far beyond the ends still is equivalent there
+    direction: Direction = Direction.better  # worse: an upper end alone is meant, as in [null, 0]
     two_sided: bool = False  # a gain above the stated top refutes too; otherwise it is reported
     target: Any = None  # the loss that time and steps to target are about; `baseline`: each seed's own final loss of the baseline
     guards: list[Guard] = field(default_factory=list)
     mechanism: Mechanism
     seeds: list[int]
     alpha: float = 0.05
-    looks: int = 1  # 2: also at half of the seeds, with a fifth of alpha
+    looks: Any = field(default_factory=list)  # numbers of pairs at which it is judged, the last is all seeds; none: at all of them
 
     @property
     def metrics(self) -> list[Metric]:
@@ -134,12 +145,12 @@ class Claim:
         require(bool(self.parts) == (self.metric in profiled), f"{of} parts", f"be given for {', '.join(profiled)} only", self.parts)
         require(not self.of or self.metric == "share", f"{of} of", "be given for a share only", self.of)
         _check_parts(f"{of} parts", [*self.parts, *self.of], HELD if self.metric == "held_mib" else PARTS)
-        ok = all(0 <= slack < math.inf for slack in self.slack.values())
-        require(ok, f"{of} slack", "be at least 0, in the unit of expected", self.slack)
+        self.slack = checked(f"{of} slack", self.slack, metric=self.metric, scale=self.scale, least=0.0)
         require(not self.slack or self.scale is Scale.difference, f"{of} slack", "be for a difference only", self.scale.value)
         rule = self.mechanism.rule
         require(rule is Rule.given or self.scale is Scale.ratio, f"{of} mechanism.rule", "be given but for a ratio", rule.value)
         self._check_expected(of)
+        check_direction(of, metric, self.scale, self.expected, self.direction)
         self._check_target(of)
         names = [metric.name for metric in self.metrics]
         require(len(set(names)) == len(names), f"{of} guards", "each have a metric of their own, not the claim's", ", ".join(names[1:]))
@@ -149,10 +160,7 @@ class Claim:
         require(len(self.seeds) >= LEAST_PAIRS, f"{of} seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
         require(len(set(self.seeds)) == len(self.seeds), f"{of} seeds", "differ", self.seeds)
         require(0 < self.alpha < 0.5, f"{of} alpha", "be above 0 and below 0.5", self.alpha)
-        require(self.looks in (1, 2), f"{of} looks", "be 1 or 2", self.looks)
-        enough = len(self.seeds) // self.looks >= LEAST_PAIRS
-        rule = f"leave {LEAST_PAIRS} pairs for the first look"
-        require(enough, f"{of} looks", rule, f"{self.looks} looks at {len(self.seeds)} seeds")
+        self.looks = _checked_looks(f"{of} looks", self.looks, pairs=len(self.seeds))
 
     def _check_expected(self, of: str) -> None:
         key, ends = f"{of} expected", [end for end in self.expected if end is not None]
@@ -172,29 +180,45 @@ class Claim:
         require((number or self.target == BASELINE) if needs else self.target is None, f"{of} target", rule, self.target)
 
     def at_look(self, look: int) -> tuple[list[int], float]:
-        """The seeds of a look and its share of alpha: two looks at .01 and .04 keep .05 together (Bonferroni).
+        """The seeds of a look, counted from 1, and the nominal level of its one-sided tests.
 
         Errors:
             ValueError: the look was not declared.
         """
-        require(1 <= look <= self.looks, f"claim {self.id}: look", f"be one of the {self.looks} declared", look)
-        if self.looks == 1:
-            return self.seeds, self.alpha
-        half = len(self.seeds) // 2
-        return (self.seeds[:half], self.alpha / 5) if look == 1 else (self.seeds, self.alpha * 4 / 5)
+        return self.seeds[: self.pairs_at(look)], self.level(look, self.alpha)
 
-    def judged(self, at: str) -> tuple[float | None, float | None]:
-        """The ends that decide at a scale of the study: of two stated ones the lower, unless the claim is two-sided."""
+    def pairs_at(self, look: int) -> int:
+        require(1 <= look <= len(self.looks), f"claim {self.id}: look", f"be one of the {len(self.looks)} declared", look)
+        return int(self.looks[look - 1])
+
+    def level(self, look: int, alpha: float) -> float:
+        """The nominal level of a look for tests that err with alpha over all looks."""
+        return levels(tuple(self.looks), alpha)[look - 1]
+
+    def judged(self, at: str, *, slack: bool = False) -> tuple[float | None, float | None]:
+        """The ends that decide at a scale of the study: of two stated ones the lower, unless the claim is two-sided. `slack`: as far beyond
+        them as still is equivalent."""
         low, high = self.expected
-        slack = self.slack.get(at, 0.0)
+        beyond = self.slack.get(at, 0.0) if slack else 0.0
         top = high if self.two_sided or low is None else None
-        return None if low is None else low - slack, None if top is None else top + slack
+        return None if low is None else low - beyond, None if top is None else top + beyond
 
-    def hash(self) -> str:
-        """Of all that is claimed. The order of guards and margins does not count."""
-        plain = dataclasses.asdict(self)
-        plain["guards"].sort(key=lambda guard: guard["metric"])
-        return digest(_plain(plain))
+    def shares_of_steps(self, at: str) -> list[float]:
+        """Of its margins at a scale, those that the exchange rate must translate."""
+        stated = [self.slack.get(at), *(guard.margins.get(at) for guard in self.guards)]
+        return [share for margin in stated if (share := share_of_steps(margin)) is not None]
+
+
+def _checked_looks(key: str, looks: Any, *, pairs: int) -> list[int]:
+    """As numbers of pairs. Old studies have a count of looks: 1 is one look at all pairs."""
+    rule = f"be numbers of pairs, from at least {LEAST_PAIRS} up to all {pairs}, as in [{LEAST_PAIRS}, {2 * LEAST_PAIRS}]"
+    if looks == 1 and not isinstance(looks, bool):
+        looks = []
+    require(isinstance(looks, list), key, rule, looks)
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in looks)
+    rising = whole and all(a < b for a, b in pairwise(looks))
+    require(not looks or (rising and looks[0] >= LEAST_PAIRS and looks[-1] == pairs), key, rule, looks)
+    return looks or [pairs]
 
 
 def check_metric(key: str, name: str) -> None:
@@ -204,12 +228,3 @@ def check_metric(key: str, name: str) -> None:
 def _check_parts(key: str, parts: Iterable[str], known: Collection[str]) -> None:
     unknown = [part for part in parts if part not in known]
     require(not unknown, key, f"be of {', '.join(known)}", ", ".join(unknown))
-
-
-def _plain(tree: Any) -> Any:
-    """Enums by their values, at any depth."""
-    if isinstance(tree, dict):
-        return {key: _plain(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_plain(value) for value in tree]
-    return tree.value if isinstance(tree, Enum) else tree

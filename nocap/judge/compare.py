@@ -14,7 +14,8 @@ from nocap.judge.result import ComparedArm, Comparison, Difference, Front, Kind,
 from nocap.judge.stats import Estimate
 from nocap.judge.why import check_allowed, check_measured, confounders, covers
 from nocap.show.table import shorten
-from nocap.store.runs import COMPARED, Found, Record
+from nocap.store.runs import Found, Record
+from nocap.store.verify import ENDED
 
 TIMES = ("tokens_per_s", "step_ms", "memory_mib", "train_s")  # comparable on one machine only
 
@@ -28,7 +29,8 @@ def compare(found: Found, *, baseline: str | None = None, target_loss: float | N
     check_allowed(allow)
     arms = group(found.records)
     if not arms:
-        have = shorten(f"{r.folder.name}: {r.status}" for r in found.records) or shorten(f"{n}: {w}" for n, w in found.unreadable.items())
+        open_ = [f"{record.folder.name}: {record.status}" for record in found.records]
+        have = shorten([*(f"{name}: {why}" for name, why in found.unreadable.items()), *open_])
         raise ValueError(f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})")
     declared = check_measured(arms, allowed=allow)
     base = choose_baseline(arms, baseline)
@@ -76,7 +78,7 @@ def _vocabularies(arms: Sequence[Arm]) -> int:
 def _status(record: Record) -> str:
     if record.status == "finished":
         return "finished without a validation loss"
-    return f"{record.status}: no seed of its arm finished" if record.status in COMPARED else record.status
+    return f"{record.status}: no seed of its arm finished" if record.status in ENDED else record.status
 
 
 def _differences(arms: Sequence[Arm], base: Arm, *, metric: str, allow: Collection[str]) -> dict[str, Difference]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -76,7 +76,7 @@ def plan_from(found: Found, *, effect: str, power: float) -> dict[str, Any]:
     samples = [list(arm.values(metric).values()) for arm in arms]
     if relative:
         samples = [[math.log(speed) for speed in sample] for sample in samples]
-    measured = _check_noise(arms, samples, otherwise=f"--power {power:g} --effect {effect}")
+    measured = _check_noise(arms, samples, otherwise=f"--power {power:g} --effect {effect}", lost=found.unreadable)
     n_measured = sum(map(len, measured))
     sigma = pooled_sd(measured)
     planned = plan(effect=amount, sigma=sigma, scale=scale, power=power)
@@ -101,7 +101,7 @@ def plan_from(found: Found, *, effect: str, power: float) -> dict[str, Any]:
         "hours": None if wall_s is None else wall_s * 2 * planned.pairs / 3600,
         "machines": machines,
         "left_out": _left_out(found, arms),
-        "problems": found.problems,
+        "problems": found.lines(),
     }
 
 
@@ -121,12 +121,13 @@ def _check_one_unit(arms: Sequence[Arm], *, relative: bool) -> None:
         require(len(vocabularies) <= 1, "--effect", rule, ", ".join(vocabularies))
 
 
-def _check_noise(arms: Sequence[Arm], samples: Sequence[list[float]], *, otherwise: str) -> list[list[float]]:
+def _check_noise(arms: Sequence[Arm], samples: Sequence[list[float]], *, otherwise: str, lost: Collection[str]) -> list[list[float]]:
     """The samples of two seeds or more; refused where they are too few to know the noise. `otherwise` is what to ask nocap.study then."""
     measured = [sample for sample in samples if len(sample) > 1]
     freedom = sum(len(sample) - 1 for sample in measured)
     if freedom < LEAST_FREEDOM:
         have = shorten(f"{arm.label}: {len(sample)}" for arm, sample in zip(arms, samples, strict=True)) or "no finished run"
+        have += f"; unreadable: {shorten(lost)}" if lost else ""
         raise ValueError(
             f"--power must find at least {LEAST_FREEDOM} degrees of freedom between seeds within arms, got {freedom} (seeds: {have}); "
             f"python -m nocap.study {otherwise} --sigma … takes a declared noise"

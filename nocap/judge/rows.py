@@ -7,8 +7,11 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from nocap.config.outward import visible
 from nocap.judge.arms import group, swept_keys
 from nocap.store.runs import Record, dig
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -23,6 +26,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
             "label": labels.get(run.identity),
             "seed": run.seed,
             "status": run.status,
+            "verified": run.verified,
             **{key: run.config.get(key) for key in keys},
             **{key: run.summary.get(key) for key in ("steps", "tokens", "val_loss", "val_bpb", "tokens_per_s")},
             **{key: run.value(key) for key in ("step_ms", "memory_mib", "train_s")},
@@ -40,9 +44,15 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def to_csv(table: Sequence[dict[str, Any]]) -> str:
-    """A null is an empty cell."""
+    """A null is an empty cell. A text that a spreadsheet would compute begins with an apostrophe."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows({key: _inert(value) for key, value in row.items()} for row in table)
     return text.getvalue()
+
+
+def _inert(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return f"'{visible(value)}" if value.startswith(FORMULA) else visible(value)

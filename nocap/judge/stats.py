@@ -7,7 +7,7 @@ people can afford, its "95%" intervals cover .77 to .89, and the t-interval's co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
@@ -98,11 +98,6 @@ def unpaired(a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95
     return Estimate(**ends, n=min(len(x), len(y)), method="Welch's t-test, as the seeds differ")
 
 
-def lower_bound(values: Sequence[float] | Array, *, alpha: float) -> float:
-    """One-sided: the mean lies below it with a chance of alpha (the lower end of the t-interval at 1 - 2·alpha)."""
-    return interval(values, confidence=1 - 2 * alpha).low
-
-
 def signed_rank(values: Sequence[float] | Array, *, confidence: float = 0.95) -> Estimate:
     """The centre of symmetric noise, whatever its tails: the median of all pairs' means, and Wilcoxon's test turned into an interval.
 
@@ -156,26 +151,34 @@ def n_required(effect: float, *, power: float, alpha: float = 0.05, pairs: bool,
     Errors:
         ValueError: more than `most`.
     """
+    found = least_n(lambda n: power_of(effect, n=n, alpha=alpha, pairs=pairs) >= power, most=most)
+    if found is None:
+        raise ValueError(f"an effect of {effect:g} standard deviations needs more than {most} runs")
+    return found
+
+
+def least_n(enough: Callable[[int], bool], *, most: int = 100_000) -> int | None:
+    """The least number from 2 on that is enough, where all larger ones are; `None`: not even `most`."""
     low, high = 2, 2
-    while power_of(effect, n=high, alpha=alpha, pairs=pairs) < power:
+    while not enough(high):
         low, high = high, 2 * high
         if high > most:
-            raise ValueError(f"an effect of {effect:g} standard deviations needs more than {most} runs")
+            return None
     while low < high:
         middle = (low + high) // 2
-        enough = power_of(effect, n=middle, alpha=alpha, pairs=pairs) >= power
-        low, high = (low, middle) if enough else (middle + 1, high)
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
     return high
 
 
-def power_of(effect: float, *, n: int, alpha: float = 0.05, pairs: bool) -> float:
-    """The chance that a two-sided t-test over n runs an arm, or pairs, sees `effect` standard deviations.
+def power_of(effect: float, *, n: int, alpha: float = 0.05, pairs: bool, known: float = 0.0) -> float:
+    """The chance that a two-sided t-test over n runs an arm, or pairs, sees `effect` standard deviations. `known`: degrees of freedom that
+    the variance has besides theirs.
 
     Integrated over the variance: scipy's `nct.cdf` is NaN at small samples and large effects.
     """
     from scipy import integrate, special
 
-    nu = n - 1 if pairs else 2 * n - 2
+    nu = (n - 1 if pairs else 2 * n - 2) + known
     nc = abs(effect) * math.sqrt(n if pairs else n / 2)
     critical = float(special.stdtrit(nu, 1 - alpha / 2))
     norm = nu / 2 * math.log(2) + math.lgamma(nu / 2)

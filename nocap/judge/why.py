@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nocap.config.keys import require
+from nocap.config.keys import flat, require
 from nocap.config.registry import keys_that_count
 from nocap.judge.arms import ABSENT, Arm, changes, setting, spell
 from nocap.show.table import shorten, table
-from nocap.store.runs import Record, dig, flat, read
+from nocap.store.runs import Record, dig, read
+from nocap.store.verify import ENDED
 
 
 def _setting(key: str, run: Record) -> str:
@@ -138,7 +139,7 @@ def _differences(part: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Itera
 
 def describe(found: Mapping[str, Any]) -> str:
     """`why`'s answer for people."""
-    a, b = found["a"]["name"], found["b"]["name"]
+    a, b = (run["name"] + ("" if run["status"] in ENDED else f" ({run['status']})") for run in (found["a"], found["b"]))
     same_run = f"{a} and {b} are the same run (identity {found['a']['identity']})"
     rows = [[d["part"], d["key"], f"{d['a']} → {d['b']}"] for d in found["differences"]]
     differ, recorded = ([row for row in rows if (row[0] == "recorded") == is_recorded] for is_recorded in (False, True))

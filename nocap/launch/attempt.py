@@ -12,16 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from nocap.config.errors import EXIT_CODES, LOST
-from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, write_record_head
+from nocap.config.exits import EXIT_CODES, LOST
+from nocap.launch.head import leftovers, write_record_head
+from nocap.launch.plan import Plan, headline, nothing_to_train, outcome
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lock
+from nocap.store.checkpoints import delete
+from nocap.store.files import append_text, to_append
 from nocap.store.record import read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
 
 LOOK_S = 0.2  # between looks at the heartbeats
+AWAKE_S = 1.0  # the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or Slurm's suspend give it
 
 
 def hold(plan: Plan, *, wait_s: float = 0.0) -> IO[str]:
@@ -31,7 +35,15 @@ def hold(plan: Plan, *, wait_s: float = 0.0) -> IO[str]:
         lock.HeldError: another process is training it, and still is after `wait_s` seconds.
     """
     plan.run_dir.mkdir(parents=True, exist_ok=True)
+    lock.check(plan.run_dir / ".writer.lock")  # the worker's
     return lock.acquire(plan.run_dir / ".lock", wait_s=wait_s)
+
+
+def clean(plan: Plan) -> None:
+    """Delete what a kill left of an ended run, unless another process holds it, or it is another user's."""
+    if leftovers(plan, ended=True):
+        with suppress(lock.HeldError, OSError), hold(plan):
+            delete(leftovers(plan, ended=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +85,7 @@ def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: flo
         ValueError: another process is training it, and still is after `wait_s` seconds.
     """
     if (summary := outcome(plan)) is not None:
+        clean(plan)
         return Ended(summary=summary)
     with hold(plan, wait_s=wait_s):
         if (summary := outcome(plan)) is not None:  # its holder has brought it to its end
@@ -118,7 +131,7 @@ class Attempt:
     def _start(self, started: float) -> None:
         run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
         write_record_head(self.plan)
-        self._heartbeat = Heartbeat.create(run_dir, ranks=run.trainer.devices)
+        self._heartbeat, self._beats, self._silent_s = Heartbeat.create(run_dir, ranks=run.trainer.devices), 0.0, 0.0
         env = {
             "GOMP_SPINCOUNT": "1000",  # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
             **os.environ,
@@ -131,7 +144,7 @@ class Attempt:
         command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
         with shielded_child():
             if self._quiet:
-                with (run_dir / "train.log").open("a") as log:
+                with to_append(run_dir / "train.log") as log:
                     self._worker = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
             else:
                 self._worker = subprocess.Popen(command, env=env)
@@ -168,12 +181,14 @@ class Attempt:
             self._worker.send_signal(signal.SIGTERM)
 
     def _check_heartbeat(self) -> None:
-        """Kill a worker whose ranks hang. Ranks die with their agent."""
+        """Kill a worker whose ranks hang. They die with it."""
         now, limit = time.monotonic(), self.plan.run.trainer.hang_timeout_s
-        if now - self._looked < LOOK_S:
+        if (since := now - self._looked) < LOOK_S:
             return
-        self._looked = now
-        if self._heartbeat.silent_s() > limit:
+        beats, self._looked = self._heartbeat.count(), now
+        self._silent_s = 0.0 if beats != self._beats else self._silent_s + min(since, AWAKE_S)
+        self._beats = beats
+        if self._silent_s > limit:
             self._hang = f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
             self._worker.kill()
 
@@ -193,7 +208,7 @@ class Attempt:
         """On stderr, or in the log of a quiet worker."""
         log = self.plan.run_dir / "train.log"
         if self._quiet:
-            with suppress(OSError), log.open("a") as file:  # a full disk: the summary has it, or will not be there
-                file.write(f"{text}\n")
+            with suppress(OSError):  # a full disk: the summary has it, or will not be there
+                append_text(log, f"{text}\n")
         else:
             print(f"nocap: {text}; see {log}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What Hydra runs: one composed config, trained in a process of its own. A cluster's job imports it by this module's name."""
+"""One composed config, trained in a process of its own. A cluster's job imports it by this module's name."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from nocap import outside
-from nocap.config.compose import parse, register
-from nocap.config.errors import CONFIG_ERRORS, EXIT_CODES, explain, refusals, refuse
+from nocap.config.compose import Composed, parse
+from nocap.config.errors import CONFIG_ERRORS, explain
+from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import require
+from nocap.config.outward import guarded
+from nocap.config.run import Run
+from nocap.config.schemas import register
 from nocap.launch import attempt
-from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan, write_record_head
+from nocap.launch.head import write_record_head
+from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan
 from nocap.store.record import read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
@@ -29,21 +35,29 @@ from nocap.training.terminal import table
 STARTED = time.monotonic()  # the command moves this back to its own beginning
 
 
+def single(composed: Composed) -> NoReturn:
+    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code.
+
+    Errors:
+        ValueError: it cannot be trained.
+    """
+    planned = _plan(composed.run, composed.choices)
+    if "RANK" in os.environ:
+        _train_as_rank(planned)
+    raise SystemExit(attempt.start(planned, started=STARTED))
+
+
 def cell(cfg: DictConfig) -> int:
-    """Train what Hydra composed. A single run ends the process with its exit code, a grid's cell on a cluster returns it."""
-    register()  # a job on a cluster begins here
+    """Train what Hydra composed for a cluster's job; its exit code."""
+    register()  # the job begins here
     config = HydraConfig.get()
-    if config.mode is RunMode.RUN:
-        with refusals():
-            planned = _plan(cfg)
-            if "RANK" in os.environ:
-                _train_as_rank(planned)
-            raise SystemExit(attempt.start(planned, started=STARTED))
-    folder = Path(config.sweep.dir)
-    if folder.name == "grids":
-        refuse("hydra.mode must be left out: a grid is started with --multirun")
+    with guarded():
+        return _cell_of_grid(cfg, config)
+
+
+def _cell_of_grid(cfg: DictConfig, config: HydraConf) -> int:
     try:
-        planned = replace(_plan(cfg), grid=folder.name)
+        planned = replace(_plan(parse(cfg), config.runtime.choices), grid=Path(config.sweep.dir).name)
         # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
         return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
     except (ValueError, *CONFIG_ERRORS) as error:
@@ -54,8 +68,7 @@ def cell(cfg: DictConfig) -> int:
         return EXIT_CODES["failed"]
 
 
-def _plan(cfg: DictConfig) -> Plan:
-    run, choices = parse(cfg), HydraConfig.get().runtime.choices
+def _plan(run: Run, choices: Mapping[str, str | None]) -> Plan:
     if "RANK" in os.environ:
         watch_parent(os.getppid())
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -85,15 +98,15 @@ def _train_as_rank(plan: Plan) -> NoReturn:
                 Heartbeat.create(plan.run_dir, ranks=world.size)
         except ValueError as error:
             problem = str(error)
-    problem, summary, run_dir = world.from_main((problem, summary, plan.run_dir))
+    problem, summary, run_dir = world.from_main([problem, summary, str(plan.run_dir)])
     if problem:
         raise ValueError(problem)
     if world.is_main:
         lines = [*(f"note: {notice}" for notice in plan.notices), headline(plan) if summary is None else nothing_to_train(plan, summary)]
         print("\n".join(lines), flush=True)
-    status = work(plan.run, run_dir, started=STARTED) if summary is None else summary["status"]
-    if world.is_main and (summary := read_json(run_dir / "summary.json")) is not None:
-        print(table(summary, run_dir=run_dir), flush=True)
+    status = work(plan.run, Path(run_dir), started=STARTED) if summary is None else summary["status"]
+    if world.is_main and (summary := read_json(plan.run_dir / "summary.json")) is not None:
+        print(table(summary, run_dir=plan.run_dir), flush=True)
     if status in ("preempted", "diverged"):
         world.from_main(status)  # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
     if holder is not None:

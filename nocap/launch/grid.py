@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nocap.config.compose import Composed
+from nocap.config.compose import Composed, as_in
+from nocap.config.keys import is_fault
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.plan import Plan, outcome, plan
+from nocap.store.checkpoints import delete, half_written
 from nocap.store.identity import digest
 from nocap.store.record import write_json
 
-FILE = "grid.json"  # nocap.store.runs reads it
+FILE, REPORT = "grid.json", "report.html"  # nocap.store.runs reads the first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,7 @@ class Grid:
     def write(self) -> None:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        delete(half_written(self.folder, (FILE, REPORT), older_than_s=60))  # another process may be writing one
         cells = [
             {
                 "identity": cell.plan.identity,
@@ -78,18 +81,22 @@ def check(
         RefusedError: at least one cell is invalid. Nothing has been written but the data's cache.
     """
     found, experiments, bad, datasets = [], set(), [], _Datasets()
+    first: Composed | None = None
     for overrides in cells:
         label = " ".join(override for override in overrides if _key(override) in swept) or "the only cell"
         try:
-            composed = compose(overrides)
+            composed = as_in(first, overrides, compose)
+            first = first or composed
             planned = plan(composed.run, choices=composed.choices, dataset=datasets.of(composed.run))
             outcome(planned)  # a damaged record is found now
         except ValueError as error:
+            if is_fault(error):
+                raise
             bad.append((label, str(error)))
             continue
         for notice in planned.notices:
             log(f"note: {notice}")
-        found.append(Cell(overrides=tuple(overrides), label=label if swept else planned.name, plan=planned))
+        found.append(Cell(overrides=composed.overrides, label=label if swept else planned.name, plan=planned))
         experiments.add(composed.choices.get("experiment"))
     if len(outputs := {cell.plan.run.output_dir for cell in found}) > 1:
         bad.append((f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid"))

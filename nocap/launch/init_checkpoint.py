@@ -7,18 +7,20 @@ budget is a decay from its checkpoint (Hägele et al., 2024, arXiv:2405.18392).
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.config.compose import load
+from nocap.config.bounded import JSON_BYTES, parse_json, read_bytes
 from nocap.config.keys import require
+from nocap.config.paths import expanded
+from nocap.config.plain import load
 from nocap.config.run import Run
+from nocap.store.checkpoints import step_of
 from nocap.store.identity import config_that_counts, digest
-from nocap.store.record import read_json
+from nocap.store.record import SHAPES, check_shape, read_json
 
 KEY = "trainer.init_from"
 TENSORS = ("model.safetensors", "optimizer.safetensors")
@@ -52,7 +54,7 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> InitCheckpoint | None
     """
     if run.trainer.init_from is None:
         return None
-    path = Path(run.trainer.init_from).expanduser().absolute()
+    path = expanded(run.trainer.init_from).absolute()
     step, tensors, clock_s = _read(path)
     require(step < run.trainer.steps, KEY, f"be of a step before trainer.steps={run.trainer.steps}", f"step {step}")
     folder = path.parents[1]
@@ -69,16 +71,17 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> InitCheckpoint | None
 def _read(path: Path) -> tuple[int, str, float]:
     """A checkpoint's step, the digest of its tensors' checksums, and its clock in seconds."""
     rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080"
-    require(path.is_dir() and path.name.startswith("step-"), KEY, rule, path)
+    require(path.is_dir() and step_of(path) is not None, KEY, rule, path)
     if (sums := read_json(path / "manifest.json")) is None:
         raise ValueError(f"{KEY} must {rule}, got {path} without manifest.json")
     try:
         tensors = digest({name: sums[name] for name in TENSORS})
-        content = (path / "state.json").read_bytes()
-        state = json.loads(content)
-        step, clock_s = int(state["step"]), float(sum(state["clock_s"].values()))
-        sound = hashlib.sha256(content).hexdigest() == sums["state.json"] and path.name == f"step-{step:08d}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        content = read_bytes(path / "state.json", JSON_BYTES)
+        state = parse_json(content.decode())
+        check_shape(state, SHAPES["state.json"], path / "state.json")
+        step, clock_s = state["step"], float(sum(state["clock_s"].values()))
+        sound = hashlib.sha256(content).hexdigest() == sums["state.json"] and step == step_of(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{KEY} must be a whole checkpoint, got {path} ({type(error).__name__}: {error})") from error
     require(sound, KEY, "be a whole checkpoint", f"{path}, whose state.json does not match its checksum or the folder's name")
     return step, tensors, clock_s

@@ -20,25 +20,27 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from nocap.config import registry
+from nocap.config import gate, registry
 from nocap.config.compose import Composer
-from nocap.config.errors import EXIT_CODES
-from nocap.config.keys import require
+from nocap.config.exits import EXIT_CODES
+from nocap.config.keys import check_keys, require
 from nocap.config.paths import conf_dir
-from nocap.launch.attempt import hold
+from nocap.launch.attempt import clean, hold
 from nocap.launch.cell import cell as task
-from nocap.launch.grid import Cell, Grid, Result, check
+from nocap.launch.grid import REPORT, Cell, Grid, Result, check
 from nocap.launch.plan import outcome
 from nocap.launch.runner import Runner
 from nocap.options.launcher import Launcher as Launching
 from nocap.options.launcher import One, Slots
 from nocap.store.identity import digest
 from nocap.store.record import read_json
+from nocap.store.verify import ENDED, SUMMARY
 
 if TYPE_CHECKING:
     from nocap.judge.result import Comparison
@@ -46,18 +48,21 @@ if TYPE_CHECKING:
 Results = dict[str, Result]  # by identity
 
 
-def multirun(overrides: Sequence[str], *, config_name: str = "train", config_dir: Path | None = None) -> int:
+def multirun(overrides: Sequence[str]) -> int:
     """Train the grid of these overrides. Its exit code.
 
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
-    with initialize_config_dir(str(config_dir or conf_dir()), version_base="1.3", job_name="nocap"):
+    gate.check_words(overrides)
+    gate.check_overrides(overrides, grid=True)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="nocap"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        config = hydra.compose_config(config_name, [*overrides, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN, with_log_configuration=True)
+        config = hydra.compose_config("train", [*overrides, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+        gate.check_hydra(config)
         HydraConfig.instance().set_config(copy.deepcopy(config))  # for a yaml with ${hydra:…}. It makes its own read-only.
-        context = HydraContext(hydra.config_loader, Callbacks(config))
+        context = HydraContext(hydra.config_loader, Callbacks())
         try:
             slots = _slots(config)
             grid = _check(config, context)
@@ -71,6 +76,8 @@ def multirun(overrides: Sequence[str], *, config_name: str = "train", config_dir
         total, done = len(grid.cells), sum(outcome(cell.plan) is not None for cell in grid.cells)
         print(f"grid {grid.name}: {total} cells, {done} done, {total - done} to train", flush=True)
         if done == total:
+            for cell in grid.cells:
+                clean(cell.plan)
             return _report(grid, {cell.plan.identity: _read(cell) for cell in grid.cells}, stopped=False)
         if launcher is not None:
             return _train_elsewhere(grid, launcher)
@@ -78,22 +85,50 @@ def multirun(overrides: Sequence[str], *, config_name: str = "train", config_dir
         return _train_here(grid, slots)
 
 
+BASIC = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "max_batch_size": None}
+
+
 def _check(config: DictConfig, context: HydraContext) -> Grid:
     hydra = config.hydra
     if named := [override for override in hydra.overrides.hydra if override.lstrip("+~").startswith("hydra.sweep.")]:
         raise ValueError(f"{named[0]}: a grid's folder is below output_dir, and its name follows from its cells")
-    require(
-        hydra.runtime.choices["hydra/sweeper"] == "basic" and hydra.sweeper.max_batch_size is None,
-        "hydra/sweeper",
-        "stay basic, and hydra.sweeper.max_batch_size null: nocap itself checks, skips and resumes the cells of a grid",
-        f"{hydra.runtime.choices['hydra/sweeper']}, {hydra.sweeper.get('max_batch_size')}",
-    )
-    arguments = [*(f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()), *hydra.overrides.task]
+    sweeper: Any = OmegaConf.to_container(hydra.sweeper)
+    params = sweeper.pop("params", None) or {}
+    require(sweeper == BASIC, "hydra/sweeper", "stay basic: nocap itself checks, skips and resumes the cells of a grid", sweeper)
+    arguments = [*(f"{key}={value}" for key, value in params.items()), *hydra.overrides.task]
+    gate.check_words(arguments)
     overrides = OverridesParser.create(config_loader=context.config_loader).parse_overrides(arguments)
     last = {override.get_key_element(): override for override in overrides}  # the command line goes before a file's sweeps
     swept = [override.key_or_group for override in last.values() if override.is_sweep_override()]
+    _check_size([override for override in last.values() if override.is_sweep_override()])
     compose = Composer(context.config_loader, config).composed
     return check(BasicSweeper.split_arguments(overrides, None)[0], swept=swept, compose=compose, log=print)
+
+
+MOST_CELLS = 10_000
+
+
+def _check_size(sweeps: Sequence[Override]) -> None:
+    """Refuse a grid that is too large before it is expanded, and words that no sweep can go over."""
+    cells = 1
+    for override in sweeps:
+        key, swept = override.get_key_element(), override.value()
+        if isinstance(swept, Glob):
+            require(key in registry.groups(), key, "be a group where its options are chosen by glob", override.input_line)
+        elif isinstance(swept, IntervalSweep):
+            require(False, key, "be swept over values: nocap draws none from an interval", override.input_line)
+        elif isinstance(swept, RangeSweep):
+            cells *= _length(key, swept)
+        elif isinstance(swept, ChoiceSweep):
+            cells *= len(swept.list)
+        require(cells <= MOST_CELLS, key, f"make at most {MOST_CELLS:,} cells with what else is swept", override.input_line)
+
+
+def _length(key: str, swept: RangeSweep) -> int:
+    """How many values a range has."""
+    start, stop, step = swept.start or 0, swept.stop or 0, swept.step
+    require(all(map(math.isfinite, (start, stop, step))) and step != 0, key, "be a range of numbers with a step", swept.step)
+    return max(0, math.ceil((stop - start) / step))
 
 
 def launcher_option(config: DictConfig) -> Launching | None:
@@ -107,11 +142,13 @@ def launcher_option(config: DictConfig) -> Launching | None:
         return None
     kinds = registry.options("launcher")
     kind = keys["kind"]
-    require(kind in kinds, "hydra.launcher.kind", f"be one of {', '.join(kinds)}", kind)
+    require(isinstance(kind, str) and kind in kinds, "hydra.launcher.kind", f"be one of {', '.join(kinds)}", repr(kind))
     known = [f.name for f in fields(kinds[kind])]
     for key in keys:
         require(key in known, f"hydra.launcher.{key}", f"be a key of {kind}, which has {', '.join(known[1:]) or 'none'}", keys[key])
-    option: Any = kinds[kind](**keys)
+    option = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kinds[kind]), keys))
+    assert isinstance(option, Launching)
+    check_keys("hydra.launcher", option)
     return option
 
 
@@ -119,6 +156,7 @@ def _slots(config: DictConfig) -> Slots | None:
     """Where this process trains the cells. None: a launcher of Hydra's, such as submitit's, trains them elsewhere."""
     if option := launcher_option(config):
         return option.slots()
+    gate.check_launcher(config)
     return One() if config.hydra.runtime.choices["hydra/launcher"] == "basic" else None
 
 
@@ -136,7 +174,8 @@ def _train_elsewhere(grid: Grid, launcher: Launcher) -> int:
     name, reason, stopped = type(launcher).__name__, "its job left no record", False
     print(f"{name} trains them; its logs are in {grid.folder}", flush=True)
     try:
-        launcher.launch([[*cell.overrides, f"hydra.sweep.dir='{folder}'"] for cell in todo], 0)
+        with gate.hydras_own_sources():
+            launcher.launch([[*cell.overrides, f"hydra.sweep.dir='{folder}'"] for cell in todo], 0)
     except KeyboardInterrupt:
         stopped = True
         print("nocap: no longer waiting; what was handed over goes on", file=sys.stderr)
@@ -154,9 +193,12 @@ def _train_elsewhere(grid: Grid, launcher: Launcher) -> int:
 def _read(cell: Cell, *, trained: bool = False, reason: str | None = None) -> Result:
     """How a cell ended, from its record."""
     try:
-        summary = read_json(cell.plan.run_dir / "summary.json")
+        ended = outcome(cell.plan)
+        summary = ended or read_json(cell.plan.run_dir / SUMMARY)
     except ValueError as error:
         return Result(status="failed", reason=str(error))
+    if ended is None and summary is not None and summary.get("status") in ENDED:
+        return Result(status="failed", reason="its record is damaged; the same command mends it")
     if summary is None:
         return Result(status="waiting", reason=reason or "not finished")
     return Result(status=summary["status"], trained=trained, summary=summary, reason=summary.get("error"))
@@ -197,7 +239,7 @@ def _explain(cell: Cell, result: Result) -> None:
 
 
 def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
-    """Print the comparison. After training also write and track its report. An error here changes nothing about the grid."""
+    """Print the comparison. A report older than its runs is written and tracked again. An error here changes nothing about the grid."""
     folder = os.path.relpath(grid.folder) if grid.folder.is_relative_to(Path.cwd()) else str(grid.folder)
     if any_finished:
         try:
@@ -207,12 +249,20 @@ def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
 
             comparison = compare(load([grid.folder]))
             print(f"\n{render(comparison)}\n")
-            if trained:
+            if trained or _report_is_older(grid):
                 _write_report(grid, comparison)
-            print(f"report: {folder}/report.html")
+            print(f"report: {folder}/{REPORT}")
         except Exception as error:
             print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
     print(f"compare: python -m nocap.compare {folder}", flush=True)
+
+
+def _report_is_older(grid: Grid) -> bool:
+    """Whether a run ended after the report was written, or there is none: a kill came in between."""
+    path = grid.folder / REPORT
+    written = path.stat().st_mtime_ns if path.is_file() else 0
+    summaries = (cell.plan.run_dir / SUMMARY for cell in grid.cells)
+    return any(path.is_file() and path.stat().st_mtime_ns > written for path in summaries)
 
 
 def _write_report(grid: Grid, comparison: Comparison) -> None:
@@ -221,7 +271,7 @@ def _write_report(grid: Grid, comparison: Comparison) -> None:
     from nocap.options.tracker import RunFacts
     from nocap.store.tracking import track_comparison
 
-    path = grid.folder / "report.html"
+    path = grid.folder / REPORT
     report.write(comparison, path)
     facts = RunFacts(
         identity=digest({"grid": [cell.plan.identity for cell in grid.cells]}),

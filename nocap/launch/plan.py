@@ -1,36 +1,31 @@
-"""From a checked `Run` to a plan and the head of its record: data, identity, folder. This side never imports torch."""
+"""From a checked `Run` to a plan: its data, identity and folder. No torch here."""
 
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from nocap import __version__, outside
 from nocap.config import hardware
-from nocap.config.compose import dump, to_plain
+from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.defaults import reasons
 from nocap.config.keys import require
-from nocap.config.paths import PACKAGE, cache_root
+from nocap.config.outward import redact
+from nocap.config.paths import cache_root, expanded
+from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
-from nocap.data.batches import target_bytes, train_windows, val_windows
+from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
-from nocap.data.tokenizer import token_bytes
 from nocap.launch.init_checkpoint import InitCheckpoint, init_checkpoint
-from nocap.store.files import write_file
-from nocap.store.identity import digest, identity_parts
-from nocap.store.record import Metrics, read_json, write_json
-from nocap.store.secrets import redact
-
-COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
+from nocap.store.checkpoints import any_whole, saved_steps
+from nocap.store.identity import differing, digest, identity_parts
+from nocap.store.record import read_json
+from nocap.store.runs import of_identity
+from nocap.store.verify import Ended, read_ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,12 +67,52 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     identity = digest(parts)
     arm = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}"
     name = f"{name}-s{run.seed}"
-    root = Path(run.output_dir).expanduser().absolute() / "runs"
+    root = expanded(run.output_dir).absolute() / "runs"
     _check_writable(root, run.output_dir)
-    existing = sorted(root.glob(f"*-{identity}"))  # the same run under another readable name
-    run_dir = existing[0] if existing else root / f"{name}-{identity}"
-    notices = () if existing else tuple(_half_done(run, parts, sorted(root.glob(f"{name}-*"))))
+    run_dir = _folder(root, f"{name}-{identity}", identity)
+    begun = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")  # the same run may have another readable name
+    arm, name = f"{begun}{arm[-7:]}", f"{begun}-s{run.seed}"
+    notices = tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name))
     return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir, init=init, notices=notices)
+
+
+def _folder(root: Path, name: str, identity: str) -> Path:
+    """Where the run is, or goes.
+
+    Errors:
+        ValueError: something else is there.
+    """
+    folder = root / name
+    if not folder.exists():
+        return of_identity(root, identity) or folder
+    require(folder.is_dir(), str(folder), "be a run's folder, or not be there", "something else")
+    theirs = (read_json(folder / "manifest.json") or {}).get("identity", identity)
+    require(theirs == identity, f"{folder}/manifest.json", f"be of the run in the folder's name, {identity}", theirs)
+    return folder
+
+
+def _damage(folder: Path, identity: str) -> Iterator[str]:
+    """A notice where the folder has an ended run's record that is not believed: the last checkpoint makes it again.
+
+    Errors:
+        ValueError: there is no checkpoint that could.
+    """
+    if (damage := _read(folder, identity)[1]) is not None:
+        yield f"{damage}: not believed; the run goes on from its last checkpoint, which makes its record again"
+
+
+def _read(folder: Path, identity: str) -> tuple[Ended | None, ValueError | None]:
+    """The record of a run that has ended, or why it is not believed.
+
+    Errors:
+        ValueError: it is not believed, and there is no checkpoint that could make it again.
+    """
+    try:
+        return read_ended(folder, identity=identity), None
+    except ValueError as error:
+        if not any_whole(folder):
+            raise ValueError(f"{error}; there is no valid checkpoint to mend it from: move that folder to train the run again") from error
+        return None, error
 
 
 def _check_writable(folder: Path, configured: str) -> None:
@@ -88,42 +123,34 @@ def _check_writable(folder: Path, configured: str) -> None:
         raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
 
 
-def _half_done(run: Run, parts: Mapping[str, Any], folders: Iterable[Path]) -> Iterator[str]:
-    """A notice for each half-done run of the same config, paths and environment but under other code.
+def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Iterator[str]:
+    """A notice for each half-done run of the same arm, seed and paths that code, machine, threads or torch make another run.
 
     Errors:
         ValueError: it has other data: this run would start from scratch, and half a run would be lost unnoticed.
     """
     paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
-    apart = {"data": None, "source": None}
-    for folder in folders:
-        try:
-            manifest, config = read_json(folder / "manifest.json"), yaml.safe_load((folder / "config.yaml").read_text())
-            same = manifest is not None and {**manifest["parts"], **apart} == {**parts, **apart}
-            same = same and redact(paths, os.environ) == {key: config["data"][key] for key in paths}
-        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-            continue  # not a record: nothing was begun there
-        if not same or manifest is None or _ended(folder) or not any(folder.glob("checkpoints/step-*")):
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if not re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{12}}", folder.name) or not (steps := saved_steps(folder)):
             continue
-        was, now = manifest["parts"]["data"][:12], parts["data"][:12]
-        if was != now:
+        try:
+            manifest, config = read_json(folder / "manifest.json") or {}, parse_yaml(read_text(folder / "config.yaml"))
+            others, ended = manifest["parts"], read_ended(folder)
+            same_paths = redact(paths) == {key: config["data"][key] for key in paths}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # not a record: nothing can be gone on with there
+        differences = differing(others, parts)
+        if ended is not None or not same_paths or "config" in differences:
+            continue
+        if {*differences} <= {"data", "code"} and "data" in differences:
             remedy = "put it back to resume, or move that folder to start from scratch"
-            raise ValueError(f"data must be what {folder} began with ({was}…), got {now}…; {remedy}")
-        yield _under_other_code(folder, manifest, parts)
-
-
-def _under_other_code(folder: Path, manifest: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
-    """What changed since that run began, and how to go on with it."""
-    was, now = manifest["parts"]["source"], parts["source"]
-    changed = [module for module in dict.fromkeys([*was, *now]) if was.get(module) != now.get(module)]
-    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    commit = ((manifest.get("git") or {}).get("commit") or "")[:12]
-    step = max(path.name.removeprefix("step-").lstrip("0") or "0" for path in folder.glob("checkpoints/step-*"))
-    back = f"put that code back (git checkout {commit})" if commit else "put that code back"
-    return (
-        f"{folder} is half done, at step {step}, under other code: changed since are {', '.join(changed[:3])}{more}; "
-        f"this command starts from scratch, and to go on with that run {back} and give the command again"
-    )
+            raise ValueError(f"data must be what {folder} began with ({others['data'][:12]}…), got {parts['data'][:12]}…; {remedy}")
+        commit = ((manifest.get("git") or {}).get("commit") or "")[:12]
+        back = f" (git checkout {commit})" if commit and "code" in differences else ""
+        yield (
+            f"{folder} is half done, at step {steps[0]}, and another run: what differs is {', '.join(differences.values())}; "
+            f"this command starts from scratch, and to go on with that run put that back{back} and give the command again"
+        )
 
 
 def check_compiler(run: Run) -> None:
@@ -146,118 +173,29 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
 
 
 def outcome(plan: Plan) -> dict[str, Any] | None:
-    """The summary of this run if it has come to its end: finished, or diverged, which it would do again."""
-    return _ended(plan.run_dir)
+    """The summary of this run if it has come to its end: finished, or diverged, which it would do again.
 
+    One that is damaged has not, where there is a checkpoint to go on from.
 
-def _ended(run_dir: Path) -> dict[str, Any] | None:
-    summary = read_json(run_dir / "summary.json")
-    return summary if summary is not None and summary.get("status") in ("finished", "diverged") else None
+    Errors:
+        ValueError: it is damaged, and there is no checkpoint.
+    """
+    ended, _ = _read(plan.run_dir, plan.identity)
+    return ended.summary if ended is not None else None
 
 
 def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
     """A line about a run that has come to its end."""
     if summary["status"] == "finished":
-        kept = {path.name for path in plan.run_dir.glob("checkpoints/step-*")}
-        gone = [step for step in plan.run.trainer.keep_steps if f"step-{step:08d}" not in kept]
+        gone = sorted({*plan.run.trainer.keep_steps} - {*saved_steps(plan.run_dir)})
         return "already finished: nothing to train" + (f"; trainer.keep_steps: it has no checkpoint of {gone}" if gone else "")
     return "already diverged, which it would do again: nothing to train (to see it again, delete its folder)"
 
 
 def headline(plan: Plan) -> str:
-    """What was chosen for this machine, in a line."""
+    """What was chosen for this machine, and why where it is the default."""
     t = plan.run.trainer
     where = f"{t.devices} × {hardware.device_name(t.device)}" + (f", {t.threads} thread(s) each" if t.device is Device.cpu else "")
-    return f"{plan.run_dir.name}: {where}, {t.precision.value}, compile {t.compile.value}"
-
-
-def write_record_head(plan: Plan) -> None:
-    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's."""
-    config = redact(to_plain(plan.run), os.environ)
-    write_file(plan.run_dir / "config.yaml", dump(config).encode())
-    attempts = (read_json(plan.run_dir / "manifest.json") or {}).get("attempts", [])
-    write_json(plan.run_dir / "manifest.json", manifest(plan, attempts))
-    for file in outside_files(plan.run):  # a copy to read. It is imported from here only with --allow-code.
-        for path in (file.path, file.path.with_suffix(".yaml")):
-            if path.is_file():
-                write_file(plan.run_dir / COPIES / outside.place(file.group) / path.name, path.read_bytes())
-    (plan.run_dir / "summary.json").unlink(missing_ok=True)
-
-
-def outside_files(run: Run) -> list[outside.File]:
-    """The files from outside that this run's options are made of."""
-    return outside.used({cls.__module__ for _, option in run.options() for cls in type(option).__mro__})
-
-
-def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
-    """Wall-clock seconds of the attempts before this one and of the init checkpoint, also those whose rows were cut back since."""
-    rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
-    summary = read_json(plan.run_dir / "summary.json")
-    return max(
-        attempts[-1]["spent_s"] if attempts else plan.init.clock_s if plan.init is not None else 0.0,
-        rows[-1]["clock/wall_s"] if rows else 0.0,
-        summary["clock_s"]["wall"] if summary is not None else 0.0,
-    )
-
-
-def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the identity is made of, and where, on what and from which code it is trained. `attempts` are the ones before this."""
-    t = plan.run.trainer
-    n_bytes, reason = _val_bytes(plan)
-    attempt = {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": platform.node(),
-        "devices": t.devices,
-        "threads": t.threads,
-        "spent_s": _spent_s(plan, attempts),
-        "grid": plan.grid,
-    }
-    return {
-        "identity": plan.identity,
-        "name": plan.name,
-        "arm": plan.arm,
-        "parts": plan.parts,
-        "init": redact(plan.init.record, os.environ) if plan.init is not None else None,
-        "data": {
-            "manifest": plan.dataset.fingerprint,
-            "source": plan.dataset.source,
-            "vocab_size": plan.dataset.vocab_size,
-            "train": [asdict(shard) for shard in plan.dataset.train],
-            "val": [asdict(shard) for shard in plan.dataset.val],
-            "val_bytes": n_bytes,
-            "val_bytes_reason": reason,
-        },
-        "hardware": hardware.describe(t.device, t.threads),
-        "versions": {"nocap": __version__, "python": platform.python_version()}
-        | {package: version(package) for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")}
-        | {"torch": hardware.torch_build()["version"]},
-        "outside": [{"group": file.group, "name": file.name, "sha256": file.sha256} for file in outside_files(plan.run)],
-        "git": git_state(),
-        "attempts": [*attempts, attempt],
-    }
-
-
-def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
-    """UTF-8 bytes of the text behind the validation targets, or why they are unknown."""
-    if not plan.dataset.source.get("text", True):
-        return None, f"{plan.run.data.kind} tokens stand for no text"
-    try:
-        encoding = plan.run.tokenizer.load(cache_dir=cache_root(plan.run.cache_dir))
-    except ValueError as error:  # shards were tokenized elsewhere: they can be trained on without the vocabulary
-        print(f"no bits per byte: {error}", flush=True)
-        return None, str(error)
-    return target_bytes(val_windows(plan.run, plan.dataset.val), token_bytes(encoding), tokens=plan.run.trainer.val_tokens), None
-
-
-def git_state() -> dict[str, str] | None:
-    """Commit and uncommitted changes of the checkout that nocap runs from; `None` for an installed package."""
-    if not (PACKAGE.parent / ".git").exists():
-        return None
-    try:
-        commit, diff = (
-            subprocess.run(["git", "-C", str(PACKAGE.parent), *command], capture_output=True, text=True, check=True, timeout=10).stdout
-            for command in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", "nocap", "conf"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit.strip(), "diff": diff}
+    line = f"{plan.run_dir.name}: {where}, {t.precision.value}, compile {t.compile.value}"
+    why = [f"{key} {reason}" for key, reason in reasons(plan.run).items() if reason.startswith(f"{getattr(t, key).value}: ")]
+    return f"{line}\ndefaults: {'; '.join(why)}" if why else line

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from nocap.launch.attempt import Attempt, hold
+from nocap.config.outward import trusted, visible
+from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import outcome
 from nocap.launch.signals import stop_handler
 from nocap.options.launcher import Share, Slots
 from nocap.store.lock import HeldError
+from nocap.store.record import read_rows
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -36,7 +37,9 @@ class _Running:
 
 
 class Runner:
-    def __init__(self, grid: Grid, *, slots: Slots) -> None:
+    def __init__(self, grid: Grid, *, slots: Slots, watch: Callable[[Cell, str], None] = lambda cell, event: None) -> None:
+        """`watch` is told of each cell that it is `begun`, before its worker starts, and then how it ended."""
+        self._watch = watch
         self.stopping = False  # whether a request to stop came
         self._slots, self._progress = slots, Progress(grid)
         self._waiting, self._held = deque(grid.cells), deque[Cell]()
@@ -81,6 +84,7 @@ class Runner:
         """Whether some process has brought this run to its end."""
         summary = outcome(cell.plan)
         if summary is not None:
+            clean(cell.plan)
             self._results[cell.plan.identity] = Result(status=summary["status"], summary=summary)
         return summary is not None
 
@@ -90,6 +94,7 @@ class Runner:
         try:
             lock = hold(cell.plan)
             if not self._ended(cell):
+                self._watch(cell, "begun")
                 attempt = Attempt(cell.plan, started=time.monotonic(), quiet=True, env=share.env, on_worker=share.pin)
                 self._running.append(_Running(cell=cell, attempt=attempt, share=share, lock=lock))
                 if self.stopping:
@@ -123,6 +128,7 @@ class Runner:
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
         self._progress.ended(cell, result)
+        self._watch(cell, result.status)
 
 
 class Progress:
@@ -134,10 +140,12 @@ class Progress:
         self._bars = None
         if sys.stdout.isatty():
             from rich import progress
+            from rich.console import Console
 
             columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
             clocks = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
-            self._bars = progress.Progress(*columns, *clocks, auto_refresh=False, transient=True, speed_estimate_period=1e9)
+            screen = Console(file=trusted(sys.stdout))
+            self._bars = progress.Progress(*columns, *clocks, console=screen, auto_refresh=False, transient=True, speed_estimate_period=1e9)
             steps = sum(cell.plan.run.trainer.steps for cell in grid.cells if outcome(cell.plan) is None)
             self._all, self._done = self._bars.add_task("all cells", total=steps), 0
             self._bars.start()
@@ -147,7 +155,7 @@ class Progress:
         place = f"{self._place[cell.plan.identity]:>{len(str(n))}}/{n}"
         line = "  ".join([f"[{place}] {event:<8} {cell.label}", *([more] if more else [])])
         if self._bars:
-            self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._bars.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
         else:
             print(line, flush=True)
 
@@ -169,7 +177,7 @@ class Progress:
         if self._bars is None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + REFRESH_S
-        steps = {cell.plan.identity: _step(cell.plan.run_dir) for cell in cells}
+        steps = {cell.plan.identity: last_step(cell.plan.run_dir) for cell in cells}
         for identity, step in steps.items():
             self._bars.update(self._tasks[identity], completed=step)
         self._bars.update(self._all, completed=self._done + sum(steps.values()))
@@ -189,12 +197,12 @@ def _figures(result: Result) -> str:
     return "  ".join([*parts, f"{summary['clock_s']['wall']:.1f} s"])
 
 
-def _step(run_dir: Path) -> int:
-    """The step of the last whole row."""
+def last_step(run_dir: Path) -> int:
+    """The step of the last whole row; 0: there is none."""
     try:
         with (run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            rows = [line for line in file.read().splitlines(keepends=True)[1:] if line.endswith(b"\n")]
-        return int(json.loads(rows[-1])["step"]) if rows else 0
+            rows, _ = read_rows(file.read().partition(b"\n")[2])
+        return int(rows[-1]["step"]) if rows else 0
     except OSError:
         return 0

@@ -5,20 +5,36 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is Slurm's warning as submitit sends it
-_TO_ALL = (signal.SIGINT, signal.SIGUSR2)  # what a terminal or Slurm sends to all processes of a job
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)  # SIGUSR2 is Slurm's warning as submitit sends it
+_TO_ALL = (signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)  # what a terminal or Slurm sends to all processes of a job
+
+
+def catch_stops(handler: Callable[[int], None]) -> dict[signal.Signals, Any]:
+    """From now on a request to stop only calls `handler` with the signal's number. The handlers of before. Main thread only.
+
+    A SIGHUP that is ignored stays so: that is what nohup asks for.
+    """
+    caught = [number for number in _STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, lambda number, frame: handler(number)) for number in caught}
 
 
 @contextmanager
 def stop_handler(handler: Callable[[int], None]) -> Iterator[None]:
-    """Inside the block a request to stop only calls `handler` with the signal's number. Main thread only."""
-    before = {number: signal.signal(number, lambda number, frame: handler(number)) for number in STOP_SIGNALS}
+    """`catch_stops` inside the block. After a request, more of them are ignored: they must not change the exit code of what now ends."""
+    came = list[int]()
+
+    def stop(number: int) -> None:
+        came.append(number)
+        handler(number)
+
+    before = catch_stops(stop)
     try:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            signal.signal(number, signal.SIG_IGN if came and old in (signal.SIG_DFL, signal.default_int_handler) else old)
 
 
 @contextmanager
@@ -32,6 +48,38 @@ def shielded_child() -> Iterator[None]:
         for number, old in before.items():
             signal.signal(number, old)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_ALL)
+
+
+class StopNow(BaseException):
+    """Raised where a request to stop comes while nothing would be lost."""
+
+
+class Stops:
+    """The requests to stop that a worker got. In the block of `at_once` one raises `StopNow`, elsewhere the step in progress ends first."""
+
+    def __init__(self) -> None:
+        self._numbers, self._at_once = list[int](), False
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def came(self, number: int) -> None:
+        self._numbers.append(number)
+        self._raise()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        self._at_once = True
+        try:
+            self._raise()
+            yield
+        finally:
+            self._at_once = False
+
+    def _raise(self) -> None:
+        if self._at_once and self._numbers:
+            self._at_once = False
+            raise StopNow
 
 
 def unblock() -> None:

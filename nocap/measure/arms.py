@@ -6,16 +6,19 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.config.compose import compose, to_plain
+from nocap.config.compose import compose_measured, to_plain
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.launch.plan import check_compiler
+
+if TYPE_CHECKING:
+    from nocap.measure.external import External
 
 Times = NDArray[np.float64]  # (rounds, arms, 2): seconds a token in the two blocks of an arm; NaN from where an arm failed
 
@@ -25,16 +28,23 @@ class BenchArm:
     """What is timed under one name; the first of several is the baseline."""
 
     label: str
-    run: Run
+    run: Run  # of an external arm: the sizes that it was asked for
+    external: External | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a step of it executes, as plain JSON types."""
+        return step_config(self.run) if self.external is None else self.external.config(self.run)
 
 
-def compose_arms(base: Sequence[str], arms: Sequence[str]) -> list[BenchArm]:
-    """Each of `arms` (overrides as typed in a shell) on top of `base`. An arm has one thread unless the overrides set it.
+def compose_arms(base: Sequence[str], arms: Sequence[str], *, least: int = 2) -> list[BenchArm]:
+    """Each of `arms` (overrides as typed in a shell) on top of `base`. As in `compose_measured`.
 
     Errors:
-        ValueError: fewer than two arms, a wrong override, two arms with the same training step, or arms on different devices.
+        ValueError: fewer than `least` arms, a wrong override, two arms with the same training step, or arms on different devices.
     """
-    require(len(arms) >= 2, "--arm", "be given at least twice, the baseline first", f"{len(arms)} of them")
+    often = "at least twice, the baseline first" if least == 2 else "for the baseline"
+    require(len(arms) >= least, "--arm", f"be given {often}", f"{len(arms)} of them")
     composed = [compose_arm(base, overrides) for overrides in arms]
     seen: dict[str, str] = {}
     for arm in composed:
@@ -55,7 +65,7 @@ def compose_arm(base: Sequence[str], overrides: str) -> BenchArm:
     """
     label = overrides.strip() or "(no change)"
     try:
-        run = compose(["tracker=none", "trainer.threads=1", *base, *shlex.split(overrides)])
+        run = compose_measured(["tracker=none", *base, *shlex.split(overrides)])
         require(run.trainer.devices == 1, "trainer.devices", "be 1: one device is timed at a time", run.trainer.devices)
         check_compiler(run)
     except ValueError as error:

@@ -12,14 +12,17 @@ from datetime import date
 from typing import Any
 
 import numpy as np
+import torch
 
 from nocap.config import hardware
+from nocap.config.keys import InputError
 from nocap.config.trainer import Device
 from nocap.judge.rounds import LIMIT, Narrow, SpeedVerdict, confidence_for, judge
 from nocap.judge.stats import signed_rank_needs
-from nocap.measure.arms import BenchArm, Times, interleave, step_config
+from nocap.measure.arms import BenchArm, Times, interleave
 from nocap.measure.clock import Clock, clock_of
 from nocap.measure.contestant import Contestant, StepInfo
+from nocap.measure.external import ExternalContestant
 from nocap.measure.roofline import matmul_flops
 from nocap.store.measurement import METRICS, Measurement, now
 from nocap.training import memory
@@ -40,7 +43,7 @@ class BenchResult:
     status: str  # measured, not measured, failed, or does not fit
     reason: str | None
     verdict: str | None
-    speed: dict[str, float] | None  # ratio, low, high: tokens/s over the baseline's, with its interval
+    speed: dict[str, float] | None  # ratio, low, high: tokens/s over those of the baseline's second instance, with its interval
     half_width: float | None  # of the speed's logarithm
     tokens_per_s: float | None
     step_ms: float | None
@@ -77,6 +80,8 @@ class Lane:
         try:
             self._timed = make(self.arm)
         except Exception as error:  # one arm that cannot run stops no other
+            if self.arm.external is not None and isinstance(error, InputError):
+                raise  # a mistake in a file: nothing has been timed yet
             self._fail(error)
 
     def block(self) -> float:
@@ -104,6 +109,7 @@ class Lane:
         self.status, self.reason = ("does not fit", line) if memory.ran_out(error) else ("failed", f"{type(error).__name__}: {line}")
         error.__traceback__ = None  # its frames hold the arm's tensors
         self.close()
+        memory.give_back(torch.device(self.arm.run.trainer.device.value))
 
 
 class Budget:
@@ -116,12 +122,16 @@ class Budget:
         return time.monotonic() - self._began
 
 
+def _contestant(arm: BenchArm, clock: Clock) -> Contestant:
+    return (Contestant if arm.external is None else ExternalContestant)(arm, clock=clock)
+
+
 def bench(
     arms: Sequence[BenchArm],
     *,
     seconds: float,
     rounds: int | None = None,
-    make: Callable[[BenchArm, Clock], Contestant] = lambda arm, clock: Contestant(arm, clock=clock),
+    make: Callable[[BenchArm, Clock], Contestant] = _contestant,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time the arms against the first one, which runs twice: the second is the control. The result as JSON types.
@@ -130,7 +140,9 @@ def bench(
 
     Errors:
         BaselineError: the baseline fails or does not fit.
+        InputError: an external arm's file has a mistake.
     """
+    started = now()
     budget, clock, device = Budget(seconds=seconds, rounds=rounds), clock_of([arm.run for arm in arms]), arms[0].run.trainer.device
     lanes = [Lane(arm) for arm in (arms[0], *arms)]
     rule = Narrow(limit=LIMIT[device], confidence=confidence_for(len(arms) - 1))
@@ -143,6 +155,8 @@ def bench(
     return {
         "kind": "bench",
         "date": date.today().isoformat(),
+        "started": started,
+        "ended": now(),
         "hardware": hardware.describe(device, arms[0].run.trainer.threads),
         "clock": clock.value,
         "limit": {"half_width": rule.limit, "confidence": rule.confidence, "least_rounds": signed_rank_needs(rule.confidence)},
@@ -233,6 +247,7 @@ def _arm_result(lane: Lane, times: Times, verdict: SpeedVerdict | None, base: La
     if info and base.info:
         tokens_per_s = 1 / float(np.median(times.mean(axis=1)))
         step_ms = info.tokens_per_step / tokens_per_s * 1e3
+    if info and info.flops_per_token and tokens_per_s and base.info and base.info.flops_per_token:
         by_flops = base.info.flops_per_token / info.flops_per_token
         peak, flops = peaks[lane.arm.run.trainer.precision.value], info.flops_per_token * tokens_per_s
         mfu = {kind: flops / peak[kind] if peak[kind] else None for kind in mfu}
@@ -248,6 +263,6 @@ def _arm_result(lane: Lane, times: Times, verdict: SpeedVerdict | None, base: La
         step_ms=step_ms,
         speed_by_flops=by_flops,
         mfu=mfu,
-        config=step_config(lane.arm.run),
+        config=lane.arm.config,
         seconds_per_token=times.tolist() if lane.measured else None,
     )

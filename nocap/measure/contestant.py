@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import tempfile
 import time
@@ -10,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from nocap.config.run import Run
-from nocap.config.trainer import Compile, Device
+from nocap.config.trainer import Device
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
 from nocap.measure.arms import BenchArm
@@ -31,7 +31,6 @@ from nocap.training.world import World, join
 
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
-COMPILED_ARMS = 128  # versions of one module's code that may live side by side
 
 
 @contextmanager
@@ -64,11 +63,12 @@ class StepInfo:
     tokens_per_step: int
     steps_per_block: int
     warm_up_s: float
-    flops_per_token: float
-    flops_basis: str
+    flops_per_token: float | None  # None: an external arm that does not say
+    flops_basis: str | None
     params: int
-    kernel: str
+    kernel: str | None
     memory_mib: dict[str, float]
+    settings: dict[str, Any] | None = None  # an external arm's own words on what it is
 
 
 class Contestant:
@@ -81,20 +81,23 @@ class Contestant:
 
     def __init__(self, arm: BenchArm, *, clock: Clock, block_s: float | None = None) -> None:
         run = arm.run
-        self.run, self.clock, self._step, self._peak_mib = run, clock, 0, 0.0
-        if run.trainer.compile is not Compile.off:
-            # Dynamo gives up on a class after 8 versions of it, and a bench may hold more arms than that.
-            torch._dynamo.config.recompile_limit = COMPILED_ARMS
+        self.run, self.clock, self._step, self._peak_mib, self._unseen_mib = run, clock, 0, 0.0, 0.0
         before, began = _allocated_mib(join(run.trainer.device)), time.perf_counter()
         configure_numerics(run)
         with random_tokens(run) as self._job:
-            self._trainee = build(self._job)
-        self._ledger = Ledger(started=time.monotonic())
-        self._saved_mib = warm_up(self._job, self._trainee, self._ledger, validates=False)
+            self._saved_mib = self._prepare()
         warm_s = [clock.seconds(self.step) for _ in range(WARM_STEPS)]
         self.steps = max(1, round((block_s or BLOCK_S[run.trainer.device]) / warm_s[-1]))  # a block
         self._held_mib = _allocated_mib(self._job.world) - before
         self.warm_up_s = time.perf_counter() - began
+
+    def _prepare(self) -> float:
+        """Build, and run what a first step would compile; the MiB that a forward keeps for its backward."""
+        self._trainee, self._ledger = build(self._job), Ledger(started=time.monotonic())
+        saved_mib = warm_up(self._job, self._trainee, self._ledger, validates=False)
+        if self._trainee.graphed is not None:
+            self._unseen_mib = self._trainee.graphed.unseen_mib
+        return saved_mib
 
     def step(self) -> Update:
         """One optimizer step on the next random batch; after its last step the schedule begins anew."""
@@ -114,14 +117,11 @@ class Contestant:
             self.step()
         seconds = self.clock.seconds(lambda: repeat(self.step, self.steps))
         if device.type == "cuda":
-            self._peak_mib = max(self._peak_mib, memory.peak_mib(device) - others_mib)
+            self._peak_mib = max(self._peak_mib, memory.peak_mib(device) - others_mib + self._unseen_mib)
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
     def info(self) -> StepInfo:
-        """On the CPU the peak of memory is counted (parameters, gradients, optimizer, activations), on CUDA measured."""
         run, model = self.run, self._trainee.model
-        parts = {**memory.parts_mib(model.parameters(), self._trainee.optimizers), "activations": self._saved_mib}
-        on_gpu = self._job.world.device.type == "cuda"
         flops, basis = flops_per_token(run, vocab_size=self._job.vocab_size)
         return StepInfo(
             tokens_per_step=run.trainer.batch_tokens,
@@ -130,16 +130,19 @@ class Contestant:
             flops_per_token=flops,
             flops_basis=basis,
             params=count_parameters(model)["total"],
-            kernel=kernel_name(run.attention, run.trainer.device, run.trainer.precision),
-            memory_mib={"peak": self._peak_mib if on_gpu else sum(parts.values()), **parts},
+            kernel=kernel_name(run, run.trainer.precision),
+            memory_mib=self._memory(memory.parts_mib(model.parameters(), self._trainee.optimizers)),
         )
+
+    def _memory(self, parts_mib: dict[str, float]) -> dict[str, float]:
+        """On the CPU the peak is counted (parameters, gradients, optimizer, activations), on CUDA measured."""
+        parts = {**parts_mib, "activations": self._saved_mib}
+        return {"peak": self._peak_mib if self._job.world.device.type == "cuda" else sum(parts.values()), **parts}
 
     def close(self) -> None:
         """Give the memory back."""
         del self._trainee
-        gc.collect()
-        if self._job.world.device.type == "cuda":
-            torch.cuda.empty_cache()
+        memory.give_back(self._job.world.device)
 
 
 def _allocated_mib(world: World) -> float:

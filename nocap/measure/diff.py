@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nocap.config.keys import flat
 from nocap.show.table import NONE, table
 from nocap.store.measurement import PARTS
 from nocap.store.record import SCHEMA_VERSION
-from nocap.store.runs import flat
 
 Json = Mapping[str, Any]
 KIND = "profile"  # of the record, beside its schema_version

@@ -20,6 +20,7 @@ from torch import Tensor
 from nocap import outside
 from nocap.config import compose
 from nocap.config.keys import InputError
+from nocap.config.outward import trusted
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.measure.decode import Engine, engine_for
@@ -54,7 +55,8 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
     run = replace(run, attention=run.attention.portable())
     for line in other_code(run_dir):
         log(line)
-    found = checkpoint.find(run_dir / "checkpoints")
+    identity = (read_json(run_dir / "manifest.json") or {}).get("identity")
+    found = checkpoint.find(run_dir / "checkpoints", misfit=lambda path: checkpoint.of_another_run(path, identity))
     for problem in found.invalid:
         log(f"checkpoint not used: {problem}")
     if found.path is None:
@@ -157,18 +159,18 @@ def write_texts(asked: Generate, trained: Trained, prompt: list[int], *, run_nam
     """Print the texts: a single one on a terminal as it comes, else each as a whole. Returns them as JSON."""
     context = trained.run.model.seq_len
     new = min(asked.max_tokens, context - len(prompt) + 1)  # the last new token needs no place in the context
-    shown = for_a_terminal if sys.stdout.isatty() else str
+    shown, out = (for_a_terminal if sys.stdout.isatty() else str), trusted(sys.stdout)  # a file or pipe gets the text as it is
     live = sys.stdout.isatty() and asked.samples == 1
     samples = [Sample(encoding=trained.encoding) for _ in range(asked.samples)]
     if live:
-        samples[0].show = lambda text: print(shown(text), end="", flush=True)
-        print(shown(asked.prompt), end="", flush=True)
+        samples[0].show = lambda text: print(shown(text), end="", file=out, flush=True)
+        print(shown(asked.prompt), end="", file=out, flush=True)
     _sample(asked, trained, prompt, new, samples, log)
     for number, sample in enumerate(samples, start=1):
         sample.finish()
         if asked.samples > 1:
-            print(f"--- sample {number} of {asked.samples}")
-        print("" if live else shown(asked.prompt + sample.text), flush=True)
+            print(f"--- sample {number} of {asked.samples}", file=out)
+        print("" if live else shown(asked.prompt + sample.text), file=out, flush=True)
     if new < asked.max_tokens and not all(sample.ended for sample in samples):
         log(f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not max_tokens={asked.max_tokens}")
     stopped = "max_tokens" if new == asked.max_tokens else "context"

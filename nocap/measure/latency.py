@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ def report(
     Errors:
         ValueError: the prompt leaves no room for two tokens.
     """
-    model, run, place = trained.model, trained.run, Device(trained.device.type)
+    model, place = trained.model, Device(trained.device.type)
+    run = replace(trained.run, trainer=replace(trained.run.trainer, device=place))
     context = run.model.seq_len
     one = torch.tensor([prompt]) if asked.prompt else random_prompt(context // 2 or 1, vocab_size=trained.encoding.n_vocab)
     T = one.shape[1]
@@ -71,14 +72,14 @@ def report(
         "prompt_tokens": T,
         "new_tokens": new,
         "precision": "fp32",
-        "kernel": {"prefill": kernel_name(run.attention, place, Precision.fp32), "decode": "scaled_dot_product_attention"},
+        "kernel": {"prefill": kernel_name(run, Precision.fp32), "decode": "scaled_dot_product_attention"},
         "kv_bytes_per_token": kv_bytes_per_token(model, run, log=log),
         "hardware": hardware.describe(place, threads),
         "rows": rows,
         "measurements": [one.json() for one in _measurements(rows, str(hardware.describe(place, threads)["fingerprint"]))],
     }
-    with writing("run", run_dir / "latency.json"):
-        write_json(run_dir / "latency.json", content)
+    with writing("run", run_dir / "latency.json", follow=False) as path:
+        write_json(path, content)
     print(render_latency(content, context=context))
     return content
 

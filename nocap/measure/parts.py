@@ -8,6 +8,7 @@ step. On CUDA it is the time of the kernels that the row's operations launched; 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -166,6 +167,7 @@ class Timeline:
     rows: dict[Key, Seen]
     step_ms: float  # the step's range, or on CUDA its wall time on the device's clock
     unattributed_ms: float  # between the backward's nodes and around the ranges; on CUDA the device's idle time
+    busy_ms: float  # on CUDA: in which a kernel or a copy ran
     peak: int  # bytes: the most that the step's tensors held at once, beyond what was held before it
 
 
@@ -209,7 +211,17 @@ def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
     if on_cuda:
         unattributed = step_ms - sum(row.ms for row in rows.values())
     peak = _allocations(prof, rows, moments)
-    return Timeline(rows=rows, step_ms=step_ms, unattributed_ms=unattributed, peak=peak)
+    return Timeline(rows=rows, step_ms=step_ms, unattributed_ms=unattributed, busy_ms=busy_ms(prof), peak=peak)
+
+
+def busy_ms(prof: profile) -> float:
+    """Milliseconds in which a kernel or a copy ran on the GPU: the union of their intervals. Ranges on its timeline are no work."""
+    work = (e.time_range for e in prof.events() if e.device_type.name == "CUDA" and not e.is_user_annotation)
+    busy_us, until = 0.0, -math.inf
+    for start, end in sorted((at.start, at.end) for at in work):
+        busy_us += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return busy_us / 1e3
 
 
 def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: float) -> Key:

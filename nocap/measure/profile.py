@@ -17,6 +17,7 @@ from nocap.config import hardware
 from nocap.config.compose import to_plain
 from nocap.config.option import declared
 from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure import ceilings as bounds
@@ -137,7 +138,7 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
     flops, basis = flops_per_token(run, vocab_size=vocab_size)
     rows = list(_rows(run, counted, peak, measured, scale))
     attributed_ms = sum(row.ms for row in rows)
-    whole_ms = attributed_ms + measured.timeline.unattributed_ms * scale * n / measured.microbatches
+    whole_ms = attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale) * n / measured.microbatches
     return {
         "kind": KIND,
         "date": date.today().isoformat(),
@@ -147,7 +148,7 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
         "tokens": run.trainer.batch_tokens // run.trainer.devices,
         "flops_per_token": flops,
         "flops_basis": basis,
-        "kernel": kernel_name(run.attention, run.trainer.device, run.trainer.precision),
+        "kernel": kernel_name(run, run.trainer.precision),
         "hardware": hardware.describe(run.trainer.device, run.trainer.threads),
         "roof": asdict(peak),
         "clock": clock,
@@ -157,10 +158,11 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
             "unattributed_ms": whole_ms - attributed_ms,
             "microbatches": n,
             "measured_microbatches": measured.microbatches,
-            "plain": _steps(measured.plain),
+            "plain": _steps(measured.plain, measured.busy_ms.get("plain")),
             "profiled": _steps(measured.profiled),
-            "compiled": _steps(measured.compiled),
+            "compiled": _steps(measured.compiled, measured.busy_ms.get("compiled")),
             "compile": run.trainer.compile.value,
+            "cuda_graphs": run.trainer.cuda_graphs,
         },
         "parts": _summed(rows, ("part",), whole_ms),
         "layers": _summed([row for row in rows if row.layer is not None], ("layer", "part"), whole_ms),
@@ -168,6 +170,15 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
         "memory_mib": _memory(counted, measured),
         "measurements": [one.json() for one in _measurements(run, overrides, rows)],
     }
+
+
+def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: float) -> float:
+    """What no module accounts for in the measured step. On a GPU: the device's waiting in a step without the profiler, whose own work on
+    the host would be taken for it."""
+    if run.trainer.device is not Device.cuda:
+        return measured.timeline.unattributed_ms * scale
+    plain_ms = min(step.wall_ms for step in measured.plain)
+    return max(0.0, plain_ms - attributed_ms * measured.microbatches / microbatches(run))
 
 
 def _measurements(run: Run, overrides: Sequence[str], rows: Sequence[Row]) -> list[Measurement]:
@@ -180,12 +191,14 @@ def _measurements(run: Run, overrides: Sequence[str], rows: Sequence[Row]) -> li
     return [Measurement(arm=arm, repeat=0, metric=metric, value=x, where=str(where), when=when, part=part) for part, x in ms.items()]
 
 
-def _steps(steps: list[Step] | None) -> dict[str, Any] | None:
-    """The fastest of some steps, and all of them."""
+def _steps(steps: list[Step] | None, busy_ms: float | None = None) -> dict[str, Any] | None:
+    """The fastest of some steps, and all of them; and the share of the fastest in which the GPU worked. Its `busy_ms` are kernels' own, so
+    what the profiler costs the host is in neither."""
     if not steps:
         return None
     fastest = min(steps, key=lambda step: step.wall_ms)
-    return {**asdict(fastest), "all_wall_ms": [step.wall_ms for step in steps]}
+    busy = min(1.0, busy_ms / fastest.wall_ms) if busy_ms else None
+    return {**asdict(fastest), "all_wall_ms": [step.wall_ms for step in steps], "gpu_busy": busy}
 
 
 def _clock(run: Run, measured: Measured) -> tuple[float, str]:
@@ -238,7 +251,7 @@ def _bytes_outside(run: Run, counted: Count) -> dict[str, float]:
     """Bytes that a step moves outside the model, by arithmetic. An elementwise optimizer reads gradients, and reads and writes weights and
     its state."""
     p = counted.parameters
-    moved = {"accumulate": 3.0 * p * (microbatches(run) - 1), "clip": p * (1.0 if run.trainer.grad_clip is None else 3.0)}
+    moved = {"accumulate": 3.0 * p * (microbatches(run) - 1), "clip": 1.0 * p}  # the norm; a step that clips moves 2·p more
     elementwise = declared(run.optimizer, "elementwise", of="build")
     return {**moved, "optimizer": 3.0 * p + 2.0 * counted.optimizer} if elementwise and elementwise() else moved
 

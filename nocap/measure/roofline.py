@@ -42,12 +42,16 @@ class Peak:
 
 def measure_peak(device: Device) -> Peak:
     """FLOP/s and bytes/s of the device with the threads that torch has now."""
-    size = COPY_BYTES[device]
     flops = {precision.value: matmul_flops(device, precision) for precision in Precision}
-    source = torch.zeros(size // 4, device=device.value)
+    peak = Peak(flops=flops, bytes_per_s=_copied_bytes_per_s(device), product=PRODUCT[device], copy_bytes=COPY_BYTES[device])
+    memory.give_back(torch.device(device.value))
+    return peak
+
+
+def _copied_bytes_per_s(device: Device) -> float:
+    source = torch.zeros(COPY_BYTES[device] // 4, device=device.value)
     target = torch.empty_like(source)
-    copy_ms = _clock(device).least_ms(lambda: target.copy_(source))
-    return Peak(flops=flops, bytes_per_s=2 * size / copy_ms * 1e3, product=PRODUCT[device], copy_bytes=size)
+    return 2 * COPY_BYTES[device] / _clock(device).least_ms(lambda: target.copy_(source)) * 1e3
 
 
 def matmul_flops(device: Device, precision: Precision) -> float:

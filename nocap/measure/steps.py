@@ -18,10 +18,11 @@ from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure.clock import Clock
 from nocap.measure.contestant import random_tokens
-from nocap.measure.parts import MARK, STEP, Ranges, Timeline, profiler, read
+from nocap.measure.parts import MARK, STEP, Ranges, Timeline, busy_ms, profiler, read
 from nocap.options.attention import first_window
 from nocap.training import memory
 from nocap.training.ledger import Ledger
+from nocap.training.loop import warm_up
 from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, take_step
 
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
@@ -38,7 +39,8 @@ class Step:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     plain: list[Step]  # eager, as the parts are, without a profiler
-    compiled: list[Step] | None  # where the config asks for compilation
+    compiled: list[Step] | None  # where the config asks for compilation or CUDA graphs
+    busy_ms: dict[str, float]  # on CUDA: of the GPU in a `plain` and a `compiled` step, profiled
     profiled: list[Step]
     timeline: Timeline  # of the fastest profiled step, the least disturbed
     calls: dict[str, int]  # module path → calls in that step
@@ -61,7 +63,8 @@ def measurable(run: Run) -> Run:
     """The same step with at most two micro-batches, uncompiled: a compiled graph cannot be taken apart by module."""
     t = run.trainer
     micro = t.micro_batch * run.model.seq_len * t.devices
-    return replace(run, trainer=replace(t, compile=Compile.off, batch_tokens=min(microbatches(run), MOST_MICROBATCHES) * micro))
+    tokens = min(microbatches(run), MOST_MICROBATCHES) * micro
+    return replace(run, trainer=replace(t, compile=Compile.off, cuda_graphs=False, batch_tokens=tokens))
 
 
 def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
@@ -94,10 +97,12 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
         _, timeline, calls = best
         parts_mib = _memory(trainee, timeline, kept, run.trainer.device, resident_mib=resident_mib)
         del trainee
-        compiled = _compiled(replace(eager, trainer=replace(eager.trainer, compile=run.trainer.compile)), job, repeats)
+        as_asked = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
+        compiled, compiled_busy_ms = _compiled(replace(eager, trainer=as_asked), job, repeats)
     return Measured(
         plain=plain,
         compiled=compiled,
+        busy_ms={"plain": timeline.busy_ms, "compiled": compiled_busy_ms} if run.trainer.device is Device.cuda else {},
         profiled=profiled,
         timeline=timeline,
         calls=calls,
@@ -110,9 +115,10 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
 
 def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step:
     """One training step, timed as it is trained; it ends when the device has finished."""
-    cpu = time.process_time()
-    update = take_step(job, trainee, ledger, step=min(step, job.run.trainer.steps - 1))
-    return Step(wall_ms=update.step_ms, cpu_ms=(time.process_time() - cpu) * 1e3)
+    began, cpu = time.perf_counter(), time.process_time()
+    take_step(job, trainee, ledger, step=min(step, job.run.trainer.steps - 1))
+    job.world.synchronize()
+    return Step(wall_ms=(time.perf_counter() - began) * 1e3, cpu_ms=(time.process_time() - cpu) * 1e3)
 
 
 def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
@@ -140,14 +146,20 @@ def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Devi
     return {**parts, "activations": sum(kept.values()) / memory.MIB, "peak": peak, "slack": slack}
 
 
-def _compiled(run: Run, job: Job, repeats: int) -> list[Step] | None:
-    """The same step compiled as the config asks, timed whole; `None` where it asks for nothing."""
-    if run.trainer.compile is Compile.off:
-        return None
+def _compiled(run: Run, job: Job, repeats: int) -> tuple[list[Step] | None, float]:
+    """The same step compiled as the config asks, timed whole, and the GPU's busy ms in one more; `None` where it asks for nothing."""
+    if run.trainer.compile is Compile.off and not run.trainer.cuda_graphs:
+        return None, 0.0
     job = replace(job, run=run)
     trainee, ledger = build(job), Ledger(started=job.started)
-    step_clock(job, trainee, ledger, step=0)  # compiles
-    return [step_clock(job, trainee, ledger, step=1 + i) for i in range(repeats)]
+    warm_up(job, trainee, ledger, validates=False)
+    step_clock(job, trainee, ledger, step=0)  # makes the optimizer's state
+    steps = [step_clock(job, trainee, ledger, step=1 + i) for i in range(repeats)]
+    if run.trainer.device is not Device.cuda:
+        return steps, 0.0
+    with profiler(on_cuda=True) as prof:
+        step_clock(job, trainee, ledger, step=1 + repeats)
+    return steps, busy_ms(prof)
 
 
 # --- cost against the sequence length

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.show.table import NONE, table
+from nocap.show.table import NONE, plural, table
 from nocap.store.measurement import METRICS, PARTS, Scale
 
 Json = Mapping[str, Any]
+BUSY = 0.8  # of a step: below, the GPU waits for the host
 MOST_PAIRS = 12  # combinations of options shown; the JSON has all
 
 
@@ -74,8 +75,9 @@ def _arm(arm: Json) -> list[str]:
 
 def _notes(result: Json) -> Iterator[str]:
     limit, peaks = result["limit"], result["peak_flops"]
+    yield from _sittings(result)
     yield (
-        f"speed: tokens/s over the baseline's, round by round, with an interval at {limit['confidence']:.2%},"
+        f"speed: tokens/s over those of the baseline's second instance, round by round, with an interval at {limit['confidence']:.2%},"
         f" and a verdict where that is ±{limit['half_width']:.1%} or less."
         " by FLOPs: what arithmetic alone would give"
     )
@@ -88,8 +90,26 @@ def _notes(result: Json) -> Iterator[str]:
     )
     yield f"MiB: {'most allocated' if result['hardware']['device'] == 'cuda' else counted}. MFU ({which} peak): {tera}"
     sizes = {arm["tokens_per_step"] for arm in result["arms"] if arm["status"] == "measured"}
+    for arm in result["arms"]:
+        if arm["settings"]:
+            yield f"{arm['label']}: {', '.join(f'{key} {value}' for key, value in arm['settings'].items())}"
     if len(sizes) > 1:
         yield f"tokens per step differ ({', '.join(f'{n:,}' for n in sorted(sizes))}): speed is per token"
+
+
+def _sittings(result: Json) -> Iterator[str]:
+    """What the intervals cover, in words; and those over sittings, where there are enough of them."""
+    held = len(result.get("sittings") or [None])
+    yield (
+        "the intervals above are of one sitting: how much this machine differs tomorrow is not in them"
+        + ("" if held > 1 else "; --append FILE adds sittings")
+    )
+    for label, over in (result.get("over_sittings") or {}).items():
+        if over is not None:
+            ends = f"{over['ratio']:.3f}× [{over['low']:.3f}, {over['high']:.3f}]"
+            yield f"{label}: over {over['n']} sittings {ends} (95%): {over['verdict']}"
+        elif held > 1:
+            yield f"{label}: no interval over {plural(held, 'sitting')} yet: three of them are needed"
 
 
 # --- the profile
@@ -163,14 +183,19 @@ def _sum(step: Json) -> Iterator[str]:
     yield (
         f"sum of the parts {_ms(step['attributed_ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of the profiled step's "
         f"{_ms(step['ms'])} ms; not attributed {_ms(step['unattributed_ms'])} ms (between operations: Python, autograd's engine, the "
-        "profiler; on a GPU: idle)"
+        "profiler; on a GPU, where the plain step counts: idle)"
     )
     measured, all_ = step["measured_microbatches"], step["microbatches"]
     of = "" if measured == all_ else f", of {measured} of {all_} micro-batches"
-    compiled = f"compiled ({step['compile']}), whole: a compiled graph cannot be taken apart"
+    how = step["compile"] + (", CUDA graphs" if step.get("cuda_graphs") else "")
+    compiled = f"compiled ({how}), whole: a compiled graph cannot be taken apart"
     for key, what in (("plain", "without the profiler"), ("compiled", compiled)):
         if step[key]:
-            yield f"step {what}: {_ms(step[key]['wall_ms'])} ms wall, {_ms(step[key]['cpu_ms'])} ms of CPU time{of}"
+            busy = step[key].get("gpu_busy")
+            gpu = "" if busy is None else f", the GPU busy {busy:.0%} of it"
+            yield f"step {what}: {_ms(step[key]['wall_ms'])} ms wall, {_ms(step[key]['cpu_ms'])} ms of CPU time{of}{gpu}"
+            if busy is not None and busy < BUSY:
+                yield "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a micro-batch"
     yield "bound: per operation the larger of its FLOPs at the measured peak and its bytes at the measured bandwidth"
 
 

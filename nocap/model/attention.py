@@ -6,7 +6,7 @@ B: batch, T: tokens, C: channels, H: query heads, K: key/value heads, D: channel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from nocap.config.trainer import Device, Precision
 from nocap.model.norm import rms_norm
 from nocap.model.seeds import keyed
-from nocap.options.attention.softmax import Kernel
-from nocap.options.attention.softmax import sdpa_kernel as kernel_for
+from nocap.options.attention.softmax import Kernel, sdpa_kernels
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -56,17 +55,38 @@ def autocast_like(x: Tensor) -> Precision:
 
 
 def fused(kernel: Kernel) -> Mixer:
-    """A fused kernel, pinned: where it cannot run torch raises; the math kernel never stands in."""
+    """A fused kernel: where none of those allowed can run torch raises; the math kernel never stands in."""
 
     def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
-        chosen = kernel_for(kernel, Device.cuda if q_BHTD.is_cuda else Device.cpu, autocast_like(q_BHTD))
-        if chosen is Kernel.efficient:  # the one kernel without grouped heads
+        kernels = sdpa_kernels(kernel, Device.cuda if q_BHTD.is_cuda else Device.cpu, autocast_like(q_BHTD))
+        if kernels == (Kernel.efficient,):  # the one kernel without grouped heads
             k_BKTD, v_BKTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
         grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
-        with sdpa_kernel(_BACKENDS[chosen]):
+        with sdpa_kernel([_BACKENDS[kernel] for kernel in kernels]):
             return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=grouped)
 
     return mix
+
+
+def torchs_choice(run: Run, n_kv_heads: int, kernels: Sequence[Kernel]) -> Kernel:
+    """Which of these kernels torch takes for the run's training attention in bf16 on this GPU."""
+    m = run.model
+
+    def heads(n: int) -> Tensor:
+        return torch.empty(1, n, m.seq_len, m.d_model // m.n_head, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+
+    q, k, v = heads(m.n_head), heads(n_kv_heads), heads(n_kv_heads)
+    with sdpa_kernel([_BACKENDS[kernel] for kernel in kernels]):
+        chosen = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=n_kv_heads != m.n_head)
+    return next(kernel for kernel in kernels if _BACKENDS[kernel].value == chosen)
+
+
+class Merged(nn.Module):
+    """Several bias-free linear maps of one input as one product. The outputs are theirs; the input's gradient is rounded once, not once a
+    map. The weights stay apart, for Muon, initial values and checkpoints."""
+
+    def forward(self, x_BTC: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x_BTC, torch.cat(weights)).split([weight.shape[0] for weight in weights], dim=2)
 
 
 class CausalSelfAttention(nn.Module):
@@ -83,13 +103,14 @@ class CausalSelfAttention(nn.Module):
         self.k_proj = nn.Linear(m.d_model, self.n_kv_heads * self.d_head, bias=False)
         self.v_proj = nn.Linear(m.d_model, self.n_kv_heads * self.d_head, bias=False)
         self.out_proj = nn.Linear(m.d_model, m.d_model, bias=False)
+        self.merged = Merged() if run.attention.merge_qkv else None
 
     def forward(self, x_BTC: Tensor, context: Context, ideas: Joined = ()) -> Tensor:
         """`context.mixers` replace the layer's own mixer: those of generation read and write a cache."""
         mix = self.mixer if context.mixers is None else next(context.mixers)
-        q_BTHD = self.q_proj(x_BTC).unflatten(2, (self.n_head, self.d_head))
-        k_BTKD = self.k_proj(x_BTC).unflatten(2, (self.n_kv_heads, self.d_head))
-        v_BTKD = self.v_proj(x_BTC).unflatten(2, (self.n_kv_heads, self.d_head))
+        maps = self.q_proj, self.k_proj, self.v_proj
+        made = [one(x_BTC) for one in maps] if self.merged is None else self.merged(x_BTC, *(one.weight for one in maps))
+        q_BTHD, k_BTKD, v_BTKD = (y.unflatten(2, (-1, self.d_head)) for y in made)
         if self.qk_norm:
             q_BTHD, k_BTKD = rms_norm(q_BTHD, 1e-6), rms_norm(k_BTKD, 1e-6)
         q_BTHD, k_BTKD = self.position.turn(q_BTHD, k_BTKD, context.tables)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nocap.config.keys import InputError
-from nocap.config.trainer import ActivationCheckpointing
+from nocap.config.trainer import ActivationCheckpointing, Precision
+from nocap.model.attention import autocast_like
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
 from nocap.model.language_model import Joined, LanguageModel, joined
 from nocap.model.loss import Loss
@@ -51,12 +52,15 @@ class Branch(nn.Module):
 
     def forward(self, x_BTC: Tensor, *context: object) -> Tensor:
         if self.placement is NormPlacement.post:
-            y_BTC: Tensor = self.norm(x_BTC + self.scale * self.f(x_BTC, *context))
-            return y_BTC
+            y_BTC: Tensor = self.norm(x_BTC + self.scaled(self.f(x_BTC, *context)))
+            return y_BTC.type_as(x_BTC)
         y_BTC = self.f(self.norm(x_BTC), *context)
         if self.norm_after is not None:
             y_BTC = self.norm_after(y_BTC)
-        return x_BTC + self.scale * y_BTC
+        return (x_BTC + self.scaled(y_BTC)).type_as(x_BTC)
+
+    def scaled(self, y_BTC: Tensor) -> Tensor:
+        return y_BTC if self.scale == 1.0 else self.scale * y_BTC  # eager, a factor of 1 would cost two passes over memory
 
 
 class Block(nn.Module):
@@ -94,13 +98,20 @@ class Block(nn.Module):
         return y
 
 
+class Padded(nn.Linear):
+    """A bias-free linear map whose product has a multiple of 64 columns, as a GPU's kernels want them; the columns of zeros are cut off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, F.pad(self.weight, (0, 0, 0, -self.out_features % 64)))[..., : self.out_features]
+
+
 class Head(nn.Module):
     """Final norm, unembedding and loss in one module: compiled as one region, the logits' extra passes over memory are fused away."""
 
     def __init__(self, run: Run, vocab_size: int) -> None:
         super().__init__()
         self.norm = run.norm.build(run.model.d_model)
-        self.unembed = nn.Linear(run.model.d_model, vocab_size, bias=False)
+        self.unembed = (Padded if run.model.pad_logits else nn.Linear)(run.model.d_model, vocab_size, bias=False)
         self.softcap, self.objective, self.chunks = run.model.logit_softcap, run.objective, run.objective.loss_chunks
         self.chunk_step = chunk_step
         self.joined: Joined = ()  # the model's ideas, whose losses are added to this one
@@ -159,6 +170,7 @@ class GPT(LanguageModel):
         self.embedding = nn.Embedding(vocab_size, m.d_model)
         self.blocks = nn.ModuleList(m.build_block(run, layer) for layer in range(m.n_layer))
         self.head = Head(run, vocab_size)
+        self.residual_precision = m.residual_precision
         self.positions, self.position = run.position, run.position.build(m)
         for table in (self.embedding, self.position):
             if isinstance(table, nn.Embedding):
@@ -172,15 +184,20 @@ class GPT(LanguageModel):
     def trunk(self, tokens_BT: Tensor, *, where: slice | Tensor | None = None, mixers: Sequence[Mixer] | None = None) -> Tensor:
         """Token ids to the residual stream before the final norm, (B, T, C). `where` are their positions; default: from 0 on."""
         where = slice(0, tokens_BT.shape[1]) if where is None else where
-        x_BTC = self.positions.embed(self.position, self.embedding(tokens_BT), where)
+        x_BTC = self.carried(self.positions.embed(self.position, self.embedding(tokens_BT), where))
         context = Context(tokens_BT, x_BTC, self.positions.tables(self.position, where), None if mixers is None else iter(mixers))
         for _, idea, part in self.joined:
-            context.x0_BTC = x_BTC = idea.embed(part, x_BTC, context)
+            context.x0_BTC = x_BTC = self.carried(idea.embed(part, x_BTC, context))
         for block in self.blocks:
-            x_BTC = block(x_BTC, context)
+            x_BTC = self.carried(block(x_BTC, context))
         for _, idea, part in self.joined:
             x_BTC = idea.readout(part, x_BTC, context)
         return x_BTC
+
+    def carried(self, x_BTC: Tensor) -> Tensor:
+        """The residual stream in its own precision, whatever a part returned. Where products are fp32, as in validation, so is it."""
+        bf16 = self.residual_precision is Precision.bf16 and autocast_like(x_BTC) is Precision.bf16
+        return x_BTC.bfloat16() if bf16 else x_BTC
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Loss:
         """Mean loss in nats per token."""

@@ -80,8 +80,10 @@ def prepare_flex(window: int, *, seq_len: int, device: torch.device) -> None:
     """Make what the mixers of `flex` look up."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    from nocap.model.compiled import compiled
+
     def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < window)
 
     mask = create_block_mask(visible, None, None, seq_len, seq_len, device=str(device))
-    _flex_prepared[window, seq_len, device.type] = torch.compile(flex_attention, dynamic=False), mask
+    _flex_prepared[window, seq_len, device.type] = compiled(flex_attention), mask

@@ -1,6 +1,6 @@
 """A report as one HTML file that opens anywhere, years from now, without a network.
 
-Python decides what is said and a template lays it out; a script draws the plots. The file's content security policy names its two scripts
+Python decides what is said and a template lays it out; a script draws the plots. The file's content security policy names its scripts
 by hash and allows no request at all, so what a run's name smuggles in cannot run, whatever escaping misses.
 """
 
@@ -16,22 +16,28 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from nocap.config.outward import redact, visible
 from nocap.show.table import NONE
 
 HERE = Path(__file__).parent
 
 
-def render(folder: Path, *, kind: str, title: str, data: Mapping[str, Any], **values: Any) -> str:
+def render(folder: Path, *, kind: str, title: str, data: Mapping[str, Any] | None = None, **values: Any) -> str:
     """The page that `report.html.j2`, `report.css` and `report.js` in `folder` make, on top of what all pages share.
 
-    `data` is what the script draws; `values` are the template's.
+    `data` is what the script draws; without it the page has no script, and none may run. `values` are the template's.
     """
+    scripts = [] if data is None else _scripts(folder)
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts) or "'none'"
+    template = _environment(folder).get_template("report.html.j2")
+    own = {"css": Markup(_both(folder, "css")), "scripts": scripts, "hashes": hashes}
+    return template.render(kind=kind, title=title, data=redact(data), **own, **values)
+
+
+def _scripts(folder: Path) -> list[Markup]:
     from plotly.offline import get_plotlyjs  # 0.1 s that no other command should pay
 
-    scripts = [Markup(get_plotlyjs()), Markup(_both(folder, "js"))]
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
-    template = _environment(folder).get_template("report.html.j2")
-    return template.render(kind=kind, title=title, data=data, css=Markup(_both(folder, "css")), scripts=scripts, hashes=hashes, **values)
+    return [Markup(get_plotlyjs()), Markup(_both(folder, "js"))]
 
 
 def _both(folder: Path, suffix: str) -> str:
@@ -43,10 +49,17 @@ def _environment(folder: Path) -> Environment:
         loader=FileSystemLoader([folder, HERE]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: NONE if value is None else value,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _shown(value: Any) -> Any:
+    """Nothing as a dash; texts, but the page's own, without secrets and controls."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(redact(value))
+    return NONE if value is None else value
 
 
 def finite(value: Any) -> Any:

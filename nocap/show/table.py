@@ -7,12 +7,15 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
+from nocap.config.outward import redact, visible
+
 NONE = "–"
 MINUS = "−"
+WIDEST = 1000  # characters of a cell on a terminal
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart, numbers to the right, never wrapped or cut. The head is bold where stdout is a terminal."""
+    """Columns two spaces apart, numbers to the right, never wrapped. The head is bold where stdout is a terminal."""
     from rich.console import Console  # 0.1 s that a command without a table should not pay
     from rich.table import Table
     from rich.text import Text
@@ -21,11 +24,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     for title, *cells in zip(head, *rows, strict=True):
         drawn.add_column(Text(title), justify="right" if is_numeric(cells) else "left", no_wrap=True)
     for row in rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(_cell(cell)) for cell in row))
     console = Console(file=io.StringIO(), width=sys.maxsize, force_terminal=sys.stdout.isatty())
     with console.capture() as shown:
         console.print(drawn)
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
+
+
+def _cell(text: str) -> str:
+    """On one line; a name of a megabyte, which is no name, is cut."""
+    shown = visible(redact(text[: 2 * WIDEST]).replace("\n", " "))
+    return shown if len(shown) <= WIDEST else f"{shown[:WIDEST]}…"
 
 
 _NUMBER = re.compile(r"[<>+−-]? ?\[?[+−-]?\d\S*( (\w{1,3}|[^\w\s].*))?|–")  # a unit of three letters, or an interval, may follow
@@ -36,9 +45,20 @@ def is_numeric(cells: Sequence[str]) -> bool:
     return any(cell != NONE for cell in cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
+def tame(text: str) -> str:
+    """A text in Markdown whose author may be anybody: no tag, no link that runs, no secret, no terminal control."""
+    shown = visible(redact(text)).replace("<", "&lt;")
+    return re.sub(r"(\]\(|\]:)(?=\s*(?!https?:|mailto:)[\w+.&#;-]+:)", r"\1#", shown, flags=re.IGNORECASE)
+
+
+def one_line(text: object) -> str:
+    """On one line, and no end to a code span."""
+    return " ".join(str(text).split()).replace("`", "'")
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table; a bar in a cell would end it."""
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    cells = [[re.sub(r"\\*\|", r"\\|", redact(str(cell))).replace("\n", " ") for cell in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (list(head), ["---"] * len(head), *cells)]
 
 

@@ -1,15 +1,28 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all. A text loses its secrets on the way."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from pathlib import Path
+from typing import TextIO
+
+from nocap.config.outward import redact, visible
 
 
 def write_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, synced, then renamed."""
+    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, synced, then renamed.
+
+    A symlink is replaced, not followed: a folder that somebody sent leads nowhere else.
+
+    Errors:
+        OSError: it cannot be written; or a device, pipe or folder has this name, which stays as it is.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(path) and not (path.is_symlink() or path.is_file()):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -21,3 +34,52 @@ def write_file(path: Path, *parts: bytes | memoryview) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_file` of a text for people, without its secrets."""
+    write_file(path, redact(text).encode("utf-8", "surrogateescape"))
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add lines to a log, without secrets or terminal control."""
+    with to_append(path) as file:
+        file.write(visible(redact(text)))
+
+
+def to_append(path: Path) -> TextIO:
+    """A file opened for more lines. A link in its place is removed; a pipe that nobody reads is an error, not a hang."""
+    if path.is_symlink():
+        path.unlink()
+    return open(path, "a", encoding="utf-8", opener=not_elsewhere)
+
+
+def not_elsewhere(name: str, flags: int) -> int:
+    """An opener for files that are written to: a link is an error, and not followed to what somebody else chose."""
+    return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+
+
+def pour(source: Path, path: Path) -> None:
+    """Write a file's bytes into a device, a pipe or an open file of this process, none of which is ever replaced."""
+    if (own := _own_descriptor(path)) is not None:
+        descriptor = os.dup(own)  # it has its place in the file
+    else:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is an error, not a hang
+        os.set_blocking(descriptor, True)
+    with open(descriptor, "wb") as file:
+        file.write(source.read_bytes())
+
+
+def is_stream(path: Path) -> bool:
+    """Whether it is a device, a pipe, or an open file of this process, such as `/dev/stdout`."""
+    if not path.exists() or path.is_dir():
+        return False
+    mode = path.stat().st_mode
+    return _own_descriptor(path) is not None or stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def _own_descriptor(path: Path) -> int | None:
+    """1 of `/dev/stdout`, `/dev/fd/1` and `/proc/self/fd/1`."""
+    path = Path(os.readlink(path)) if path.is_symlink() and path.parent == Path("/dev") else path
+    own = path.name.isdecimal() and path.parent.resolve() == Path("/proc/self/fd").resolve()
+    return int(path.name) if own else None

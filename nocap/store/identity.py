@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from nocap.config import hardware
-from nocap.config.compose import to_plain
+from nocap.config.keys import flat
+from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
+from nocap.store.record import digest as digest
 from nocap.store.source import source_hashes
 
 
@@ -40,6 +40,23 @@ def config_that_counts(run: Run) -> dict[str, Any]:
     return config
 
 
-def digest(parts: Mapping[str, Any]) -> str:
-    """Twelve hex digits of the parts' canonical JSON."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+# Keys of the config whose defaults follow from the machine.
+OF_THE_MACHINE = ("threads", "device", "precision", "val_precision", "compile")
+
+
+def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """What makes two runs differ, `config` where that is more than the machine, each in words."""
+    found = {}
+    configs = [dict(flat(side.get("config") or {})) for side in (was, now)]
+    keys = [key for key in dict.fromkeys(key for config in configs for key in config) if configs[0].get(key) != configs[1].get(key)]
+    if any(key.removeprefix("trainer.") not in OF_THE_MACHINE for key in keys) or was.get("init") != now.get("init"):
+        found["config"] = ", ".join(keys)
+    places = {key: [(side.get("environment") or {}).get(key) for side in (was, now)] for key in ("device", "threads", "torch")}
+    found |= {key: f"{key} ({values[0]}, now {values[1]})" for key, values in places.items() if values[0] != values[1]}
+    mine, theirs = now["source"], was.get("source") or {}
+    if changed := [module for module in dict.fromkeys([*theirs, *mine]) if theirs.get(module) != mine.get(module)]:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        found["code"] = f"code ({', '.join(changed[:3])}{more})"
+    if was.get("data") != now.get("data"):
+        found["data"] = "data"
+    return found

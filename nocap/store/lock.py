@@ -14,12 +14,24 @@ class HeldError(ValueError):
     """Another process has the lock; the message names it."""
 
 
+def check(path: Path) -> None:
+    """Refuse what is there in place of a lock's file.
+
+    Errors:
+        ValueError: a folder, a link or a pipe is there.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} must be a lock's file, or not be there, got something else")
+
+
 def acquire(path: Path, *, wait_s: float = 0.0) -> IO[str]:
     """Take the lock and return its open file, which holds it until it is closed.
 
     Errors:
         HeldError: another process has it, and still has it after `wait_s`.
+        ValueError: what is there is no file.
     """
+    check(path)
     file = path.open("a+")
     deadline = time.monotonic() + wait_s
     while True:

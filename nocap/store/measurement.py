@@ -60,7 +60,7 @@ _TABLE: dict[str, list[tuple[str, ...]]] = {  # instrument → name, title, unit
     "clock": [("train_s", "training time", "s", "lower", *_SPEED)],  # of a run, not interleaved: no claim may be about it
     "steps": [
         ("tokens_per_s", "tokens/s", "tokens/s", "higher", *_SPEED),
-        ("step_ms", "step time", "ms", "lower", *_SPEED),
+        ("step_ms", "step time", "ms", "lower", "less time", "more time"),
         ("memory_mib", "memory", "MiB", "lower", *_MEMORY),  # a GPU's peak; on a CPU counted: parameters, gradients, state, activations
         ("params", "parameters", "parameters", "lower", *_PARAMS),
         ("kv_bytes", "KV cache per token", "bytes/token", "lower", "less cache", "more cache"),
@@ -87,6 +87,13 @@ def _metric(made_by: str, name: str, title: str, unit: str, better: str, gain: s
 
 
 METRICS = {row[0]: _metric(made_by, *row) for made_by, rows in _TABLE.items() for row in rows}
+COUNTS = ("params", "kv_bytes", "part_params", "part_mib", "held_mib", "memory_mib", "decode_mb")
+
+
+def is_count(metric: Metric, *, on_cuda: bool) -> bool:
+    """Whether it needs no clock, and is equal in all sessions. A GPU's peak of memory is measured."""
+    return metric.name in COUNTS and not (on_cuda and metric.name == "memory_mib")
+
 
 # Parts of a training step → what a table calls them.
 PARTS = {
@@ -119,7 +126,16 @@ HELD = ("parameters", "gradients", "optimizer", "activations")  # parts of memor
 class Ending(Enum):
     measured = "measured"
     censored = "censored"  # never reached its target: the value is the budget
+    at_most = "at_most"  # reached its target in its shortest schedule: the value is more than was needed
     diverged = "diverged"
+
+
+class Per(Enum):
+    """What repeats a measurement."""
+
+    seed = "seed"
+    sitting = "sitting"  # sessions of timing close together: their mean, for what slows a machine slows all of them
+    exact = "exact"  # a count: any session has it
 
 
 def now() -> str:
@@ -132,18 +148,19 @@ class Measurement:
     """What one arm did in one metric, once."""
 
     arm: str
-    repeat: int  # the seed of a run or a session, or the round of a bench
+    repeat: int  # the seed of a run, the number of a sitting, or the round of a bench
     metric: Metric
     value: float | None  # in the metric's unit; None where the run diverged
     ending: Ending = Ending.measured
     where: str = ""  # the hardware's fingerprint
     when: str = ""  # ISO 8601
     part: str = ""  # of the step, where a profile measured only that
+    per: Per = Per.seed
 
     def json(self) -> dict[str, Any]:
         metric = {"metric": self.metric.name, "unit": self.metric.unit, "better": self.metric.better.value}
         part = {"part": self.part} if self.part else {}
-        value = {"value": self.value, "ending": self.ending.value, "where": self.where, "when": self.when}
+        value = {"value": self.value, "ending": self.ending.value, "per": self.per.value, "where": self.where, "when": self.when}
         return {"arm": self.arm, "repeat": self.repeat, **metric, **part, **value}
 
     def __post_init__(self) -> None:

@@ -2,23 +2,78 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from nocap.config.bounded import JSON_BYTES, parse_json, read_bytes, read_text
 from nocap.config.keys import require
-from nocap.store.files import write_file
+from nocap.config.outward import redact
+from nocap.store.files import is_stream, not_elsewhere, pour, write_file
 
 SCHEMA_VERSION = 1
 
 Row = dict[str, Any]
+Shape = Any  # a type; [shape], a list of such; {key: shape}, of which any key may be missing or null; {...: shape}, whatever its keys
+
+
+class Whole(dict[Any, Any]):
+    """The shape of an object that has all these keys; a null stands for a number only."""
+
+
+def _each(shape: Shape, keys: str) -> dict[str, Shape]:
+    return dict.fromkeys(keys.split(), shape)
+
+
+_NUMBERS, _TEXTS = {...: float}, {...: str}
+_HARDWARE = _each(str, "fingerprint name host")
+_ATTEMPT = _each(str, "started host grid") | _each(int, "devices threads") | {"spent_s": float}
+_PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "init": dict}
+_DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _each(int, "vocab_size val_bytes") | {"source": dict}
+_CLAIM = Whole(
+    _each(str, "id statement source arm metric scale bound_rule word hash where")
+    | _each([str], "parts of failed missing diverged censored")
+    | {"n": int, "more_seeds": int, "bound": float, "expected": [float], "guards": [dict], "seeds": {...: _NUMBERS}}
+)
+_ARM = Whole({"arm": str, "words": [str], "tuned": [str], "diverged": [int]} | _each(float, "params flops_per_token tokens"))
+# A file's name → what its keys hold, wherever it is read.
+SHAPES: dict[str, Shape] = {
+    "manifest.json": _each(str, "identity name arm")
+    | {"schema_version": int, "parts": _PARTS, "data": _DATA, "hardware": _HARDWARE, "attempts": [_ATTEMPT]}
+    | {"git": {"commit": str}, "init": {"step": int}, "versions": _TEXTS, "defaults": _TEXTS, "outside": [_each(str, "group name sha256")]},
+    "summary.json": _each(str, "status identity name arm error tracker")
+    | _each(int, "schema_version seed steps tokens val_step devices attempts")
+    | _each(float, "val_loss val_bpb tokens_per_s epoch_s mfu flops_per_token")
+    | _each(_NUMBERS, "clock_s step_ms memory_mib params")
+    | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
+    "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int}]},
+    "latency.json": _each(int, "schema_version prompt_tokens new_tokens")
+    | {"kv_bytes_per_token": float, "precision": str, "hardware": _HARDWARE}
+    | {"rows": [{"engine": str, "batch": int} | _each(float, "prefill_tokens_per_s decode_tokens_per_s")]},
+    "results.*.json": Whole(
+        _each(str, "kind study scale question date command baseline")
+        | {"hardware": _HARDWARE, "shapes": _TEXTS, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
+    ),
+    "state.json": {"step": int, "run": str, "clock_s": _NUMBERS, "losses": [float], "optimizer": dict},
+}
+_WORDS = {str: "text", int: "an integer", float: "a finite number", dict: "an object", list: "a list"}
+
+
+def digest(content: object) -> str:
+    """Twelve hex digits of canonical JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_file(path, (json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n").encode())
+    content = redact({"schema_version": SCHEMA_VERSION, **content})
+    write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def check_writable(key: str, path: Path) -> None:
@@ -33,62 +88,117 @@ def check_writable(key: str, path: Path) -> None:
 
 
 @contextmanager
-def writing(key: str, path: Path) -> Iterator[None]:
-    """Create the folder of a file that is written inside the block, and print the file's name afterwards.
+def writing(key: str, path: Path, *, follow: bool = True) -> Iterator[Path]:
+    """Where to write, inside the block, a file that a person named; its folder is created, and its name printed afterwards.
+
+    With `follow`, a link to a file is followed, and a device or a pipe gets the file's bytes at the end and stays what it is.
 
     Errors:
         ValueError: it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        if follow and is_stream(path):
+            with TemporaryDirectory() as folder:
+                yield Path(folder) / path.name
+                sys.stdout.flush()
+                pour(Path(folder) / path.name, path)
+        else:
+            path = path.resolve() if follow and path.is_symlink() else path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield path
     except OSError as error:
         raise ValueError(f"{key} must be a file that can be written, got {path} ({error.strerror})") from error
     print(f"written: {path}")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in the file; `None` where there is no file.
+    """The object in the file, whose keys hold what `SHAPES` has for a file of that name; `None` where there is no file.
 
     Errors:
-        ValueError: the file is there and holds no JSON object.
+        ValueError: the file is there and holds no JSON object, or a key holds something else.
     """
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_text(path, JSON_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} must hold a JSON object, got {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
     return content
 
 
+def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
+    """Refuse a value of another type than `shape` has, by its key. A null is a value that was not measured.
+
+    Errors:
+        ValueError: it has another type.
+    """
+    kind = shape if isinstance(shape, type) else dict if isinstance(shape, dict) else list
+    right = isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    if value is not None and not right:
+        raise ValueError(f"{path}: {key or 'it'} must be {_WORDS[kind]}, got {str(value)[:80]!r}")
+    if isinstance(shape, list) and isinstance(value, list):
+        for number, one in enumerate(value):
+            check_shape(one, shape[0], path, f"{key}[{number}]")
+    elif isinstance(shape, dict) and isinstance(value, dict):
+        for name in shape if isinstance(shape, Whole) else ():
+            if name not in value or (value[name] is None and shape[name] not in (int, float)):
+                raise ValueError(f"{path}: {key or 'it'} must have {name}")
+        for name in value:
+            if (inner := shape.get(name, shape.get(...))) is not None:
+                check_shape(value[name], inner, path, f"{key}.{name}" if key else str(name))
+
+
+def read_rows(content: bytes) -> tuple[list[Row], list[int]]:
+    """The sound rows of a `metrics.jsonl`, and the numbers of the lines that are none: torn, foreign, or not after the row before."""
+    rows: list[Row] = []
+    bad: list[int] = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            row = parse_json(line.decode())
+        except ValueError:
+            row = None
+        if _is_row(row) and (not rows or row["step"] > rows[-1]["step"]):
+            rows.append(row)
+        else:
+            bad.append(number)
+    return rows, bad
+
+
+def _is_row(row: object) -> bool:
+    """An object of numbers and nulls, and of a step."""
+    numbers = isinstance(row, dict) and all(value is None or type(value) in (int, float) for value in row.values())
+    return numbers and isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0
+
+
 class Metrics:
-    """`metrics.jsonl`: one object a logged step, each step once."""
+    """`metrics.jsonl`: one object a logged step, each step once. What this process put there it also knows by heart."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._known: list[bytes] = []
+
+    @property
+    def content(self) -> bytes:
+        """All rows that are to be in the file, as they are there."""
+        return b"".join(self._known)
 
     def rows(self) -> list[Row]:
-        """All whole rows. A kill can tear the last line; it is left out."""
-        if not self.path.exists():
-            return []
-        rows = []
-        lines = self.path.read_text().splitlines()
-        for number, line in enumerate(lines, start=1):
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                if number < len(lines):
-                    raise ValueError(f"{self.path}:{number} must be a JSON object, got {line[:80]!r}") from error
-        return rows
+        """All sound rows of the file. A kill can tear the last line; it is left out, as is what somebody else put there."""
+        return read_rows(self._read())[0]
 
-    def cut_back(self, step: int) -> list[Row]:
-        """Keep the rows before `step`, those that a checkpoint of `step` includes, and return them."""
-        kept = [row for row in self.rows() if row["step"] < step]
-        write_file(self.path, "".join(_line(row) for row in kept).encode())
-        return kept
+    def put_back(self, content: bytes, *, source: str) -> list[str]:
+        """Make the file hold these rows and no more; a line where they were not in it as they should."""
+        found, self._known = self._read(), [content]
+        if found != content or self.path.is_symlink():
+            write_file(self.path, content)
+        if found.startswith(content):
+            return []
+        pairs = zip(found.splitlines(), content.splitlines(), strict=False)
+        first = next((number for number, (a, b) in enumerate(pairs, start=1) if a != b), found.count(b"\n") + 1)
+        return [f"{self.path}: damaged from line {first} on; its rows are put back from {source}"]
 
     def append(self, row: Row) -> None:
         """Add a row.
@@ -96,11 +206,13 @@ class Metrics:
         Errors:
             OSError: the disk does not take it; a part of the line may be there, which a reader leaves out.
         """
+        line = (json.dumps(redact(row), allow_nan=False) + "\n").encode()
         try:
-            with self.path.open("a") as file:
-                file.write(_line(row))
+            with open(self.path, "ab", opener=not_elsewhere) as file:
+                file.write(line)
         except OSError as error:
             raise OSError(f"the row of step {row['step']} cannot be written: {error}; training stopped there") from error
+        self._known.append(line)
 
     def sync(self) -> None:
         """Rows so far survive a power cut."""
@@ -108,6 +220,10 @@ class Metrics:
             with self.path.open("a") as file:
                 os.fsync(file.fileno())
 
-
-def _line(row: Row) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"
+    def _read(self) -> bytes:
+        try:
+            return read_bytes(self.path, JSON_BYTES)
+        except FileNotFoundError:
+            return b""
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.path} must be a run's rows, got {error}") from error

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import glob
-import json
 import math
+import os
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nocap.config import registry
+from nocap.config.keys import flat
+from nocap.config.outward import redact, visible
+from nocap.config.paths import expanded
 from nocap.show.table import plural, shorten
 from nocap.store.measurement import METRICS, Ending, Measurement
-from nocap.store.record import SCHEMA_VERSION, read_json
+from nocap.store.record import SCHEMA_VERSION, Row, digest, read_json
+from nocap.store.verify import Ended, read_ended
 
 OUTPUTS = Path("outputs")  # names are looked for here
 GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 
-COMPARED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
+LONGEST_NAME = 500  # characters; a file system takes 255
 
 # Metric → where the summary has it. `train_s` is made of two of its lines.
 _IN_SUMMARY = {
@@ -58,6 +64,8 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
+    verified: bool = True  # by a digest of its files, which records from before it have not
+    content: str = ""  # SHA-256 of its rows
     inference: Mapping[str, Any] = field(default_factory=dict)  # latency.json, where `nocap.generate --latency` left one
 
     def number(self, *keys: str) -> float | None:
@@ -106,8 +114,9 @@ def measurements(record: Record) -> list[Measurement]:
         is_lost = record.status == "diverged" and METRICS[name].made_by == "train"
         value, ending = (None, Ending.diverged) if is_lost else (record.value(name), Ending.measured)
         if is_lost or value is not None:
-            at = {"where": record.machine[0], "when": record.started}
-            found.append(Measurement(arm=record.arm, repeat=record.seed, metric=METRICS[name], value=value, ending=ending, **at))
+            at, when = record.machine[0], record.started
+            metric = METRICS[name]
+            found.append(Measurement(arm=record.arm, repeat=record.seed, metric=metric, value=value, ending=ending, where=at, when=when))
     return found
 
 
@@ -118,6 +127,10 @@ class Found:
     records: list[Record] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)  # folder's name → why
+
+    def lines(self) -> list[str]:
+        """All that is wrong, for people."""
+        return [*(f"{name}: left out, {why}" for name, why in self.unreadable.items()), *self.problems]
 
 
 def dig(tree: Any, *keys: str) -> Any:
@@ -131,15 +144,6 @@ def number(value: object) -> float | None:
     return float(value) if ok else None  # type: ignore[arg-type]
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`attention.n_kv_heads` for what the config nests."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def load(paths: Iterable[str | Path]) -> Found:
     """All runs of these paths, each once, in the order they were started; those of a grid in the order of its cells.
 
@@ -147,22 +151,39 @@ def load(paths: Iterable[str | Path]) -> Found:
         ValueError: a path that is nothing, or holds no run.
     """
     found = Found()
-    for folder in {folder.resolve(): folder for path in paths for folder in find(str(path))}.values():
+    places = [str(path) for path in paths]
+    for folder in {folder.resolve(): folder for path in places for folder in find(path)}.values():
         try:
             record = read(folder, problems=found.problems)
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
-        if twin := next((r for r in found.records if r.identity == record.identity), None):
-            found.problems.append(f"{folder}: left out, it is the same run as {twin.folder} (identity {record.identity})")
+        if twin := next((r for r in found.records if _is_copy(record, r)), None):
+            found.problems.append(f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})")
         else:
             found.records.append(record)
+    found.problems += [line for path in places for line in _without_record(expanded(path))]
+    if older := [record.folder.name for record in found.records if not record.verified]:
+        found.problems.append(f"unverified, from before records had a digest: {plural(len(older), 'run')} ({shorten(older)})")
     return found
+
+
+def records(paths: Iterable[str | Path]) -> list[Record]:
+    """Those that can be read. A warning names each other one, and says what is wrong."""
+    found = load(paths)
+    for line in found.lines():
+        warnings.warn(visible(line), stacklevel=3)
+    return found.records
+
+
+def _is_copy(record: Record, other: Record) -> bool:
+    """The same run, or the same rows under another name: no two runs have the same clocks."""
+    return record.identity == other.identity or (bool(record.content) and record.content == other.content)
 
 
 def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
     """The run folders that a path, glob or name stands for; a name is looked for in the `runs` of `outputs`."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     if place.is_dir():
         folders, rule = _below(place), "a run, a folder of runs or a grid's folder, and holds no run"
     else:
@@ -170,7 +191,7 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
         folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(path, outputs / "runs")
     if not folders:
-        raise ValueError(f"{path} must be {rule}")
+        raise ValueError("; ".join([f"{path} must be {rule}", *_without_record(place)]))
     return folders
 
 
@@ -189,7 +210,8 @@ def _runs(root: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "manifest.json").is_file() or (folder / "summary.json").is_file()
+    """Whatever they are: what is no file is a damaged run, which is named."""
+    return os.path.lexists(folder / "manifest.json") or os.path.lexists(folder / "summary.json")
 
 
 def _started(folder: Path) -> str:
@@ -210,10 +232,46 @@ def _below(place: Path) -> list[Path]:
 
 def _cells(grid: Path) -> list[Path]:
     """A grid's runs, which lie beside all others in `runs/`; cells that nobody started yet have none."""
-    content = read_json(grid / GRID) or {}
-    wanted = dict.fromkeys(str(dig(cell, "identity")) for cell in content.get("cells", []))
-    by_identity = {_identity(folder): folder for folder in (grid.parents[1] / "runs").glob("[!.]*/") if _is_run(folder)}
-    return [by_identity[identity] for identity in wanted if identity in by_identity]
+    return [folder for folder in _by_cell(grid).values() if folder is not None and _is_run(folder)]
+
+
+def _by_cell(grid: Path) -> dict[str, Path | None]:
+    """Each cell's name → its folder. A damaged one is known by the name that it was given."""
+    cells = {cell["identity"]: cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")}
+    root, found = grid.absolute().parents[1] / "runs", dict[str, Path | None]()
+    for identity, cell in cells.items():
+        name = cell.get("run") or identity
+        found[name] = of_identity(root, identity) or next((folder for folder in _runs(root) if folder.name == name), None)
+    return found
+
+
+def _without_record(place: Path) -> Iterator[str]:
+    """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's name has."""
+    if _is_run(place) or not (place / GRID).is_file():
+        return
+    if lost := [name for name, folder in _by_cell(place).items() if folder is None or not _is_run(folder)]:
+        yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
+    named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
+    identities = sorted(cell.get("identity") or "" for cell in (read_json(place / GRID) or {}).get("cells") or () if cell)
+    if named and named[1] != digest({"identities": identities})[:8]:
+        yield f"{place / GRID}: it lists other cells than those that made the folder's name"
+
+
+def of_identity(root: Path, identity: str) -> Path | None:
+    """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet. A copy is another's."""
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if folder.name.endswith(f"-{identity}") and folder.is_dir() and folder.name == _named_as(folder):
+            return folder
+    return None
+
+
+def _named_as(folder: Path) -> str | None:
+    """The name that nocap gave the folder."""
+    try:
+        manifest = read_json(folder / "manifest.json")
+    except ValueError:
+        return None
+    return folder.name if manifest is None else f"{manifest.get('name')}-{manifest.get('identity')}"
 
 
 def _identity(folder: Path) -> str:
@@ -231,30 +289,30 @@ def read(folder: Path, *, problems: list[str]) -> Record:
     """One run's record. Lines of its metrics that are torn or foreign are skipped and counted in `problems`.
 
     Errors:
-        ValueError: the folder is no run, its record is damaged, or a newer nocap wrote it.
+        ValueError: the folder is no run, its record is damaged or contradicts itself, or a newer nocap wrote it.
     """
     manifest = read_json(folder / "manifest.json")
     if manifest is None:
         raise ValueError("it has no manifest.json")
     summary = read_json(folder / "summary.json") or {"status": "not finished"}
     for file, content in (("manifest.json", manifest), ("summary.json", summary)):
-        version = content.get("schema_version", 0)
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
+        if (version := content.get("schema_version") or 0) > SCHEMA_VERSION:
             raise ValueError(f"{file} has schema_version {version}, and this nocap reads up to {SCHEMA_VERSION}")
     parts = manifest.get("parts") or {}
     if not isinstance(dig(parts, "config"), Mapping) or not manifest.get("identity"):
         raise ValueError("manifest.json has no identity or no parts.config")
-    config = _with_kinds(dict(flat(parts["config"])))
+    config = _with_kinds(dict(flat(redact(parts["config"]))))  # an older nocap, or another's, may have left a secret
     seed = config.pop("seed", summary.get("seed"))
-    if not isinstance(seed, int):
+    if type(seed) is not int:
         raise ValueError(f"the seed must be an integer, got {seed!r}")
     status = str(summary.get("status", "unknown"))
-    name = str(manifest.get("name") or folder.name.rpartition("-")[0] or folder.name)
+    ended = read_ended(folder)
+    name = redact(str(manifest.get("name") or folder.name.rpartition("-")[0] or folder.name)[:LONGEST_NAME])
     return Record(
         folder=folder,
         identity=str(manifest["identity"]),
         name=name,
-        arm=str(manifest.get("arm") or name),
+        arm=redact(str(manifest.get("arm") or name)[:LONGEST_NAME]),
         seed=seed,
         status=status,
         started=_started(folder),
@@ -262,7 +320,9 @@ def read(folder: Path, *, problems: list[str]) -> Record:
         parts=parts,
         manifest=manifest,
         summary=summary,
-        curve=_curve(folder, problems) if status in COMPARED else Curve(),
+        curve=_curve(folder, ended, problems) if ended is not None else Curve(),
+        verified=ended is None or ended.verified,
+        content=ended.content if ended is not None and ended.rows else "",
         inference=_inference(folder, problems),
     )
 
@@ -276,7 +336,7 @@ def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
 def _inference(folder: Path, problems: list[str]) -> Mapping[str, Any]:
     try:
         content = read_json(folder / "latency.json") or {}
-        if (version := content.get("schema_version", 0)) > SCHEMA_VERSION:
+        if (version := content.get("schema_version") or 0) > SCHEMA_VERSION:
             raise ValueError(f"latency.json has schema_version {version}")
     except ValueError as error:
         problems.append(f"{folder.name}: no inference, {error}")
@@ -284,32 +344,22 @@ def _inference(folder: Path, problems: list[str]) -> Mapping[str, Any]:
     return content
 
 
-def _curve(folder: Path, problems: list[str]) -> Curve:
-    curve, bad = Curve(), []
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        problems.append(f"{folder.name}: no metrics.jsonl, so no curve")
-        return curve
-    for line_number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row["step"], int):
-                raise TypeError
-        except (ValueError, TypeError, KeyError):
-            bad.append(line_number)
-            continue
+def _curve(folder: Path, ended: Ended, problems: list[str]) -> Curve:
+    curve = Curve()
+    for row in ended.rows:
         if (loss := number(row.get("val/loss"))) is not None:
             curve.step.append(row["step"])
             curve.tokens.append(int(number(row.get("tokens")) or 0))
             curve.train_s.append(_train_s(row))
             curve.val_loss.append(loss)
             curve.val_bpb.append(number(row.get("val/bpb")))
-    if bad:
+    if bad := ended.bad_lines:
+        path = folder / "metrics.jsonl"
         problems.append(f"{path}: {plural(len(bad), 'corrupt line')} skipped ({shorten(f'line {n}' for n in bad)})")
     return curve
 
 
-def _train_s(row: Mapping[str, Any]) -> float:
+def _train_s(row: Row) -> float:
     """Seconds of training before this row's validation: its clock is read after the step that follows the validation."""
     clock = (number(row.get("clock/train_s")) or 0.0) + (number(row.get("clock/data_s")) or 0.0)
     return max(0.0, clock - (number(row.get("perf/step_ms")) or 0.0) / 1e3)

@@ -23,6 +23,7 @@ QUIET = {
     "nocap": "a version",
     "nocap.config": "declarations and rules; what was chosen is in the config",
     "nocap.data.shards": "makes and checks shards, whose content is in the data's hash",
+    "nocap.store.checkpoints": "names of files",
     "nocap.store.files": "writes files",
     "nocap.config.hardware": "names and peaks",
     "nocap.model.flops": "FLOPs",
@@ -95,8 +96,8 @@ def _packages_from_outside() -> dict[str, Path]:
 
 @cache
 def _read(path: Path, changed_ns: int) -> tuple[str, list[str]]:
-    tree = _WhatCounts().visit(ast.parse(path.read_text()))
-    return _hash(tree), _imports(tree)
+    counts = _WhatCounts()
+    return _hash(counts.visit(ast.parse(path.read_text()))), counts.imports
 
 
 def digest(source: str) -> str:
@@ -105,18 +106,7 @@ def digest(source: str) -> str:
 
 
 def _hash(tree: ast.Module) -> str:
-    return hashlib.sha256(ast.unparse(ast.fix_missing_locations(tree)).encode()).hexdigest()[:12]
-
-
-def _imports(tree: ast.Module) -> list[str]:
-    """Names of all imports in the module; those that are no module are dropped later."""
-    names: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return names
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -127,7 +117,19 @@ def _is_text(node: ast.expr) -> bool:
 
 
 class _WhatCounts(ast.NodeTransformer):
-    """Removes what computes no number; see the top of this file."""
+    """Removes what computes no number; see the top of this file. Expressions hold no statements: those are left as they are."""
+
+    def __init__(self) -> None:
+        self.imports: list[str] = []  # names in what is left; those that are no module are dropped later
+
+    def visit_Import(self, node: ast.Import) -> ast.AST:
+        self.imports += [alias.name for alias in node.names]
+        return node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        if node.module:
+            self.imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        return node
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -159,6 +161,8 @@ class _WhatCounts(ast.NodeTransformer):
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """As its parent does; a block that is empty then does nothing."""
+        if isinstance(node, ast.expr):
+            return node
         super().generic_visit(node)
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With | ast.If | ast.ExceptHandler) and not node.body:
             node.body = [ast.Pass()]

@@ -1,13 +1,17 @@
-"""Trackers mirror the record. One that fails costs one warning, and training goes on."""
+"""Trackers mirror the record, without its secrets. One that fails costs one warning, and training goes on."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
+
+T = TypeVar("T")
 
 NO_MIRROR = "no mirror of this run from here on: "
 
@@ -35,7 +39,7 @@ class Guarded(TrackerSession):
     def _call(self, method: str, *args: object, **named: object) -> None:
         if not self._failed:
             try:
-                getattr(self._session, method)(*args, **named)
+                getattr(self._session, method)(*redact(args), **redact(named))
             except Exception as error:  # anything a tracker may raise: the record has all rows
                 self._failed = True
                 _warn(self._tracker, error)
@@ -43,11 +47,15 @@ class Guarded(TrackerSession):
 
 def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Iterable[Mapping[str, object]] = ()) -> TrackerSession:
     """Open what the config asks for and log the rows that a resumed run already has."""
+    tracker, facts = _clean(tracker), _clean(facts)
     try:
-        session = Guarded(tracker, tracker.open(facts))
+        opened = tracker.open(facts)
     except Exception as error:
         _warn(tracker, error)
         return TrackerSession()
+    if type(opened) is TrackerSession:  # mirrors nothing
+        return opened
+    session = Guarded(tracker, opened)
     for row in rows:
         session.log(row)
     return session
@@ -55,6 +63,7 @@ def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Iterable[Mapping[st
 
 def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path) -> str | None:
     """A grid's verdicts and report, where the tracker has a place for them; their address, or how to sync them."""
+    tracker, facts = _clean(tracker), _clean(facts)
     opened = tracker.open_comparison(facts)
     if opened is None:
         return None
@@ -62,6 +71,11 @@ def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[s
     session.log_comparison(comparison, report)
     session.finish(summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished")
     return session.url_or_hint
+
+
+def _clean(facts: T) -> T:
+    """A copy of a dataclass whose texts have no secrets."""
+    return replace(cast(Any, facts), **{f.name: redact(getattr(facts, f.name)) for f in fields(cast(Any, facts))})
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:

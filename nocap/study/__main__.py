@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,15 +16,18 @@ from nocap.config.keys import require
 
 if TYPE_CHECKING:
     from nocap.study.plan import StudyPlan
+    from nocap.study.results import Results
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second time nothing runs.
 
   python -m nocap.study experiments/gqa scale=cpu                     carry it out: verdicts, README and results
   python -m nocap.study experiments/gqa scale=gpu budget_h=8 --plan   cells, a guess at the cost, and the power, before anything runs
+  python -m nocap.study experiments/gqa sittings=5                    time it in five sittings instead of its three: also on another day
   python -m nocap.study experiments/gqa --judge                       the verdicts of what there is; nothing is trained or written
   python -m nocap.study experiments/gqa --calibrate                   the exchange rate between steps and loss
   python -m nocap.study --board experiments                           the leaderboard of all studies, and their READMEs
+  python -m nocap.study --noise experiments                           the noise that studies share, for the next one to declare
   python -m nocap.study --power 0.9 --effect 0.005 --sigma 0.0013     seeds for a difference of losses, in nats
   python -m nocap.study --power 0.9 --effect 2% --sigma 0.5%          seeds for a ratio of times or speeds"""
 MODES = ("plan", "judge", "calibrate")
@@ -35,16 +40,20 @@ class Options:
 
     scale: str = ""  # "": gpu where there is one and the study has it, else cpu
     budget_h: float | None = None
+    sittings: int | None = None  # more of them than the scale has, such as on other days
     output_dir: str = "outputs"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_intermixed_args(outside.arguments(argv))
-    if options.power is None and not options.overrides and not options.board:
-        parser.error("a study's folder, or one of --board --power is required")
+    if options.power is None and not options.overrides and not options.board and not options.noise:
+        parser.error("a study's folder, or one of --board --noise --power is required")
     from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    from nocap.training.terminal import outlive_readers
 
+    if options.overrides:
+        outlive_readers()
     with refusals():
         _check_together(options)
         if options.board:
@@ -53,8 +62,14 @@ def main(argv: list[str] | None = None) -> int:
             for path in write(options.board, Path("README.md")):
                 print(f"written: {path}")
             return EXIT_CODES["finished"]
+        if options.noise:
+            from nocap.study.pooled import pooled, render
+
+            print(render(pooled(options.noise)))
+            return EXIT_CODES["finished"]
         if options.overrides:
-            return _studies(options.overrides, mode=next((mode for mode in MODES if getattr(options, mode)), "run"))
+            mode = next((mode for mode in MODES if getattr(options, mode)), "run")
+            return _studies(options.overrides, mode=mode, as_json=options.json)
         print(_seeds(options))
         return EXIT_CODES["finished"]
 
@@ -66,13 +81,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog=FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="FOLDER, key=value", help="studies; scale=, budget_h=, output_dir= for all")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="FOLDER, key=value", help="studies; scale=, budget_h=, sittings=, output_dir= for all"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="print what a study would run, and stop")
     what.add_argument("--judge", action="store_true", help="judge what there is: train, time and write nothing")
     what.add_argument("--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies, and its head in README")
+    what.add_argument("--noise", type=Path, metavar="FOLDER", help="print the noise of a pair that the studies of a folder share")
     what.add_argument("--calibrate", action="store_true", help="train the baseline at shorter lengths too: loss against log-steps")
     what.add_argument("--power", type=float, metavar="P", help="the seeds that see an effect with this chance")
+    parser.add_argument("--json", action="store_true", help="print each study's results as a line of JSON, and all else on stderr")
     parser.add_argument("--effect", metavar="X", help="the difference to see, or the ratio's change as in 2%%")
     parser.add_argument("--sigma", metavar="S", help="the standard deviation between seeds, in the effect's unit")
     outside.document(parser)
@@ -81,8 +100,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_together(options: argparse.Namespace) -> None:
     planning = options.power is not None
-    alone = planning or options.board
-    require(not (alone and options.overrides), "FOLDER", "be left out with --board and --power", " ".join(options.overrides))
+    alone = planning or options.board or options.noise
+    require(not (alone and options.overrides), "FOLDER", "be left out with --board, --noise and --power", " ".join(options.overrides))
+    judged = bool(options.overrides) and not (options.plan or options.calibrate)
+    require(judged or not options.json, "--json", "be given where a study is judged, and only there", options.json)
     for key in ("effect", "sigma"):
         given = getattr(options, key)
         require((given is not None) == planning, f"--{key}", "be given with --power, and only there", given)
@@ -105,7 +126,7 @@ def _seeds(options: argparse.Namespace) -> str:
 # --- studies -----------------------------------------------------------------------------------------------------------------------
 
 
-def _studies(given: Sequence[str], *, mode: str) -> int:
+def _studies(given: Sequence[str], *, mode: str, as_json: bool) -> int:
     """One study after the other; the worst exit code. `mode`: run, plan, judge or calibrate.
 
     Errors:
@@ -128,7 +149,7 @@ def _studies(given: Sequence[str], *, mode: str) -> int:
     codes = []
     for folder, plan in plans:
         try:
-            codes.append(_one(folder, plan, options, mode=mode))
+            codes.append(_one(folder, plan, options, mode=mode, as_json=as_json))
         except StoppedError as stopped:
             print(f"nocap: {stopped}", file=sys.stderr)
             return EXIT_CODES["preempted"]
@@ -139,7 +160,7 @@ def _studies(given: Sequence[str], *, mode: str) -> int:
 
 
 def _prepared(folder: Path, options: Options) -> StudyPlan:
-    from nocap.config.hardware import default_device
+    from nocap.config import defaults
     from nocap.config.trainer import Device
     from nocap.study.plan import prepare
     from nocap.study.report import check_readme
@@ -147,47 +168,58 @@ def _prepared(folder: Path, options: Options) -> StudyPlan:
 
     found = load(folder)
     check_readme(folder)
-    on_gpu = default_device() is Device.cuda and "gpu" in found.scales
+    on_gpu = defaults.device() is Device.cuda and "gpu" in found.scales
     scale = options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in found.scales else next(iter(found.scales)))
+    if options.sittings is not None and scale in found.scales:
+        at = found.scales[scale]
+        require(options.sittings > at.sittings, "sittings", f"be more than the {at.sittings} that scale {scale} has", options.sittings)
+        found.scales[scale] = replace(at, sittings=options.sittings)
     return prepare(found, scale, output_dir=options.output_dir)
 
 
-def _one(folder: Path, plan: StudyPlan, options: Options, *, mode: str) -> int:
+def _one(folder: Path, plan: StudyPlan, options: Options, *, mode: str, as_json: bool) -> int:
     from nocap.study import preview
 
     if mode == "plan":
         print(preview.render(plan))
         return 0
-    return _calibrate(plan, options) if mode == "calibrate" else _judge(folder, plan, options, run=mode == "run")
+    if mode == "calibrate":
+        return _calibrate(plan, options)
+    out = sys.stdout
+    with redirect_stdout(sys.stderr if as_json else out):
+        found, code = _judge(folder, plan, options, run=mode == "run")
+    if as_json:
+        print(json.dumps(found, allow_nan=False), flush=True)
+    return code
 
 
-def _judge(folder: Path, plan: StudyPlan, options: Options, *, run: bool) -> int:
+def _judge(folder: Path, plan: StudyPlan, options: Options, *, run: bool) -> tuple[Results, int]:
+    """The results, printed as text and written, and the exit code."""
     from nocap.config.errors import EXIT_CODES
     from nocap.config.hardware import describe
     from nocap.study import report, text
     from nocap.study.conduct import carry_out
     from nocap.study.evidence import check_targets
-    from nocap.study.registration import registered
+    from nocap.study.ledger import Ledger, read, writable
     from nocap.study.results import results
 
     done = carry_out(plan, run=run, budget_h=options.budget_h)
     check_targets(plan.study, done.evidence)
     hours = f" budget_h={options.budget_h:g}" if plan.needs_budget else ""
-    t = next(iter({**plan.bench, **plan.train}.values())).run.trainer
     found = results(
         plan,
         done,
-        registered=registered(plan.folder),
-        hardware=describe(t.device, t.threads),
+        ledger=read(plan.ledger) if plan.ledger else Ledger(),
+        hardware=describe(plan.trainer.device, plan.trainer.threads),
         command=f"python -m nocap.study {folder} scale={plan.scale}{hours}",
     )
     print(text.render(found))
-    for path in report.write(plan.study, folder, found) if run else []:
+    for path in report.write(plan.study, folder, found) if run and plan.ledger and writable(plan.ledger) else []:
         print(f"written: {path}")
     for problem in done.problems:
         print(f"nocap: {problem}", file=sys.stderr)
-    missing = any(claim["missing"] for claim in found["claims"])
-    return EXIT_CODES["failed" if done.problems or missing else "finished"]
+    missing = any(claim["missing"] or claim["reason"] == "sittings" for claim in found["claims"])
+    return found, EXIT_CODES["failed" if done.problems or missing else "finished"]
 
 
 def _calibrate(plan: StudyPlan, options: Options) -> int:
@@ -199,9 +231,11 @@ def _calibrate(plan: StudyPlan, options: Options) -> int:
     from nocap.study import text
     from nocap.study.conduct import carry_out
     from nocap.study.exchange import exchange
+    from nocap.study.keeper import Keeper
 
     base, study = plan.study.baseline, plan.study
     require(base in plan.train, "--calibrate", "be for a study that trains its baseline", study.name)
+    Keeper(plan, writes=True).register()
     at = replace(plan.at, lengths=plan.at.lengths or CALIBRATION_LENGTHS)
     plan = replace(plan, study=replace(study, scales={**study.scales, plan.scale: at}))
     carry_out(plan, run=True, budget_h=options.budget_h, only=base)

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from nocap.config.compose import Composed, composed, to_plain
+from nocap.config.compose import Composed, as_in, to_plain
 from nocap.config.keys import require
 from nocap.config.registry import keys_that_count
-from nocap.study.spec import ENGINES, At, Study
-
-ENGINE = "engine="  # an override of a study, not of a config
+from nocap.study.spec import ENGINE, ENGINES, At, Study
 
 # What two arms must share for their losses to mean the same: their data, and every key declared so.
 SAME = ("data", *keys_that_count("losses"))
@@ -22,8 +20,8 @@ def with_seed(arm: Composed, seed: int) -> Composed:
 
 
 def more(arm: Composed, *overrides: str) -> Composed:
-    """The arm with further overrides."""
-    return composed([*arm.overrides, *overrides]) if overrides else arm
+    """The arm with further overrides. A shorter run of it is no reason for another precision or compilation."""
+    return as_in(arm, [*arm.overrides, *overrides]) if overrides else arm
 
 
 def arm_overrides(study: Study, at: At, arm: str, place: Sequence[str]) -> list[str]:
@@ -44,19 +42,23 @@ def engine_of(study: Study, at: At, arm: str) -> str:
     return engine
 
 
-def compose_arms(study: Study, at: At, arms: Sequence[str], place: Sequence[str]) -> dict[str, Composed]:
-    """Arm → its composition.
+def compose_arms(study: Study, at: At, arms: Sequence[str], place: Sequence[str], trained: Composed | None = None) -> dict[str, Composed]:
+    """Arm → its composition, with the baseline's precision and compilation; those that it is `trained` with, where the shape is the same.
 
     Errors:
         ValueError: an arm does not compose; the arm is named.
     """
-    found = {}
-    for arm in arms:
+    found: dict[str, Composed] = {}
+    first: Composed | None = None
+    for arm in sorted(arms, key=lambda name: name != study.baseline):
         try:
-            found[arm] = composed(arm_overrides(study, at, arm, place))
+            found[arm] = as_in(first, arm_overrides(study, at, arm, place))
         except ValueError as error:
             raise ValueError(f"arm {arm}: {error}") from error
-    return found
+        if first is None and trained is not None and trained.run.model == found[arm].run.model:
+            found[arm] = as_in(trained, found[arm].overrides)
+        first = first or found[arm]
+    return {arm: found[arm] for arm in arms}
 
 
 def check_fair(arms: dict[str, Composed], *, baseline: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nocap.config.compose import Composed
@@ -29,10 +29,16 @@ class Wanted:
     arm: str
     seed: int
     composed: Composed  # with the seed
+    short: int = 0  # the steps of a shorter schedule
 
 
-def wanted(arms: Mapping[str, Composed], seeds: Sequence[int]) -> list[Wanted]:
-    return [Wanted(arm=name, seed=seed, composed=with_seed(arm, seed)) for seed in seeds for name, arm in arms.items()]
+Watch = Callable[[Wanted, Cell, str], None]  # told of a run, its cell, and that it is `begun`, or the status with which it ended
+
+
+def wanted(arms: Mapping[str, Composed], needed: Mapping[int, Sequence[str]]) -> list[Wanted]:
+    """`needed`: seed → arms."""
+    runs = [(seed, name) for seed, names in needed.items() for name in names if name in arms]
+    return [Wanted(arm=name, seed=seed, composed=with_seed(arms[name], seed)) for seed, name in runs]
 
 
 class Cells:
@@ -66,8 +72,9 @@ class Cells:
     def done(self) -> int:
         return sum(outcome(cell.plan) is not None for cell in self.grid.cells)
 
-    def train(self) -> dict[str, Result]:
-        """Train what is missing, as many cells at once as the machine has room for. Identity → how it ended.
+    def train(self, before_seed: Callable[[], None] | None = None, *, watch: Watch = lambda run, cell, event: None) -> dict[str, Result]:
+        """Train what is missing, as many cells at once as the machine has room for. Identity → how it ended. `before_seed`: called before
+        each seed's cells, which then end before the next seed's begin. `watch`: told how each run goes.
 
         Errors:
             StoppedError: somebody asked to stop.
@@ -75,11 +82,23 @@ class Cells:
         if self.done == len(self.grid.cells):
             return {}
         self.grid.write()
-        runner = Runner(self.grid, slots=Devices(jobs=None))
-        results = runner.run()
-        if runner.stopping:
-            raise StoppedError("stopped; what was trained is saved, and the same command goes on")
+        results: dict[str, Result] = {}
+        seeds = dict.fromkeys(cell.plan.run.seed for cell in self.grid.cells)
+        for seed in seeds if before_seed else [None]:
+            if before_seed:
+                before_seed()
+            cells = tuple(cell for cell in self.grid.cells if seed in (None, cell.plan.run.seed))
+            told = lambda cell, event: self._tell(watch, cell, event)  # noqa: E731
+            runner = Runner(replace(self.grid, cells=cells), slots=Devices(jobs=None), watch=told)
+            results |= runner.run()
+            if runner.stopping:
+                raise StoppedError("stopped; what was trained is saved, and the same command goes on")
         return results
+
+    def _tell(self, watch: Watch, cell: Cell, event: str) -> None:
+        for run, mine in self.of:
+            if mine.plan.identity == cell.plan.identity:
+                watch(run, mine, event)
 
     def records(self, problems: list[str]) -> list[tuple[Wanted, Record]]:
         """Of the runs that finished or diverged. What cannot be read of a record goes into `problems`."""

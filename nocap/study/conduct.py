@@ -8,16 +8,33 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from nocap.config import hardware
 from nocap.config.compose import Composed
 from nocap.config.keys import require
+from nocap.store.measurement import Ending
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record
 from nocap.study.arms import more
-from nocap.study.cells import Cells, FailedError, wanted
+from nocap.study.cells import Cells, FailedError, Wanted, wanted
 from nocap.study.evidence import Evidence
-from nocap.study.plan import StudyPlan, all_sessions, ask, check_budget, compose_trials, shorter, steps_for, with_lengths, with_steps
-from nocap.study.registration import register
-from nocap.study.sessions import SessionError, run_all
+from nocap.study.keeper import Keeper
+from nocap.study.looks import judge, onward, taken, up_to
+from nocap.study.measured import steps_to_target
+from nocap.study.plan import (
+    Short,
+    StudyPlan,
+    all_sessions,
+    ask,
+    check_budget,
+    compose_trials,
+    halvings,
+    shorter,
+    steps_for,
+    with_lengths,
+    with_steps,
+)
+from nocap.study.sessions import run_all
+from nocap.study.sittings import Sittings, known_noise, places_of
 
 Log = Callable[[str], None]
 
@@ -50,33 +67,71 @@ class Done:
     evidence: Evidence
     tuned: Tuned
     arms: dict[str, dict[str, Composed]]  # place (`train` or `bench`) → arm → how it was composed there
+    seeds: list[int]  # that the looks needed
     problems: list[str] = field(default_factory=list)  # sessions that failed, records that cannot be read whole
 
 
 def carry_out(plan: StudyPlan, *, run: bool, budget_h: float | None = None, only: str | None = None, log: Log = print) -> Done:
-    """Train and measure what is missing, or with `run=False` only collect what there is. `only`: this arm's runs, and no session.
+    """Train and measure what is missing, look by look until each claim is decided, or with `run=False` only collect what there is.
+    `only`: this arm's runs, and no session.
 
     Errors:
-        ValueError: an invalid run, or no budget where the scale needs one.
+        ValueError: an invalid run, a damaged ledger, or no budget where the scale needs one.
         cells.StoppedError: somebody asked to stop; everything that finished is kept.
         cells.FailedError, sessions.SessionError: a run or the pilot failed that all else depends on.
     """
     check_budget(plan, budget_h)
-    if run:
-        register(plan.folder, plan.claims)
+    keeper = Keeper(plan, writes=run)
+    if run and not keeper.writes:
+        log(f"{plan.study.folder or plan.study.name} cannot be written: nothing is registered, and no README or results are left there")
+    keeper.missing()
+    keeper.timed()
+    if only is None:
+        keeper.register()
     if plan.needs_budget and budget_h is not None:
         plan = _within_budget(plan, budget_h, run=run, log=log)
+        keeper.budget(budget_h, next(iter(plan.train.values())).run.trainer.steps)
     problems: list[str] = []
-    tuned = _tune(plan, run=run, problems=problems, only=only)
+    tuned = _tune(plan, keeper, run=run, problems=problems, only=only)
     arms = {name: more(arm, *tuned.overrides.get(name, [])) for name, arm in plan.train.items() if only in (None, name)}
-    evidence = _train(plan, arms, run=run, problems=problems) if arms else Evidence()
-    if only is None:
-        evidence = replace(evidence, **_measure(plan, arms, run=run, problems=problems, log=log))
-    return Done(evidence=evidence, tuned=tuned, arms={"train": arms, "bench": plan.bench}, problems=problems)
+    looks = {claim.id: 1 for claim in plan.study.claims}
+    while True:
+        part = up_to(plan, looks)
+        evidence = _measured(part, arms, keeper, run=run, timed=only is None, problems=problems, log=log)
+        for claim in plan.study.claims if only is None else []:
+            keeper.look(claim.id, taken(judge(claim, plan.study, plan.scale, evidence)))
+        further = looks if only else onward(plan, looks, evidence)
+        if further == looks:
+            break
+        if run:
+            log(f"not decided, and another look follows: {', '.join(name for name in looks if further[name] > looks[name])}")
+        looks = further
+    done = {"train": arms, "bench": plan.bench}
+    return Done(evidence=evidence, tuned=tuned, arms=done, seeds=part.study.needed, problems=list(dict.fromkeys(problems)))
+
+
+def _measured(
+    plan: StudyPlan, arms: Mapping[str, Composed], keeper: Keeper, *, run: bool, timed: bool, problems: list[str], log: Log
+) -> Evidence:
+    """Train and time what is missing, and collect what there is."""
+    places = places_of(plan, arms) if timed else []
+    timing = Sittings(places if run else [], problems=problems, log=log)
+    try:
+        evidence = _train(plan, arms, keeper, run=run, problems=problems, timing=timing, log=log) if arms else Evidence()
+        timing.hold_all()
+    finally:
+        keeper.timed()
+    held: dict[str, Any] = {place.name: place.results() for place in places}
+    machine = hardware.describe(plan.trainer.device, plan.trainer.threads)["fingerprint"]
+    between = (
+        known_noise(plan.folder.parents[1], fingerprint=str(machine), apart_min=plan.at.apart_min, but=plan.folder) if places else None
+    )
+    return replace(evidence, apart_min=plan.at.apart_min, between=between, **held)
 
 
 def _within_budget(plan: StudyPlan, budget_h: float, *, run: bool, log: Log) -> StudyPlan:
-    """The arms with as many steps as the hours allow, from a short timing. The number is kept: the same command goes on with the same runs.
+    """The arms with as many steps as the hours allow, from a short timing, which belongs to the first sitting. The number is kept: the same
+    command goes on with the same runs.
 
     Errors:
         ValueError: a budget too small for a step, or one to judge that nothing was run with.
@@ -95,7 +150,7 @@ def _within_budget(plan: StudyPlan, budget_h: float, *, run: bool, log: Log) -> 
     return with_steps(plan, kept["steps"])
 
 
-def _tune(plan: StudyPlan, *, run: bool, problems: list[str], only: str | None = None) -> Tuned:
+def _tune(plan: StudyPlan, keeper: Keeper, *, run: bool, problems: list[str], only: str | None = None) -> Tuned:
     """Train the trials that are missing, and pick each arm's best mean final loss. A trial that diverged is the worst; one that was not run
     picks nothing. `only`: of this arm's search.
 
@@ -108,11 +163,9 @@ def _tune(plan: StudyPlan, *, run: bool, problems: list[str], only: str | None =
         return Tuned()
     trials = {arm: of for arm, of in tune.trials.items() if only is None or arm == tune.follow.get(only, only)}
     named = {name: one for name, one in compose_trials(plan.study, plan.train).items() if name.rpartition(", trial ")[0] in trials}
-    cells = Cells(wanted(named, tune.seeds), label="tuning")
-    if run:
-        cells.train()
+    cells = Cells(wanted(named, {seed: list(named) for seed in tune.seeds}), label="tuning")
     losses: dict[str, list[float]] = {name: [] for name in named}
-    for one, record in cells.records(problems):
+    for one, record in _records(cells, keeper, run=run, problems=problems):
         losses[one.arm].append(math.inf if record.val_loss is None or record.status == "diverged" else record.val_loss)
     found = Tuned(follow=dict(tune.follow))
     for arm, of in trials.items():
@@ -132,36 +185,57 @@ def _tune(plan: StudyPlan, *, run: bool, problems: list[str], only: str | None =
     return found
 
 
-def _train(plan: StudyPlan, arms: Mapping[str, Composed], *, run: bool, problems: list[str]) -> Evidence:
-    """The runs of whole length, then the shorter ones, which begin from those where they can."""
+def _records(
+    cells: Cells, keeper: Keeper, *, run: bool, problems: list[str], before_seed: Callable[[], None] | None = None
+) -> list[tuple[Wanted, Record]]:
+    """Of the runs that have a result, after those that had none were trained."""
+    try:
+        if run:
+            cells.train(before_seed, watch=keeper.watch)
+    finally:
+        found = cells.records(problems)
+        keeper.ran(found)
+    return found
+
+
+def _train(
+    plan: StudyPlan, arms: Mapping[str, Composed], keeper: Keeper, *, run: bool, problems: list[str], timing: Sittings, log: Log = print
+) -> Evidence:
+    """The runs of whole length, then the shorter ones, which begin from those where they can, then those that a race goes on to. Timing is
+    held in between."""
     plans = {arm: shorter(plan, arms[arm]) for arm in with_lengths(plan) if arm in arms}
     branches = {arm: [short.branches_at for short in shorts if short.branches_at] for arm, shorts in plans.items()}
     whole = {name: more(arm, f"trainer.keep_steps={branches[name]}") if branches.get(name) else arm for name, arm in arms.items()}
-    cells = Cells(wanted(whole, plan.study.seeds), label=plan.study.name)
-    if run:
-        cells.train()
-    runs = {(one.arm, one.seed): record for one, record in cells.records(problems)}
-    shorts = [branch for (arm, seed), record in runs.items() for short in plans.get(arm, []) if (branch := short.of(arm, seed, record))]
-    found: dict[tuple[str, int], dict[int, Record]] = {}
-    if shorts:
-        cells = Cells(shorts, label=f"{plan.study.name}, shorter:")
-        if run:
-            cells.train()
-        for one, record in cells.records(problems):
-            found.setdefault((one.arm, one.seed), {})[one.composed.run.trainer.steps] = record
-    lengths = {arm: tuple(short.composed.run.trainer.steps for short in of) for arm, of in plans.items()}
-    return Evidence(runs=runs, shorter=found, lengths=lengths)
+
+    def trained(runs: list[Wanted], label: str) -> list[tuple[Wanted, Record]]:
+        before = timing.hold_due if timing.waiting() else None
+        return _records(Cells(runs, label=label), keeper, run=run, problems=problems, before_seed=before)
+
+    runs = {(one.arm, one.seed): record for one, record in trained(wanted(whole, plan.study.made_by("train")), plan.study.name)}
+    found = Evidence(runs=runs, lengths={arm: tuple(short.steps for short in of) for arm, of in plans.items()})
+    while plans:
+        shorts = [branch for (arm, seed), record in runs.items() for short in plans.get(arm, []) if (branch := short.of(arm, seed, record))]
+        ends: dict[tuple[str, int], dict[int, Record]] = {key: dict(of) for key, of in found.shorter.items()}
+        for one, record in trained(shorts, f"{plan.study.name}, shorter:") if shorts else []:
+            ends.setdefault((one.arm, one.seed), {})[one.short] = record
+        found = replace(found, shorter=ends)
+        plans = _next_lengths(plan, arms, found)
+        lengths = {arm: (*(short.steps for short in of), *found.lengths[arm]) for arm, of in plans.items()}
+        found = replace(found, lengths={**found.lengths, **lengths})
+        for arm, (steps, *_) in lengths.items() if run else ():
+            log(f"{arm} reaches the loss of its race in its shortest schedule: {steps} steps are next")
+    return found
 
 
-def _measure(plan: StudyPlan, arms: Mapping[str, Composed], *, run: bool, problems: list[str], log: Log) -> dict[str, Any]:
-    """Field of the evidence → its sessions that have a result."""
-    fields: dict[str, Any] = {}
-    for place, sessions in all_sessions(plan, arms).items():
-        if run and sessions:
-            try:
-                run_all(sessions, plan.folder, log=log)
-            except SessionError as error:
-                problems.append(f"{place}: {error}")
-        found = [(one, result) for one in sessions if (result := one.found(plan.folder)) is not None]
-        fields[place] = {(next(iter(one.arms)), one.seed) if place == "parts" else one.seed: result for one, result in found}
-    return fields
+def _next_lengths(plan: StudyPlan, arms: Mapping[str, Composed], found: Evidence) -> dict[str, list[Short]]:
+    """Arm → the next shorter schedule, of each that ended a race below the loss at its shortest. None where a run is missing."""
+    next_ = {}
+    for claim in plan.study.claims:
+        sides = (claim.arm, plan.study.against(claim))
+        if not claim.races or any(arm not in arms for arm in sides):
+            continue
+        for (arm, _), (_, ending) in steps_to_target(claim, plan.study, found).items():
+            shares = halvings(plan.at)[len(found.lengths[arm]) - len(plan.at.lengths) :]
+            if ending is Ending.at_most and shares:
+                next_[arm] = shorter(plan, arms[arm], shares[:1])
+    return next_

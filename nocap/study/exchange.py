@@ -1,21 +1,23 @@
 """The exchange rate between steps and loss, and what it makes of an arm that is faster and worse, or slower and better.
 
 The baseline at several lengths, each with its own whole decay, gives the loss that a logarithm of steps buys. Between its two longest: the
-curve flattens, and what an arm may trade is what the last steps are worth.
+curve flattens, and what an arm may trade is what the last steps are worth. A margin that is stated as a share of steps is translated by it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from nocap.judge import stats
-from nocap.judge.claim import LEAST_PAIRS
+from nocap.judge.claim import LEAST_PAIRS, Claim
+from nocap.judge.margin import share_of_steps
+from nocap.judge.sittings import dealt
 from nocap.study.evidence import Evidence, steps_of
-from nocap.study.spec import Study
+from nocap.study.spec import At, Study
 
 BREAK_EVEN = 0.07  # the step that a third of key/value heads saves at d12, by arithmetic
 
@@ -35,11 +37,11 @@ class ExchangeRate:
         return self.mean * math.log1p(faster)
 
 
-def rate(study: Study, evidence: Evidence) -> ExchangeRate | None:
-    """`None`: fewer than two lengths or three seeds of the baseline."""
+def rate(study: Study, evidence: Evidence, *, seeds: Collection[int] | None = None) -> ExchangeRate | None:
+    """`None`: fewer than two lengths or three seeds of the baseline. `seeds`: over these alone."""
     slopes: dict[tuple[int, int], list[float]] = {}
     for (arm, seed), run in evidence.runs.items():
-        if arm != study.baseline:
+        if arm != study.baseline or (seeds is not None and seed not in seeds):
             continue
         runs = [*evidence.shorter.get((arm, seed), {}).values(), run]
         ends = sorted((steps_of(r), r.val_loss) for r in runs if r.val_loss is not None and r.status == "finished")
@@ -55,6 +57,38 @@ def rate(study: Study, evidence: Evidence) -> ExchangeRate | None:
     return ExchangeRate(mean=found.mid, low=found.low, high=found.high, n=len(values), steps=list(steps))
 
 
+def translated(claim: Claim, study: Study, at: str, evidence: Evidence) -> tuple[Claim, list[str]]:
+    """The claim with every margin of this scale as a number, and what is missing for that: then shares of steps are worth nothing.
+
+    A declared rate is used as declared. A measured one is that of the seeds of the claim's first look, so that a later look has the same
+    margins.
+    """
+    shares, lacking = claim.shares_of_steps(at), list[str]()
+    if not shares:
+        return claim, lacking
+    nats = _nats(claim, study, study.scales[at], evidence)
+    if nats is None:
+        lacking.append(f"the exchange rate of {study.baseline}, at three seeds and above 0, for a margin in steps")
+
+    def number(margin: float | str) -> float:
+        share = share_of_steps(margin)
+        return float(margin) if share is None else (nats or 0.0) * math.log1p(share)
+
+    def at_this(margins: Mapping[str, float | str]) -> dict[str, float | str]:
+        return {name: number(margin) if name == at else margin for name, margin in margins.items()}
+
+    guards = [replace(guard, margins=at_this(guard.margins)) for guard in claim.guards]
+    return replace(claim, slack=at_this(claim.slack), guards=guards), lacking
+
+
+def _nats(claim: Claim, study: Study, at: At, evidence: Evidence) -> float | None:
+    """For e times the steps; `None`: not measured, or its interval holds 0."""
+    if at.exchange is not None:
+        return at.exchange
+    found = rate(study, evidence, seeds=claim.at_look(1)[0])
+    return found.mean if found is not None and found.low > 0 else None
+
+
 def equivalent(study: Study, evidence: Evidence, found: ExchangeRate) -> dict[str, dict[str, Any]]:
     """Arm → its equivalent speedup: the baseline with so much faster steps would do as well.
 
@@ -66,7 +100,7 @@ def equivalent(study: Study, evidence: Evidence, found: ExchangeRate) -> dict[st
     for arm in study.trained:
         if arm == study.baseline:
             continue
-        pairs = [pair for seed in study.seeds if (pair := _pair(study, evidence, arm, seed)) is not None]
+        pairs = _pairs(study, evidence, arm)
         diverged = any(run.status == "diverged" for (name, _), run in evidence.runs.items() if name in (arm, study.baseline))
         if len(pairs) < LEAST_PAIRS or diverged:  # a diverged run is infinitely bad: it may not be left out
             continue
@@ -84,14 +118,18 @@ def equivalent(study: Study, evidence: Evidence, found: ExchangeRate) -> dict[st
     return speedups
 
 
-def _pair(study: Study, evidence: Evidence, arm: str, seed: int) -> tuple[float, float] | None:
-    """Log of the arm's speed over the baseline's, and by how many nats it ends higher."""
-    mine, theirs = (evidence.runs.get((name, seed)) for name in (arm, study.baseline))
-    seen = [evidence.seen("pace", name, seed) for name in (arm, study.baseline)]
-    speeds = [one["tokens_per_s"] for one in seen if one and one["tokens_per_s"]]
-    if mine is None or theirs is None or mine.val_loss is None or theirs.val_loss is None or len(speeds) < 2:
-        return None
-    return math.log(speeds[0] / speeds[1]), mine.val_loss - theirs.val_loss
+def _pairs(study: Study, evidence: Evidence, arm: str) -> list[tuple[float, float]]:
+    """Log of the arm's speed over the baseline's, a sitting's; and by how many nats it ends higher, a seed's. The two are independent: both
+    are dealt into as many hands as there are of the fewer."""
+    speeds: dict[int, list[float]] = {}
+    theirs = {id(one.session): one.seen["tokens_per_s"] for one in evidence.held("pace", study.baseline)}
+    for one in evidence.held("pace", arm):
+        if one.seen["tokens_per_s"] and theirs.get(id(one.session)):
+            speeds.setdefault(one.sitting, []).append(math.log(one.seen["tokens_per_s"] / theirs[id(one.session)]))
+    sides = [[evidence.runs.get((name, seed)) for name in (arm, study.baseline)] for seed in study.seeds]
+    worse = [a.val_loss - b.val_loss for a, b in sides if a and b and a.val_loss is not None and b.val_loss is not None]
+    hands = min(len(speeds), len(worse))
+    return list(zip(dealt([fmean(of) for of in speeds.values()], hands), dealt(worse, hands), strict=True))
 
 
 def exchange(study: Study, evidence: Evidence) -> Mapping[str, Any] | None:

@@ -2,110 +2,128 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-import yaml
-
+from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import require
-from nocap.show.table import NONE, markdown
+from nocap.show.table import NONE, markdown, one_line, tame
 from nocap.store.files import write_file
-from nocap.study import text
-from nocap.study.report import all_results, write_readme
-from nocap.study.spec import load
-from nocap.study.text import Json
+from nocap.study import board, report, text, wording
+from nocap.study.rows import Row, Standing, errors, headline, in_order, rows, sections
+from nocap.study.spec import Study, load
+from nocap.study.wording import Json
 
 NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
 START, END = "<!-- board: written by python -m nocap.study --board -->", "<!-- end of board -->"
-HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "verdict", "where", "machine", "date", "command")
+HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where", "machine, date", "command")
+INTRO = (
+    "What was expected, what arithmetic allows, what was measured; the same rows with forest plots are in `board.html` beside this file. "
+    "Written by `python -m nocap.study --board experiments` from each study's `results.*.json`. In brackets is the 95% interval over n "
+    "pairs; what was counted is *exact* and has none. A verdict holds at the shape and machine that it names. Each study's README has "
+    "its arms."
+)
 FIRST_ROWS, LAST_ROWS = 8, 2  # of the board, in the README
 
 
 def write(folder: Path, readme: Path | None) -> list[Path]:
-    """`README.md` in the folder and in each study's, and the leaderboard's head between the marks of `readme` where it has them.
+    """`README.md` and `board.html` in the folder, `README.md` in each study's, and the leaderboard's head between the marks of `readme`
+    where it has them.
 
     Errors:
         ValueError: a folder without any study's results.
     """
+    found = pages(folder, readme)
+    for path, content in found.items():
+        write_file(path, content.encode())
+    return list(found)
+
+
+def pages(folder: Path, readme: Path | None) -> dict[Path, str]:
+    """All that `write` writes, from the results that are there."""
     places = sorted(folder.iterdir()) if folder.is_dir() else []
-    every = [one for place in places if place.is_dir() for one in all_results(place)]
+    studies = {place.name: load(place) for place in places if (place / "study.yaml").exists()}
+    every = [one for place in places if place.is_dir() for one in report.all_results(place, draw=lambda one: _draw(one, studies))]
     require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
-    studies = [place for place in places if (place / "study.yaml").exists() and all_results(place)]
-    written = [folder / "README.md", *(write_readme(load(place), place) for place in studies)]
-    write_file(written[0], render(every, not_built(folder)).encode())
-    if readme is not None and readme.exists() and START in readme.read_text():
-        before, _, rest = readme.read_text().partition(START)
+    shown, missing = in_order(rows(every, studies)), not_built(folder)
+    title = f"Leaderboard of claims: {headline(shown)}; {len(missing)} not built"
+    found = {folder / "README.md": tame(render(title, shown, every, missing)), folder / "board.html": board.render(title, shown)}
+    done = {str(one["study"]) for one in every}
+    found |= {folder / name / "README.md": report.readme(study, folder / name) for name, study in studies.items() if name in done}
+    if readme is not None and readme.exists() and START in (known := read_text(readme)):
+        before, _, rest = known.partition(START)
         _, _, after = rest.partition(END)
-        write_file(readme, f"{before}{START}\n{head(every)}\n{END}{after}".encode())
-        written.append(readme)
-    return written
+        found[readme] = f"{before}{START}\n{tame(head(shown))}\n{END}{after}"
+    return found
+
+
+def _draw(one: Json, studies: Mapping[str, Study]) -> Any:
+    shown = in_order(rows([one], studies))
+    return render("", shown, [one], []), board.render("", shown), head(shown)
 
 
 def not_built(folder: Path) -> list[dict[str, str]]:
     path = folder / NOT_BUILT
-    return list(yaml.safe_load(path.read_text())) if path.exists() else []
+    return list(parse_yaml(read_text(path))) if path.exists() else []
 
 
-def render(every: Sequence[Json], missing: Sequence[Mapping[str, str]]) -> str:
-    words = [claim["word"] for one in every for claim in one["claims"]]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in ("confirmed", "refuted", "inconclusive"))
+def render(title: str, every: Sequence[Row], results: Sequence[Json], missing: Sequence[Mapping[str, str]]) -> str:
     lines = [
-        f"# Leaderboard of claims: {counts}, {len(missing)} not built",
+        f"# {title}",
         "",
-        "What was expected, what arithmetic allows, what was measured. Written by `python -m nocap.study --board experiments` from the",
-        "`results.*.json` of each study. A figure is a gain over the baseline, above 1× or above 0 is better in every metric, with its 95%",
-        "interval over at least three pairs. A confirmation needs one-sided bounds: its interval may reach a little beyond the stated end.",
-        "A verdict is about the machine, shape and length beside it. Each study's README has its arms.",
+        *textwrap.wrap(INTRO, width=138),
         "",
-        *markdown(HEAD, [_row(one, claim) for one, claim in _in_order(every)]),
-        "",
-        "## Not built, or nothing to measure",
-        "",
-        *markdown(("claim", "statement", "expected", "arithmetic allows", "why"), [_missing(one) for one in missing]),
-        "",
-        "## Recipes: time to the baseline's final loss",
-        "",
-        "Each recipe against the baseline of its own study on its own machine, at its shortest schedule that ends at that loss.",
-        "",
-        *_leaders(every),
-        "",
-        "## Exchange rates",
-        "",
-        *_rates(every),
+        *textwrap.wrap(errors(every), width=138),
         "",
     ]
-    return "\n".join(lines)
+    for standing, some in sections(every).items():
+        lines += [f"## {len(some)} {standing.value}", "", *markdown(HEAD, list(map(_row, some))), ""]
+    return "\n".join(
+        [
+            *lines,
+            "## Not built, or nothing to measure",
+            "",
+            *markdown(("claim", "statement", "expected", "arithmetic allows", "why"), [_missing(one) for one in missing]),
+            "",
+            "## Recipes: time to the baseline's final loss",
+            "",
+            "Each recipe against the baseline of its own study on its own machine, at its shortest schedule that ends at that loss.",
+            "",
+            *_leaders(every),
+            "",
+            "## Exchange rates",
+            "",
+            *_rates(results),
+            "",
+        ]
+    )
 
 
-def _row(one: Json, claim: Json) -> list[str]:
-    notes = text.stamp(claim)
-    link = f"[{claim['id']}]({one['study']}/README.md)"
+def _link(row: Row, name: str, *, root: str = "") -> str:
+    return f"[{name}]({root}{quote(str(row.one['study']), errors='replace')}/README.md)"
+
+
+def _row(row: Row) -> list[str]:
+    one, claim = row.one, row.claim
     return [
-        link,
+        _link(row, claim["id"]),
         claim["statement"],
-        f"{text.metric(claim)}: {text.expected(claim)}",
-        text.number(claim["bound"], claim),
-        f"{text.measured(claim)}, n={claim['n']}",
-        f"**{text.verdict(claim)}**{f'; {notes}' if notes else ''}",
-        claim["where"],
-        one["hardware"]["name"],
-        one["date"],
-        f"`{one['command']}`",
+        f"{wording.metric(claim)}: {wording.expected(claim)}",
+        wording.allowed(claim),
+        row.measured,
+        f"**{row.verdict}**",
+        "; ".join(row.notes) or NONE,
+        row.where,
+        f"{one['hardware']['name']}, {one['date']}",
+        f"`{one_line(one['command'])}`",
     ]
 
 
 def _missing(one: Mapping[str, str]) -> list[str]:
     return [str(one.get(key, NONE)) for key in ("id", "statement", "expected", "bound", "why")]
-
-
-def _in_order(every: Sequence[Json]) -> list[tuple[Json, Json]]:
-    """Every claim with its study's results: A2 before A10, and what begins alike as its study has it."""
-    claims = [(one, claim) for one in every for claim in one["claims"]]
-    return sorted(
-        claims, key=lambda pair: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", pair[1]["id"].partition(".")[0])]
-    )
 
 
 def _race(one: Json, claim: Json) -> bool:
@@ -114,20 +132,23 @@ def _race(one: Json, claim: Json) -> bool:
     return bool(against == ("time_to_target_s", "baseline", one["baseline"]))
 
 
-def _leaders(every: Sequence[Json]) -> list[str]:
-    raced = [(one, claim) for one, claim in _in_order(every) if _race(one, claim)]
-    raced.sort(key=lambda pair: -(pair[1]["measured"] or {"mid": 0.0})["mid"])
-    head = ("recipe", "speedup", "verdict", "seeds", "where", "machine", "commit")
-    return markdown(head, [_leader(one, claim) for one, claim in raced]) if raced else ["No recipe has raced yet."]
+def _leaders(every: Sequence[Row]) -> list[str]:
+    """The fastest first, and last what was withdrawn."""
+    raced = [row for row in every if _race(row.one, row.claim)]
+    raced.sort(key=lambda row: (row.standing is Standing.withdrawn, -(row.claim["measured"] or {"mid": 0.0})["mid"]))
+    head = ("recipe", "speedup", "verdict", "notes", "seeds", "where", "machine", "commit")
+    return markdown(head, list(map(_leader, raced))) if raced else ["No recipe has raced yet."]
 
 
-def _leader(one: Json, claim: Json) -> list[str]:
+def _leader(row: Row) -> list[str]:
+    one, claim = row.one, row.claim
     return [
-        f"{claim['arm']} ([{one['study']}]({one['study']}/README.md))",
-        text.measured(claim),
-        text.verdict(claim),
+        f"{claim['arm']} ({_link(row, one['study'])})",
+        wording.measured(claim),
+        ("withdrawn; " if row.standing is Standing.withdrawn else "") + row.verdict,
+        row.caution or NONE,
         str(len(claim["seeds"].get(claim["arm"], {}))),
-        claim["where"],
+        row.where,
         one["hardware"]["name"],
         str(one["commit"])[:12],
     ]
@@ -141,18 +162,19 @@ def _rates(every: Sequence[Json]) -> Iterator[str]:
             yield from (f"  * {line}" for line in lines[1:])
 
 
-def head(every: Sequence[Json]) -> str:
-    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
-    firsts = {one["study"]: (one, claim) for one, claim in reversed(_in_order(every))}
-    shown = [pair for pair in _in_order(every) if pair in firsts.values()]
-    shown = shown[:-LAST_ROWS][:FIRST_ROWS] + shown[-LAST_ROWS:]
-    lines = []
-    for one, claim in shown:
-        link = f"[{claim['id']}](experiments/{one['study']}/README.md)"
-        lines += _wrapped(f"* {link} **{text.verdict(claim)}**: {claim['statement']}. Measured: {text.measured(claim)}.")
-    return "\n".join(lines)
+def head(every: Sequence[Row]) -> str:
+    """For somebody who has five minutes: the first claim of each study, the first of these and the last; of no study that has withdrawn
+    one."""
+    withdrawn = {row.one["study"] for row in every if row.standing is Standing.withdrawn}
+    firsts = {row.one["study"]: row for row in reversed(every) if row.one["study"] not in withdrawn}
+    shown = [row for row in every if firsts.get(row.one["study"]) is row]
+    return "\n".join(line for row in shown[:-LAST_ROWS][:FIRST_ROWS] + shown[-LAST_ROWS:] for line in _item(row))
 
 
-def _wrapped(item: str) -> list[str]:
-    """A list's item in lines of at most 140 characters."""
+def _item(row: Row) -> list[str]:
+    caution = f" ({row.caution})" if row.caution else ""
+    item = (
+        f"* {_link(row, row.claim['id'], root='experiments/')}: {row.claim['statement']}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
+    )
+    item += f"Measured: {wording.measured(row.claim)}{caution}."
     return textwrap.wrap(item, width=140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

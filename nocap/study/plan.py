@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nocap.config.compose import Composed, composed
 from nocap.config.keys import require
+from nocap.config.paths import expanded
+from nocap.config.trainer import Device, Trainer
 from nocap.judge.claim import BASELINE, LEAST_PAIRS, Rule
+from nocap.store.measurement import is_count
 from nocap.store.runs import Record
 from nocap.study.arms import arm_overrides, check_fair, compose_arms, engine_of, more, with_seed
 from nocap.study.cells import Wanted
+from nocap.study.evidence import FIELD_OF
+from nocap.study.ledger import FILE
 from nocap.study.sessions import Session
 from nocap.study.spec import At, Study
 
@@ -28,7 +33,7 @@ class StudyPlan:
 
     study: Study
     scale: str
-    folder: Path  # of its registrations and sessions; its runs are in `runs` beside all others
+    folder: Path  # of its sessions; its runs are in `runs` beside all others
     train: dict[str, Composed] = field(default_factory=dict)  # before tuning, and before a budget is spread
     bench: dict[str, Composed] = field(default_factory=dict)
 
@@ -37,9 +42,18 @@ class StudyPlan:
         return self.study.scales[self.scale]
 
     @property
-    def claims(self) -> dict[str, str]:
-        """id → hash, as they are now."""
-        return {claim.id: claim.hash() for claim in self.study.claims}
+    def ledger(self) -> Path | None:
+        """In the study's own folder."""
+        return Path(self.study.folder) / FILE if self.study.folder else None
+
+    @property
+    def runs(self) -> Path:
+        return expanded(str(self.folder.parents[2])).absolute() / "runs"
+
+    @property
+    def trainer(self) -> Trainer:
+        """Of the first arm: its device is the study's."""
+        return next(iter({**self.bench, **self.train}.values())).run.trainer
 
     @property
     def needs_budget(self) -> bool:
@@ -60,15 +74,17 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> StudyPlan:
         check_fair(train, baseline=study.baseline if study.baseline in train else next(iter(train)))
         compose_trials(study, train)
     _check_targets(study, train)
-    bench = compose_arms(study, at, study.made_by("steps", "parts", "lengths", "decoding")[0], at.bench)
+    bench = compose_arms(study, at, study.arms_by("steps", "parts", "lengths", "decoding"), at.bench, train.get(study.baseline))
     for arm in study.arms:
         engine_of(study, at, arm)
-    for arm in study.made_by("decoding")[0] if at.decode is not None else []:
+    for arm in study.arms_by("decoding") if at.decode is not None else []:
         T, text = bench[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
         require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
     plan = StudyPlan(study=study, scale=scale, folder=Path(output_dir) / "studies" / study.name / scale, train=train, bench=bench)
     for arm in [] if at.budget else with_lengths(plan):
         shorter(plan, train[arm])
+    for arm in [] if at.budget else racing(study):
+        shorter(plan, train[arm], [*halvings(at), *at.lengths])
     return plan
 
 
@@ -110,32 +126,47 @@ class Short:
     composed: Composed
     branches_at: int
 
+    @property
+    def steps(self) -> int:
+        return self.composed.run.trainer.steps
+
     def of(self, arm: str, seed: int, whole: Record) -> Wanted | None:
         """The run of it. It begins from the whole run's checkpoint where there is one, else from step 0; the result is the same."""
         if whole.status == "diverged":
             return None
         checkpoint = whole.folder / "checkpoints" / f"step-{self.branches_at:08d}"
         init = [f"trainer.init_from='{checkpoint}'"] if self.branches_at and checkpoint.is_dir() else []
-        return Wanted(arm=arm, seed=seed, composed=with_seed(more(self.composed, *init), seed))
+        steps = self.composed.run.trainer.steps
+        return Wanted(arm=arm, seed=seed, composed=with_seed(more(self.composed, *init), seed), short=steps)
 
 
 def with_lengths(plan: StudyPlan) -> list[str]:
-    """The arms that are trained at several lengths: the baseline for the exchange rate, and those that race to the baseline's loss."""
+    """The arms that are trained at several lengths: the baseline for the exchange rate, and those that race to one loss."""
     study = plan.study
-    racing = {claim.arm for claim in study.claims if claim.races}
-    return [arm for arm in study.trained if plan.at.lengths and (arm == study.baseline or arm in racing)]
+    return [arm for arm in study.trained if plan.at.lengths and (arm == study.baseline or arm in racing(study))]
 
 
-def shorter(plan: StudyPlan, arm: Composed) -> list[Short]:
-    """Its schedules at the scale's lengths.
+def racing(study: Study) -> list[str]:
+    return list(dict.fromkeys(arm for claim in study.claims if claim.races for arm in study.sides(claim)))
+
+
+def halvings(at: At) -> list[float]:
+    """The lengths that a race may go on to, one after the other, after the scale's own."""
+    shares = [min(at.lengths, default=1.0) / 2**i for i in range(1, 64)]
+    return [share for share in shares if share >= at.least_length]
+
+
+def shorter(plan: StudyPlan, arm: Composed, lengths: Sequence[float] | None = None) -> list[Short]:
+    """Its schedules at the scale's lengths, or at others.
 
     Errors:
         ValueError: a length that is no schedule, or two that have the same steps.
     """
     steps, warmup = arm.run.trainer.steps, arm.run.schedule.warmup_steps
-    counts = [max(1, round(share * steps)) for share in plan.at.lengths]
+    shares = plan.at.lengths if lengths is None else lengths
+    counts = [max(1, round(share * steps)) for share in shares]
     ok = len({*counts, steps}) == len(counts) + 1
-    require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", plan.at.lengths)
+    require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", shares)
     found = []
     for n in counts:
         try:
@@ -154,38 +185,52 @@ def shorter(plan: StudyPlan, arm: Composed) -> list[Short]:
 def all_sessions(plan: StudyPlan, train: Mapping[str, Composed]) -> dict[str, list[Session]]:
     """Every session the study needs, by the field of the evidence that it fills. `train`: the arms as they are trained."""
     study, at, bench = plan.study, plan.at, plan.bench
-    timed, timed_seeds = study.made_by("steps")
-    profiled, profiled_seeds = study.made_by("parts")
-    curved, curved_seeds = study.made_by("lengths")
-    decoded, decoded_seeds = study.made_by("decoding")
-    paced = bool(at.lengths or study.needing(lambda metric: metric.name == "time_to_target_s")[0])
+    timed, profiled, curved, decoded = (study.made_by(kind) for kind in ("steps", "parts", "lengths", "decoding"))
+    paced = bool(at.lengths or study.needing(lambda metric: metric.name == "time_to_target_s"))
+    trained = study.made_by("train") if paced else {}
     amdahl = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
     profiled_arms = {
-        arm: bench.get(arm) or composed(arm_overrides(study, at, arm, at.bench)) for arm in study.arms if arm in (*profiled, *amdahl)
+        arm: bench.get(arm) or composed(arm_overrides(study, at, arm, at.bench))
+        for arm in study.arms
+        if arm in (*study.arms_by("parts"), *amdahl)
     }
+    profiles = profiled or {seed: [] for seed in study.seeds[:LEAST_PAIRS]}  # a bound's profile is repeated as a metric's is
     decode = {} if at.decode is None else {"prompt": at.decode.prompt, "new": at.decode.new, "vocab": at.decode.vocab_size}
-    engines = {arm: engine_of(study, at, arm) for arm in decoded}
 
-    def first(arms: Mapping[str, Composed]) -> dict[str, Composed]:
-        return dict(sorted(arms.items(), key=lambda item: item[0] != study.baseline))  # the baseline runs twice
+    def first(made: Mapping[str, Composed], arms: Sequence[str]) -> dict[str, Composed]:
+        return {arm: made[arm] for arm in sorted(arms, key=lambda arm: arm != study.baseline) if arm in made}  # the baseline runs twice
 
-    timed_arms = first({arm: bench[arm] for arm in timed})
+    def engines(arms: Sequence[str]) -> dict[str, str]:
+        return {arm: engine_of(study, at, arm) for arm in arms}
+
     return {
-        "pace": [one for seed in study.seeds if paced for one in ask("steps", "pace", seed, first(train), rounds=at.rounds)],
-        "bench": [one for seed in timed_seeds for one in ask("steps", "bench", seed, timed_arms, rounds=at.rounds)],
+        "pace": [one for seed, arms in trained.items() for one in ask("steps", "pace", seed, first(train, arms), rounds=at.rounds)],
+        "bench": [one for seed, arms in timed.items() for one in ask("steps", "bench", seed, first(bench, arms), rounds=at.rounds)],
         "parts": [
             one
-            for seed in profiled_seeds or study.seeds[:LEAST_PAIRS]  # a bound's profile is repeated as a metric's is
+            for seed, arms in profiles.items()
             for arm, made in profiled_arms.items()
+            if arm in (*arms, *amdahl)
             for one in ask("parts", f"parts-{arm}", seed, {arm: made}, repeats=PROFILE_REPEATS)
         ],
-        "curve": [one for seed in curved_seeds for one in ask("lengths", "curve", seed, {arm: bench[arm] for arm in curved}, T=at.curve)],
+        "curve": [
+            one for seed, arms in curved.items() for one in ask("lengths", "curve", seed, {arm: bench[arm] for arm in arms}, T=at.curve)
+        ],
         "decoding": [
             one
-            for seed in decoded_seeds
-            for one in ask("decoding", "decoding", seed, {arm: bench[arm] for arm in decoded}, **decode, engines=engines)
+            for seed, arms in decoded.items()
+            for one in ask("decoding", "decoding", seed, {arm: bench[arm] for arm in arms}, **decode, engines=engines(arms))
         ],
     }
+
+
+def sittings_of(plan: StudyPlan, place: str) -> int:
+    """How many a place's sessions are held in: one where only counts are taken of them."""
+    instruments = [name for name, field in FIELD_OF.items() if field == place]
+    t = next(iter({**plan.bench, **plan.train}.values())).run.trainer
+    metrics = [metric for claim in plan.study.claims for metric in claim.metrics if metric.made_by in instruments]
+    counted = metrics and all(is_count(metric, on_cuda=t.device is Device.cuda) for metric in metrics)
+    return 1 if counted else plan.at.sittings
 
 
 def ask(kind: str, what: str, seed: int, arms: Mapping[str, Composed], **how: object) -> list[Session]:

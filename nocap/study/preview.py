@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from nocap.judge.claim import Claim
 from nocap.judge.stats import power_of
-from nocap.show.table import duration, table
+from nocap.show.table import duration, plural, table
 from nocap.study.cells import Cells, wanted
 from nocap.study.evidence import Evidence, bound
-from nocap.study.plan import OVERHEAD, PILOT_STEPS, StudyPlan, all_sessions, shorter, with_lengths
+from nocap.study.looks import up_to
+from nocap.study.plan import OVERHEAD, PILOT_STEPS, StudyPlan, halvings, racing, shorter, with_lengths
 from nocap.study.results import sigma
 from nocap.study.sessions import Session
-from nocap.study.text import expected
+from nocap.study.sittings import Place, places_of
+from nocap.study.wording import allowed, expected
 
 POWER = 0.9
 WARM_STEPS = 6  # of a timed arm, before its blocks
@@ -21,12 +23,15 @@ BENCH = "bench: "  # before an arm's name, at the claim's shape
 
 
 def render(plan: StudyPlan) -> str:
-    cells = Cells(wanted(plan.train, plan.study.seeds), label=plan.study.name) if plan.train else None
+    looks = range(1, max(len(claim.looks) or 1 for claim in plan.study.claims) + 1)
+    parts = [up_to(plan, {claim.id: min(look, len(claim.looks) or 1) for claim in plan.study.claims}) for look in looks]
+    cells = Cells(wanted(plan.train, parts[0].study.made_by("train")), label=plan.study.name) if plan.train else None
     pace = _rough(plan)
-    rows = [*(_training(plan, cells, pace) if cells else []), *_sessions(plan, pace)]
+    costs = [list(_rows(part, cells, pace)) for part in parts]
     lines = [
         f"{plan.study.name}, scale {plan.scale}: {plan.study.question}",
-        table(["what", "of", "cells", "done", "about"], rows),
+        table(["what", "of", "cells", "done", "about"], [[*row, duration(cost)] for row, cost in costs[0]]),
+        *_looks(parts, [sum(cost for _, cost in rows) for rows in costs]),
         "cost: FLOPs at a quarter of this machine's measured matmul peak, one cell after the other; a rough guess, often twofold off",
     ]
     if plan.needs_budget:
@@ -34,33 +39,66 @@ def render(plan: StudyPlan) -> str:
     return "\n".join([*lines, "", *_power(plan, cells)])
 
 
-def _training(plan: StudyPlan, cells: Cells, pace: Mapping[str, float]) -> Iterator[list[str]]:
+Row = tuple[list[str], float]  # what a table shows, and seconds
+
+
+def _rows(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float]) -> Iterator[Row]:
+    training, places = list(_training(plan, cells, pace)), places_of(plan, plan.train)
+    yield from training
+    yield from _sessions(places, pace)
+    yield from _waiting(places, sum(seconds for _, seconds in training))
+
+
+def _looks(parts: Sequence[StudyPlan], costs: Sequence[float]) -> Iterator[str]:
+    """What each look costs, if it is needed by all claims that may."""
+    if len(parts) == 1:
+        return
+    yield f"look 1: {len(parts[0].study.needed)} pairs, as above, about {duration(costs[0])}"
+    for i, part in enumerate(parts[1:], start=1):
+        pairs = f"{len(part.study.needed)} pairs, about {duration(costs[i] - costs[i - 1])} more"
+        yield f"look {i + 1}: {pairs}, or less: only for what look {i} did not decide"
+
+
+def _training(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float]) -> Iterator[Row]:
+    if cells is None:
+        return
     study, tune = plan.study, plan.study.tune
     seconds = {arm: pace.get(arm, 0.0) * one.run.trainer.steps * one.run.trainer.batch_tokens * OVERHEAD for arm, one in plan.train.items()}
-    cost = sum(seconds[run.arm] for run, _ in cells.of)
-    of = f"{len(plan.train)} arms × {len(study.seeds)} seeds"
-    yield ["training", of, str(len(cells.grid.cells)), str(cells.done), duration(cost)]
+    runs = [(arm, seed) for seed, arms in study.made_by("train").items() for arm in arms]
+    of = f"{len(plan.train)} arms × {len(study.needed)} seeds"
+    yield ["training", of, str(len(cells.grid.cells)), str(cells.done)], sum(seconds[arm] for arm, _ in runs)
     shorts = {arm: shorter(plan, plan.train[arm]) for arm in with_lengths(plan) if arm in plan.train}
-    if n := sum(map(len, shorts.values())) * len(study.seeds):
+    if n := sum(len(shorts.get(arm, ())) for arm, _ in runs):
         share = {
             arm: sum(one.composed.run.trainer.steps - one.branches_at for one in of) / plan.train[arm].run.trainer.steps
             for arm, of in shorts.items()
         }
-        cost = sum(seconds[arm] * share[arm] for arm in shorts) * len(study.seeds)
-        yield ["shorter schedules", f"{', '.join(shorts)} at {plan.at.lengths} of the steps", str(n), "", duration(cost)]
+        cost = sum(seconds[arm] * share[arm] for arm, _ in runs if arm in shorts)
+        yield ["shorter schedules", f"{', '.join(shorts)} at {plan.at.lengths} of the steps", str(n), ""], cost
+    if racing(study):
+        yield ["if a race needs them", f"one arm at {[round(share, 4) for share in halvings(plan.at)]}", "", ""], 0.0
     if tune is not None:
         trials = {arm: len(overrides) * len(tune.seeds) for arm, overrides in tune.trials.items()}
         cost = sum(seconds[arm] * n for arm, n in trials.items())
-        yield ["tuning", f"{len(trials)} arms, seeds {tune.seeds}", str(sum(trials.values())), "", duration(cost)]
+        yield ["tuning", f"{len(trials)} arms, seeds {tune.seeds}", str(sum(trials.values())), ""], cost
 
 
-def _sessions(plan: StudyPlan, pace: Mapping[str, float]) -> Iterator[list[str]]:
-    for kind, sessions in all_sessions(plan, plan.train).items():
-        if sessions:
-            done = sum(one.found(plan.folder) is not None for one in sessions)
-            arms = ", ".join(dict.fromkeys(arm for one in sessions for arm in one.arms))
-            cost = sum(_session_s(one, pace) for one in sessions)
-            yield [f"{kind} sessions", arms, str(len(sessions)), str(done), duration(cost)]
+def _sessions(places: Sequence[Place], pace: Mapping[str, float]) -> Iterator[Row]:
+    for place in places:
+        done = sum(one.found(place.folder) is not None for one in place.sessions)
+        arms, n = dict.fromkeys(arm for one in place.sessions for arm in one.arms), len({one.seed for one in place.sessions})
+        times = max(n, place.sittings) / n  # a seed is timed again where there are more sittings
+        cost = times * sum(_session_s(one, pace) for one in place.sessions)
+        yield [f"{place.name} sessions", ", ".join(arms), f"{times * len(place.sessions):.0f}", str(done)], cost
+
+
+def _waiting(places: Sequence[Place], train_s: float) -> Iterator[Row]:
+    """Sittings are apart; what training does not fill is waited for."""
+    left = max((place.left() for place in places), default=0)
+    if left:
+        between_s = (left - 1) * places[0].apart_min * 60
+        of = f"{plural(left, 'sitting')} of timing, {places[0].apart_min:g} min apart: {duration(between_s)} that training may fill"
+        yield ["waiting", of, "", ""], max(0.0, between_s - train_s)
 
 
 def _session_s(session: Session, pace: Mapping[str, float]) -> float:
@@ -93,7 +131,7 @@ def _power(plan: StudyPlan, cells: Cells | None) -> Iterator[str]:
     for claim in plan.study.claims:
         limit = bound(claim, plan.study, Evidence())
         line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(_json(claim))}, n={len(claim.seeds)}"
-        line += "" if limit is None else f", arithmetic allows {limit:.3g}"
+        line += "" if limit is None else f", arithmetic allows {allowed({**_json(claim), 'bound': limit})}"
         if noise and any(metric.name == "val_loss" for metric in claim.metrics):
             line += f"; a loss difference of {_visible(noise, len(claim.seeds), claim.alpha):.4f} is seen with a power of {POWER:g}"
         yield line

@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nocap.config.bounded import read_text
 from nocap.config.keys import require
-from nocap.show.table import NONE, markdown
+from nocap.config.outward import redact
+from nocap.show.table import NONE, markdown, one_line, tame
 from nocap.store.files import write_file
 from nocap.store.record import read_json, write_json
-from nocap.study import text
+from nocap.study import text, wording
+from nocap.study.rows import Row, counted, rows
 from nocap.study.spec import Study
-from nocap.study.text import Json
+from nocap.study.wording import Json
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
+HEADLINE = 6  # claims that a heading names one by one
 NOTHING_YET = "Nothing is written here yet.\n"
-CLAIM_HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "guards", "n", "verdict")
+CLAIM_HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "guards", "verdict", "notes")
 
 
 def write(study: Study, folder: Path, results: Json) -> list[Path]:
     """The results and the README; which files those are."""
     path = folder / f"results.{results['scale']}.{results['hardware']['fingerprint']}.json"
     write_json(path, results)
-    return [path, write_readme(study, folder)]
+    write_file(folder / "README.md", readme(study, folder).encode())
+    return [path, folder / "README.md"]
 
 
-def write_readme(study: Study, folder: Path) -> Path:
-    """Anew from the results that are there; the author's part stays."""
-    readme = folder / "README.md"
-    write_file(readme, render(study, all_results(folder), lessons=_lessons(readme)).encode())
-    return readme
+def readme(study: Study, folder: Path) -> str:
+    """The README anew from the results that are there; the author's part stays."""
+    return render(study, all_results(folder), lessons=_lessons(folder / "README.md"))
 
 
-def all_results(folder: Path) -> list[dict[str, Any]]:
-    """Of every scale and machine that has some."""
-    found = [read_json(path) for path in sorted(folder.glob("results.*.json"))]
-    return [one for one in found if one is not None and one.get("kind") == "study"]
+def all_results(folder: Path, *, draw: Callable[[Json], object] = lambda one: _one(one, rows([one], {}))) -> list[dict[str, Any]]:
+    """Of every scale and machine that has some, each such that one can `draw` it.
+
+    Errors:
+        ValueError: one cannot, because a part of it has another form.
+    """
+    found = []
+    for path in sorted(folder.glob("results.*.json")):
+        one = redact(read_json(path) or {})
+        if one.get("kind") == "study":
+            try:
+                draw(one)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path} must be results that nocap.study wrote, got {type(error).__name__}: {error}") from error
+            found.append(one)
+    return found
 
 
 def check_readme(folder: Path) -> None:
@@ -46,41 +61,43 @@ def check_readme(folder: Path) -> None:
         ValueError: it has no line `## What was learnt`.
     """
     readme = folder / "README.md"
-    ok = not readme.exists() or f"{LEARNT}\n" in readme.read_text()
+    ok = not readme.exists() or f"{LEARNT}\n" in read_text(readme)
     require(ok, str(readme), f"have the line '{LEARNT}', below which its author's text is kept", "none")
 
 
 def _lessons(readme: Path) -> str:
-    _, _, after = (readme.read_text() if readme.exists() else "").partition(f"{LEARNT}\n")
+    _, _, after = (read_text(readme) if readme.exists() else "").partition(f"{LEARNT}\n")
     return after.lstrip("\n") or NOTHING_YET
 
 
 def render(study: Study, every: Sequence[Json], *, lessons: str) -> str:
-    lines = [f"# {_heading(study, every)}", "", f"**Question.** {study.question}", ""]
+    shown = rows(every, {study.name: study})
+    heads = [f"{_words([row for row in shown if row.one is one])} ({one['scale']}, {one['hardware']['name']})" for one in every]
+    lines = [f"# {study.name}: {'; '.join(heads) or 'not run yet'}", "", f"**Question.** {study.question}", ""]
     if study.method:
         lines += [f"**Method.** {study.method.strip()}", ""]
-    for results in every:
-        lines += _one(results)
-    return "\n".join([*lines, LEARNT, "", lessons.rstrip("\n"), ""])
+    for one in every:
+        lines += _one(one, [row for row in shown if row.one is one])
+    return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons.rstrip("\n"), ""])
 
 
-def _heading(study: Study, every: Sequence[Json]) -> str:
-    heads = [f"{text.headline(one['claims'])} ({one['scale']}, {one['hardware']['name']})" for one in every]
-    return f"{study.name}: {'; '.join(heads) or 'not run yet'}"
+def _words(some: Sequence[Row]) -> str:
+    """`A1.speed refuted, A2 confirmed`; of many claims, how many of each."""
+    return counted(some) if len(some) > HEADLINE else ", ".join(f"{row.claim['id']} {row.word}" for row in some)
 
 
-def _one(results: Json) -> list[str]:
+def _one(results: Json, some: Sequence[Row]) -> list[str]:
     """A scale on a machine."""
     hardware = results["hardware"]
     lines = [
         f"## {results['scale']}: {hardware['name']}, {hardware['cores']} cores, torch {hardware['torch']}, {results['date']}",
         "",
-        f"```sh\n{results['command']}\n```",
+        f"```sh\n{one_line(results['command'])}\n```",
         "",
         *(f"{place}: {shape}  " for place, shape in results["shapes"].items()),
         f"seeds {results['seeds']}; judged at commit {str(results['commit'])[:12]}",
         "",
-        *markdown(CLAIM_HEAD, [_claim(claim) for claim in results["claims"]]),
+        *markdown(CLAIM_HEAD, list(map(_claim, some))),
         "",
         *markdown(text.ARM_HEAD, text.arm_rows(results)),
         "",
@@ -91,15 +108,15 @@ def _one(results: Json) -> list[str]:
     return [*lines, ""]
 
 
-def _claim(claim: Json) -> list[str]:
-    notes = text.stamp(claim)
+def _claim(row: Row) -> list[str]:
+    claim = row.claim
     return [
         claim["id"],
         claim["statement"],
-        text.expected(claim),
-        f"{text.number(claim['bound'], claim)} ({claim['bound_formula']})",
-        f"{text.metric(claim)}: {text.measured(claim)}",
-        "; ".join(text.guard(one) for one in claim["guards"]) or NONE,
-        str(claim["n"]),
-        f"**{text.verdict(claim)}**" + (f" ({notes})" if notes else ""),
+        wording.expected(claim),
+        f"{wording.allowed(claim)} ({claim['bound_formula']})",
+        f"{wording.metric(claim)}: {row.measured}",
+        "; ".join(wording.guard(one) for one in claim["guards"]) or NONE,
+        f"**{row.verdict}**",
+        "; ".join(row.notes) or NONE,
     ]

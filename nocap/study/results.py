@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from datetime import datetime
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.judge import stats
-from nocap.judge.claim import LEAST_PAIRS, Claim, Rule
-from nocap.judge.verdict import Judge, Word
-from nocap.launch.plan import git_state
-from nocap.store.measurement import METRICS, Measurement, Scale
+from nocap.judge.claim import LEAST_PAIRS, Claim
+from nocap.judge.verdict import Verdict, Word
+from nocap.store.git import git_state
+from nocap.store.measurement import METRICS, Per, Scale
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done
-from nocap.study.evidence import Evidence, Seen, bound, measurements, older
+from nocap.study.evidence import Evidence, Seen
 from nocap.study.exchange import exchange
+from nocap.study.ledger import Ledger
+from nocap.study.looks import at_its_look, judge, taken
+from nocap.study.measured import measurements
 from nocap.study.plan import StudyPlan
 from nocap.study.spec import At, Study
+from nocap.study.standing import standing
 
 Results = dict[str, Any]
 
 
-def results(plan: StudyPlan, done: Done, *, registered: Mapping[str, datetime], hardware: Mapping[str, Any], command: str) -> Results:
-    """Everything that a report shows. `registered`: a claim's hash → when it was."""
+def results(plan: StudyPlan, done: Done, *, ledger: Ledger, hardware: Mapping[str, Any], command: str) -> Results:
+    """Everything that a report shows. `ledger`: the study's."""
     study, git = plan.study, git_state()
     return {
         "kind": "study",
@@ -40,8 +43,8 @@ def results(plan: StudyPlan, done: Done, *, registered: Mapping[str, datetime], 
         "shapes": {place: shape(next(iter(arms.values()))) for place, arms in done.arms.items() if arms},
         "speaks_for": plan.at.speaks_for,
         "baseline": study.baseline,
-        "seeds": study.seeds,
-        "claims": [_claim(claim, plan, done, registered) for claim in study.claims],
+        "seeds": done.seeds,
+        "claims": [_claim(claim, plan, done, ledger, str(hardware["fingerprint"])) for claim in study.claims],
         "measurements": [{"claim": claim.id, **one.json()} for claim in study.claims for one in measurements(claim, study, done.evidence)],
         "arms": [_arm(name, plan, done) for name in study.arms],
         "trials": [asdict(trial) for trial in done.tuned.trials],
@@ -59,18 +62,11 @@ def shape(arm: Composed, *, steps: bool = True) -> str:
 # --- a claim -----------------------------------------------------------------------------------------------------------------------
 
 
-def judge(claim: Claim, study: Study, at: str, evidence: Evidence) -> tuple[Judge, list[Measurement]]:
-    """A judge of the claim with its bound as it was computed, and what it judges by."""
-    found = measurements(claim, study, evidence)
-    limit = bound(claim, study, evidence)
-    claim = replace(claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], bound=limit))
-    return Judge(claim, found, against=study.against(claim), at=at), found
-
-
-def _claim(claim: Claim, plan: StudyPlan, done: Done, registered: Mapping[str, datetime]) -> Results:
+def _claim(claim: Claim, plan: StudyPlan, done: Done, ledger: Ledger, machine: str) -> Results:
     study, at = plan.study, plan.scale
-    judging, found = judge(claim, study, at, done.evidence)
-    verdict, before = judging.last_complete(), older(claim, study, done.evidence, registered=registered)
+    judging = judge(claim, study, at, done.evidence)
+    verdict, looks, shown = judging.last_complete(), taken(judging), at_its_look(judging)
+    stands = standing(plan, claim, done.evidence, ledger, machine=machine, looks=len(looks))
     return {
         "id": claim.id,
         "statement": claim.statement,
@@ -82,7 +78,12 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done, registered: Mapping[str, d
         "of": claim.of,
         "scale": claim.scale.value,
         "expected": claim.expected,
-        "slack": claim.slack.get(at, 0.0),
+        "threshold": claim.threshold.value,
+        "direction": claim.direction.value,
+        "two_sided": claim.two_sided,
+        "alpha": claim.alpha,
+        "slack": judging.claim.slack.get(at, 0.0),
+        "slack_as": _stated(claim.slack.get(at)),
         "target": claim.target,
         "bound": judging.claim.mechanism.bound,
         "bound_rule": claim.mechanism.rule.value,
@@ -91,50 +92,71 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done, registered: Mapping[str, d
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
         "n": verdict.n,
+        "per": verdict.per.value,  # what the n are: seeds, sittings, or one exact count
+        "look": verdict.look,
+        "seeds_left": _seeds_left(claim, verdict),
+        "noise": judging.declared(claim.metric),
         "measured": verdict.interval.ends() if verdict.interval else None,
         "exceeded": verdict.exceeded,
         "beyond_bound": verdict.beyond_bound,
         "missing": verdict.missing,
         "diverged": verdict.diverged,
         "censored": verdict.censored,
-        "more_seeds": judging.more_seeds() if verdict.word is Word.inconclusive else None,
+        "at_most": verdict.at_most,
+        "more_seeds": shown.more_seeds() if verdict.word is Word.inconclusive else None,
         "guards": [
             {
                 "metric": guard.metric,
                 "scale": guard.scale.value,
-                "margin": guard.margin(at),
-                "worse": worse.ends() if (worse := judging.worse(METRICS[guard.metric], guard.scale)) else None,
+                "margin": translated_guard.margin(at),
+                "margin_as": _stated(guard.margin(at)),
+                "noise": judging.declared(guard.metric),
+                "worse": worse.ends() if (worse := shown.worse(METRICS[guard.metric], guard.scale)) else None,
             }
-            for guard in claim.guards
+            for guard, translated_guard in zip(claim.guards, judging.claim.guards, strict=True)
         ],
-        "hash": claim.hash(),
-        "exploratory": _began_before(before.arm, "a claim of these words") if before.arm else None,
-        "older_baseline": _began_before(before.baseline, "the claim") if before.baseline else None,
-        "where": _where(claim, plan.at, done.arms),
+        "hash": stands.hash,
+        "registered": stands.at and {"at": stands.at, "hash": stands.hash},
+        "exploratory": stands.exploratory,
+        "older_baseline": stands.older_baseline,
+        "ledger": stands.notes,
+        "looks": {"declared": claim.looks or [len(claim.seeds)], "taken": [{"n": one.n, "word": one.word.value} for one in looks]},
+        "where": _where(claim, plan.at, study.sides(claim), done.arms),
         "seeds": {
-            arm: {str(m.repeat): m.value for m in found if m.arm == arm and m.metric.name == claim.metric}
+            arm: {str(m.repeat): m.value for m in shown.found.values() if m.arm == arm and m.metric.name == claim.metric}
             for arm in (claim.arm, study.against(claim))
         },
     }
 
 
-def _began_before(names: list[str], what: str) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]}{more} began before {what} was registered"
+def _seeds_left(claim: Claim, verdict: Verdict) -> int:
+    """Declared seeds that no look has needed yet. Sittings are not declared: more may always follow."""
+    undecided = verdict.word is Word.inconclusive and not verdict.missing
+    return len(claim.seeds) - verdict.n if undecided and verdict.per is Per.seed else 0
 
 
-def _where(claim: Claim, at: At, arms: Mapping[str, Mapping[str, Composed]]) -> str:
+def _stated(margin: Any) -> str | None:
+    """As the study says it, where that is not a number."""
+    return margin if isinstance(margin, str) else None
+
+
+def _where(claim: Claim, at: At, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]) -> str:
     """The shapes that a verdict rests on: of what is timed, and of what is trained."""
     bench, instruments, shapes = next(iter(arms["bench"].values()), None), {metric.made_by for metric in claim.metrics}, list[str]()
     if bench is not None and instruments & {"steps", "parts"}:
-        shapes.append(shape(bench))
+        shapes.append(_shapes(arms["bench"], sides))
     if bench is not None and "lengths" in instruments:
         shapes.append(f"one layer, {bench.run.model.d_model} wide, T={at.curve[0]} to {at.curve[-1]}, {bench.run.trainer.device.value}")
     if bench is not None and "decoding" in instruments:
         shapes.append(shape(bench, steps=False))
     if "train" in instruments:
-        shapes.append(shape(next(iter(arms["train"].values()))))
+        shapes.append(_shapes(arms["train"], sides))
     return "; its loss at ".join(shapes)
+
+
+def _shapes(arms: Mapping[str, Composed], sides: list[str]) -> str:
+    """Of the claim's arm, and of the one it is compared with where that is another."""
+    return ", against ".join(dict.fromkeys(shape(arms[name]) for name in sides if name in arms))
 
 
 # --- an arm: the fairness columns --------------------------------------------------------------------------------------------------
@@ -166,11 +188,17 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
 
 
 def _speed(place: str, name: str, evidence: Evidence) -> Results | None:
-    seen = [one for seed in getattr(evidence, place) if (one := evidence.seen(place, name, seed)) is not None]
+    held = evidence.held(place, name)
+    seen = [one.seen for one in held]
     if not seen:
         return None
     memory = seen[0]["memory_mib"]["peak"] if seen[0]["memory_mib"] else None
-    return {"tokens_per_s": [one["tokens_per_s"] for one in seen], "memory_mib": memory, "step_ms": [one["step_ms"] for one in seen]}
+    return {
+        "tokens_per_s": [one["tokens_per_s"] for one in seen],
+        "memory_mib": memory,
+        "step_ms": [one["step_ms"] for one in seen],
+        "sitting": [one.sitting for one in held],
+    }
 
 
 def _spread(values: list[float | None]) -> Results | None:

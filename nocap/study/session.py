@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +18,14 @@ from typing import Any
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.option import declared
+from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.measure.arms import BenchArm, step_config
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window, kernel_name
+from nocap.store.measurement import now
 from nocap.store.record import read_json, write_json
+from nocap.training.process import die_with_parent
 
 Seen = dict[str, Any]  # what was measured, as the file has it: "arms" → name → key → number
 Arms = Mapping[str, Sequence[str]]  # name → all its overrides
@@ -33,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     assert request is not None
     measured = KINDS[request["kind"]](request["arms"], **request["how"])
     device = next(iter(composed(request["arms"]).values())).trainer
-    write_json(result_path, {**request, "hardware": hardware.describe(device.device, device.threads), "measured": measured})
+    write_json(result_path, {**request, "ended": now(), "hardware": hardware.describe(device.device, device.threads), "measured": measured})
     return 0
 
 
@@ -64,9 +68,8 @@ def steps(arms: Arms, *, rounds: int) -> Seen:
     found = {name: {**{key: timed[twins[name]][key] for key in keys}, **counted[name]} for name in runs}
     base = next(iter(runs))
     instances = [found[base]["tokens_per_s"], result["control"]["tokens_per_s"]]
-    mean = math.sqrt(math.prod(instances))  # the baseline ran twice, and every gain is against it
-    for name in (name for name in runs if twins[name] == base):
-        found[name] |= {"tokens_per_s": mean, "step_ms": found[name]["tokens_per_step"] / mean * 1e3}
+    for name in (name for name in runs if twins[name] == base):  # what is timed first is slow: the second instance is the baseline
+        found[name] |= {"tokens_per_s": instances[1], "step_ms": found[name]["tokens_per_step"] / instances[1] * 1e3}
     return {"arms": found, "control": {"tokens_per_s": instances}, "clock": result["clock"], "rounds": result["rounds"]}
 
 
@@ -143,7 +146,7 @@ def lengths(arms: Arms, *, T: Sequence[int]) -> Seen:
 
 
 def kernel(run: Run) -> str:
-    return kernel_name(run.attention, run.trainer.device, run.trainer.precision)
+    return kernel_name(run, run.trainer.precision)
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------------------------
@@ -235,4 +238,6 @@ def rough(arms: Arms) -> Seen:
 KINDS: dict[str, Callable[..., Seen]] = {"steps": steps, "parts": parts, "lengths": lengths, "decoding": decoding, "rough": rough}
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+    with guarded():
+        raise SystemExit(main())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from nocap.store.record import read_json, write_json
 from nocap.store.source import source_hashes
 
 WORKER = "nocap.study.session"
+FILE = re.compile(r"(?P<what>\w.*)-s(?P<seed>\d+)-(?P<key>[0-9a-f]{12})(-(?P<repeat>\d+))?\.json")  # as `Session.path` names it
 
 
 class SessionError(RuntimeError):
@@ -34,6 +37,7 @@ class Session:
     seed: int
     arms: Mapping[str, Composed]
     how: Mapping[str, Any] = field(default_factory=dict)
+    repeat: int = 1  # of this seed: a later sitting may time it again
 
     def key(self) -> str:
         """Twelve hex digits: the same where another session would measure the same."""
@@ -49,7 +53,12 @@ class Session:
         return digest(content)
 
     def path(self, folder: Path) -> Path:
-        return folder / "sessions" / f"{self.what}-s{self.seed}-{self.key()}.json"
+        again = f"-{self.repeat}" if self.repeat > 1 else ""
+        return folder / "sessions" / f"{self.what}-s{self.seed}-{self.key()}{again}.json"
+
+    def request(self, folder: Path) -> Path:
+        """What its process reads."""
+        return (path := self.path(folder)).with_name(f".{path.stem}.request.json")
 
     def found(self, folder: Path) -> dict[str, Any] | None:
         """Its result, if there is one."""
@@ -63,31 +72,45 @@ class Session:
         """
         if (found := self.found(folder)) is not None:
             return found
-        path = self.path(folder)
-        request = path.with_name(f".{path.stem}.request.json")
+        path, request = self.path(folder), self.request(folder)
         arms = {name: list(arm.overrides) for name, arm in self.arms.items()}
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         write_json(request, {"kind": self.kind, "seed": self.seed, "started": started, "arms": arms, "how": dict(self.how)})
         t = next(iter(self.arms.values())).run.trainer
         env = {"GOMP_SPINCOUNT": "1000", "KINETO_LOG_LEVEL": "99", **os.environ, "OMP_NUM_THREADS": str(t.threads)}
+        env["NOCAP_PARENT"] = str(os.getpid())
         if t.device is Device.cpu:
             env["CUDA_VISIBLE_DEVICES"] = ""
         log = path.with_suffix(".log")
-        with log.open("w") as file:
+        log.unlink(missing_ok=True)  # whatever it is
+        with log.open("x") as file:
             command = [sys.executable, "-m", WORKER, str(request), str(path)]
             code = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False).returncode
         found = read_json(path)
         if code != 0 or found is None:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise SessionError(f"{self.what}, seed {self.seed}: {lines[-1] if lines else f'exit code {code}'}; see {log}")
-        request.unlink()
-        log.unlink()
+        self.tidy(folder)
         return found
+
+    def tidy(self, folder: Path) -> None:
+        """Delete what is of no use beside a result."""
+        for path in (self.request(folder), self.path(folder).with_suffix(".log")):
+            path.unlink(missing_ok=True)
+
+
+def with_repeats(session: Session, folder: Path) -> list[Session]:
+    """It and its repeats that have a result."""
+    every = takewhile(lambda one: one.found(folder) is not None, (replace(session, repeat=n) for n in count(1)))
+    return list(every)
 
 
 def run_all(sessions: Sequence[Session], folder: Path, *, log: Callable[[str], None]) -> list[dict[str, Any]]:
     """Run what is missing, one at a time: two at once would slow each other down. All results, in order."""
     missing = [session for session in sessions if session.found(folder) is None]
+    for session in sessions:
+        if session not in missing:  # a study that was killed at the end of one
+            session.tidy(folder)
     for i, session in enumerate(missing, start=1):
         began = time.monotonic()
         session.run(folder)

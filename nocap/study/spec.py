@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from nocap.config import gate
+from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import refuse_interpolations
 from nocap.config.errors import explain
-from nocap.config.keys import require
-from nocap.judge.claim import BASELINE, LEAST_PAIRS, Claim
+from nocap.config.keys import check_keys, check_text, key, require
+from nocap.judge.claim import BASELINE, CLAIMABLE, LEAST_PAIRS, Claim
+from nocap.judge.noise import Prior
+from nocap.judge.sittings import APART_MIN
 from nocap.store.measurement import Metric
+from nocap.study.seeds import MOST_SEEDS, filled, with_seeds
 
 FILE = "study.yaml"
+CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.")  # keys that are no study's
+ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
 # Instrument → the key of a scale with its settings there.
 KEY_OF = {"train": "train", "steps": "bench", "parts": "bench", "lengths": "curve", "decoding": "decode"}
@@ -28,13 +35,12 @@ KEY_OF = {"train": "train", "steps": "bench", "parts": "bench", "lengths": "curv
 class Decode:
     """The text that decoding is timed on."""
 
-    prompt: int  # tokens
-    new: int
-    vocab_size: int
+    prompt: int = key(ge=1, le=2**24)  # tokens
+    new: int = key(ge=1, le=2**24)
+    vocab_size: int = key(ge=1, le=2**16)
 
     def __post_init__(self) -> None:
-        for key in ("prompt", "new", "vocab_size"):
-            require(getattr(self, key) >= 1, f"decode.{key}", "be at least 1", getattr(self, key))
+        check_keys("decode", self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,33 +51,40 @@ class At:
     train: list[str] = field(default_factory=list)  # overrides of training; time to target uses the step time of this shape
     bench: list[str] = field(default_factory=list)  # overrides of timed and profiled steps: the claim's own shape
     budget: bool = False  # trainer.steps is what the hours on the command line allow
-    rounds: int = 4  # of interleaved blocks, two per arm, in each seed's timing
-    lengths: list[float] = field(default_factory=list)  # shorter schedules, as shares of trainer.steps: for the exchange rate, and races
+    rounds: int = key(ge=1, le=10_000, default=4)  # of interleaved blocks, two per arm, in each seed's timing
+    sittings: int = key(ge=1, le=100, default=3)  # the seeds' timings are dealt over so many, apart in time; counts need one
+    apart_min: float = key(ge=0, le=10_000, default=APART_MIN)  # minutes between sittings
+    lengths: list[float] = key(gt=0, lt=1, default_factory=list)  # shorter schedules, as shares of trainer.steps: for rate and races
+    least_length: float = key(
+        gt=0, lt=1, default=1 / 16
+    )  # a race halves its shortest schedule until it misses the loss, down to this share
     own: dict[str, list[str]] = field(default_factory=dict)  # arm → overrides that it has at this scale only
-    curve: list[int] = field(default_factory=list)  # sequence lengths of an exponent
+    curve: list[int] = key(ge=1, le=2**24, default_factory=list)  # sequence lengths of an exponent
     decode: Decode | None = None
-    sigma: float | None = None  # of one run's final loss between seeds, until the study's own runs measure it
+    sigma: float | None = key(gt=0, le=100, default=None)  # of one run's final loss between seeds, until the study's own runs measure it
+    noise: dict[str, Prior] = field(default_factory=dict)  # metric → of one pair's gain, from earlier studies of this scale
+    exchange: float | None = key(gt=0, le=100, default=None)  # nats that e times the steps lower the loss, where no lengths measure it
     speaks_for: str = ""  # what its verdicts cannot be about; "" where the scale is the claim's own
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, "rounds", "be at least 1", self.rounds)
-        require(all(0 < x < 1 for x in self.lengths), "lengths", "be shares of trainer.steps, above 0 and below 1", self.lengths)
+        check_keys("", self)
         require(len(set(self.lengths)) == len(self.lengths), "lengths", "differ", self.lengths)
-        ok = not self.curve or (len(set(self.curve)) >= 3 and min(self.curve) >= 1)
-        require(ok, "curve", "be at least 3 lengths, in tokens", self.curve)
-        require(self.sigma is None or 0 < self.sigma < math.inf, "sigma", "be above 0, or null", self.sigma)
+        require(not self.curve or len(set(self.curve)) >= 3, "curve", "be at least 3 lengths, in tokens", self.curve)
         self.lengths = sorted(self.lengths)
+        unknown = [name for name in self.noise if name not in CLAIMABLE]
+        require(not unknown, "noise", f"be of {', '.join(CLAIMABLE)}", ", ".join(unknown))
 
 
 @dataclass(kw_only=True, slots=True)
 class Tune:
     """A search before the study: as many trials an arm, on seeds that are not the study's. The best mean of the final loss wins."""
 
-    seeds: list[int]
+    seeds: list[int] = key(ge=0, lt=2**63)
     trials: dict[str, list[list[str]]]  # arm → overrides of each trial
     follow: dict[str, str] = field(default_factory=dict)  # arm → the arm whose winner it takes too
 
     def __post_init__(self) -> None:
+        check_keys("tune", self)
         require(bool(self.seeds), "tune.seeds", "have at least one", self.seeds)
         counts = {len(trials) for trials in self.trials.values()}
         rule = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
@@ -89,22 +102,36 @@ class Study:
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
     baseline: str
     arms: dict[str, list[str]]
-    seeds: list[int]
+    seeds: list[int] = key(ge=0, lt=2**63)  # all that may be needed: `load` adds what `max_seeds` allows
+    max_seeds: int | None = key(ge=LEAST_PAIRS, le=MOST_SEEDS, default=None)  # fresh seeds follow, up to so many, until claims are decided
+    looks: list[int] = field(default_factory=list)  # numbers of pairs at which claims are judged; none: once, at all seeds
     scales: dict[str, At]
     claims: list[Claim]
     tune: Tune | None = None
+    notes: dict[str, str] = field(default_factory=dict)  # claim → what a reader of its row should know; for people, decides nothing
+    withdrawn: dict[str, str] = field(default_factory=dict)  # claim → why its comparison is not fair after all; its row says so
+    folder: str = ""  # its path, where its ledger is; "": it has none
 
     def __post_init__(self) -> None:
+        check_keys("", self)
+        self._check_names()
+        self._check_overrides()
         require(bool(self.question.strip()), "question", "be given", repr(self.question))
         require(bool(self.arms), "arms", "name at least one", "none")
         require(bool(self.scales), "scales", "name at least one", "none")
         require(bool(self.claims), "claims", "have at least one", "none")
         require(self.baseline in self.arms, "baseline", f"be one of the arms {', '.join(self.arms)}", self.baseline)
         require(len(self.seeds) >= LEAST_PAIRS, "seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
+        filled = self.max_seeds in (None, len(self.seeds))
+        require(filled, "max_seeds", f"be more than the {len(self.seeds)} seeds", self.max_seeds)
         ids = [claim.id for claim in self.claims]
         require(len(set(ids)) == len(ids), "claims", "each have an id of their own", ", ".join(ids))
+        for what, about in (("notes", self.notes), ("withdrawn", self.withdrawn)):
+            unknown = [name for name in about if name not in ids]
+            require(not unknown, what, f"be about the claims {', '.join(ids)}", ", ".join(unknown))
         for claim in self.claims:
             self._check_claim(claim)
+        self._check_looks()
         idle = [arm for arm in self.arms if arm != self.baseline and not any(arm in self.sides(claim) for claim in self.claims)]
         require(not idle, "arms", "each be in a claim", ", ".join(idle))
         for name, at in self.scales.items():
@@ -112,6 +139,27 @@ class Study:
             require(not unknown, f"scales.{name}.own", f"be about the arms {', '.join(self.arms)}", ", ".join(unknown))
         if self.tune is not None:
             self._check_tune(self.tune)
+
+    def _check_looks(self) -> None:
+        used = [claim.id for claim in self.claims if claim.seeds == self.seeds and claim.looks == self.looks]
+        planned = self.max_seeds is not None or bool(self.looks)
+        rule = "be for a claim without seeds or looks of its own; they end at all seeds, and begin with three"
+        require(bool(used) or not planned, "looks", rule, self.looks)
+
+    def _check_names(self) -> None:
+        """They are parts of files' names."""
+        for what, names in (("arms", self.arms), ("scales", self.scales)):
+            for name in names:
+                ok = bool(re.fullmatch(r"\w[^/\\]{0,99}", name)) and name.isprintable()
+                require(ok, what, "have names of up to 100 characters, without / and first a letter or digit", repr(name))
+
+    def _check_overrides(self) -> None:
+        """What is written, read and sent elsewhere follows from the command, not from the file, which may be a stranger's."""
+        lists = [self.overrides, *self.arms.values()]
+        for at in self.scales.values():
+            lists += [at.overrides, at.train, at.bench, *at.own.values()]
+        lists += [trial for trials in self.tune.trials.values() for trial in trials] if self.tune else []
+        check_words([word for words in lists for word in words])
 
     def _check_claim(self, claim: Claim) -> None:
         for arm in self.sides(claim):
@@ -125,6 +173,9 @@ class Study:
                 require(bool(getattr(at, key)), f"scales.{name}.{key}", f"be given for claim {claim.id}, about {metric.name}", "none")
             for guard in claim.guards:
                 guard.margin(name)
+            rated = bool(at.lengths) or at.exchange is not None or not claim.shares_of_steps(name)
+            rule = f"be given, or exchange, for claim {claim.id}: its margin is a share of steps"
+            require(rated, f"scales.{name}.lengths", rule, "none")
             racing = claim.target == BASELINE and not at.lengths
             require(not racing, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 
@@ -136,6 +187,11 @@ class Study:
         bare = [arm for arm in self.trained if arm not in tune.trials and arm not in tune.follow]
         require(not bare, "tune", "be for every trained arm, by trials or by follow", ", ".join(bare))
 
+    @property
+    def needed(self) -> list[int]:
+        """The seeds that a claim has."""
+        return [seed for seed in self.seeds if any(seed in claim.seeds for claim in self.claims)]
+
     def against(self, claim: Claim) -> str:
         """The arm a claim's gains and guards are measured against."""
         return claim.baseline or self.baseline
@@ -144,18 +200,34 @@ class Study:
         """The arms whose measurements a claim needs."""
         return list(dict.fromkeys([claim.arm, *([self.against(claim)] if claim.compares else [])]))
 
-    def needing(self, wanted: Callable[[Metric], bool]) -> tuple[list[str], list[int]]:
-        """The arms, in their order, and the seeds that a claim or guard needs such a metric of."""
+    def needing(self, wanted: Callable[[Metric], bool]) -> dict[int, list[str]]:
+        """Seed → the arms, in their order, of which a claim or guard needs such a metric with it."""
         claims = [claim for claim in self.claims if any(map(wanted, claim.metrics))]
-        arms, seeds = {arm for claim in claims for arm in self.sides(claim)}, {seed for claim in claims for seed in claim.seeds}
-        return [arm for arm in self.arms if arm in arms], [seed for seed in self.seeds if seed in seeds]
+        needed = {seed: {arm for claim in claims if seed in claim.seeds for arm in self.sides(claim)} for seed in self.seeds}
+        return {seed: [arm for arm in self.arms if arm in arms] for seed, arms in needed.items() if arms}
 
-    def made_by(self, *instruments: str) -> tuple[list[str], list[int]]:
+    def made_by(self, *instruments: str) -> dict[int, list[str]]:
         return self.needing(lambda metric: metric.made_by in instruments)
+
+    def arms_by(self, *instruments: str) -> list[str]:
+        """The arms that are measured so with any seed."""
+        found = {arm for arms in self.made_by(*instruments).values() for arm in arms}
+        return [arm for arm in self.arms if arm in found]
 
     @property
     def trained(self) -> list[str]:
-        return self.made_by("train")[0]
+        return self.arms_by("train")
+
+
+def check_words(words: Sequence[object]) -> None:
+    """Refuse what is no override, or none that a file may have."""
+    for word in words:
+        require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
+        assert isinstance(word, str)
+        if word.startswith(ENGINE):
+            continue
+        (name,) = gate.keys([word])
+        require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
 
 
 def load(folder: Path) -> Study:
@@ -166,31 +238,46 @@ def load(folder: Path) -> Study:
     """
     path = folder / FILE
     try:
-        plain = yaml.safe_load(path.read_text())
+        text = read_text(path)
     except OSError as error:
         raise ValueError(f"{folder} must be a study's folder, with a {FILE} ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be YAML: {' '.join(str(error).split())}") from error
+    try:
+        plain = parse_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{path} must be YAML: {error}") from error
     require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
     try:
         refuse_interpolations(plain)
-        require("name" not in plain, "name", "be left out: it is the folder's", plain.get("name"))
-        return _typed({"name": folder.resolve().name, **plain})
-    except (OmegaConfBaseException, ValueError) as error:
+        _check_texts(plain)
+        for key in ("name", "folder"):
+            require(key not in plain, key, "be left out: it is the folder's", plain.get(key))
+        return _typed({"name": folder.resolve().name, "folder": str(folder.resolve()), **plain})
+    except (OmegaConfBaseException, HydraException, ValueError) as error:
         raise ValueError(f"{path}: {_explained(error)}") from error
+
+
+def _check_texts(plain: Any) -> None:
+    """Only lines may end inside a text, as in a method's."""
+    if isinstance(plain, str):
+        for line in plain.splitlines():
+            check_text("text", line.expandtabs())
+    items = [*plain, *plain.values()] if isinstance(plain, dict) else plain if isinstance(plain, list) else ()
+    for item in items:
+        _check_texts(item)
 
 
 def _explained(error: Exception) -> str:
     """One line, with the keys there are where one is unknown."""
     if isinstance(error, ConfigKeyError) and (schema := error.object_type) is not None and is_dataclass(schema):
         return f"{error.full_key} is no key of {schema.__name__.lower()} (it has {', '.join(f.name for f in fields(schema))})"
-    return explain(error) if isinstance(error, OmegaConfBaseException) else str(error)
+    return explain(error) if isinstance(error, OmegaConfBaseException | HydraException) else str(error)
 
 
 def _typed(plain: dict[str, Any]) -> Study:
+    plain = filled(plain)
     claims = plain.get("claims")
-    if isinstance(claims, list) and "seeds" in plain:  # a claim has the study's seeds unless it names its own
-        plain = {**plain, "claims": [{"seeds": plain["seeds"], **claim} if isinstance(claim, dict) else claim for claim in claims]}
+    if isinstance(claims, list) and "seeds" in plain:
+        plain = {**plain, "claims": [with_seeds(claim, plain) if isinstance(claim, dict) else claim for claim in claims]}
     found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Study), OmegaConf.create(plain)))
     assert isinstance(found, Study)
     return found

@@ -3,88 +3,64 @@ versions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from nocap.show.table import NONE, shorten, table
-from nocap.store.measurement import METRICS, PARTS, Scale
+from nocap.store.measurement import METRICS, Scale
+from nocap.study.wording import Json, allowed, expected, guard, is_exact, measured, metric, noise, pairs
 
-Json = Mapping[str, Any]
-HEADLINE = 6  # claims that a heading names one by one
+BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
 ARM_HEAD = (
     *("arm", "params", "FLOPs/token", "kernel", "tokens", "trials", "val loss"),
     *("tokens/s (train)", "tokens/s (bench)", "MiB", "overrides"),
 )
+NUMBERS = ("no sitting", "one sitting", "two sittings")
 TRIAL_HEAD = ("tuned arm", "trial", "val loss", "picked")
 
 
-def metric(claim: Json) -> str:
-    """What a claim measures, parts and all."""
-    name, parts, of = METRICS[claim["metric"]].title, claim["parts"], claim["of"]
-    if not parts:
-        return name
-    title = f"{name} of {' + '.join(PARTS.get(part, part) for part in parts)}"
-    return f"{title}, of {' + '.join(PARTS[part] for part in of)}" if of else title
+def verdict(claim: Json, *, at: str = "", word: str = "") -> str:
+    """The word, at which shape, and why. `word`: by another rule than the results'."""
+    word, place = word or claim["word"], f" at {at}" if at else ""
+    reason = _reason(claim, word)
+    return f"{word}{place}{f': {reason}' if reason else ''}"
 
 
-def number(value: float | None, claim: Json) -> str:
-    """On the claim's scale."""
-    if value is None:
-        return NONE
-    if claim["scale"] == "ratio":
-        return f"{value:.3f}×" if value < 10 else f"{value:.1f}×"
-    if claim["scale"] == "difference":
-        return f"{value:+.4f}"
-    return f"{value:.1%}" if claim["metric"] == "share" else f"{value:,.4g}"
-
-
-def in_words(gain: float, claim: Json) -> str:
-    """A gain as a change that needs no sign: `7.4% faster`, `lower loss by 0.0098`; nothing for a value."""
-    scale = Scale(claim["scale"])
-    return "" if scale is Scale.value else METRICS[claim["metric"]].describe(gain, scale)
-
-
-def expected(claim: Json) -> str:
-    low, high = claim["expected"]
-    slack = f", with {claim['slack']:g} allowed at this scale" if claim.get("slack") else ""
-    if low is not None and high is not None:
-        return f"{number(low, claim)} to {number(high, claim)}{slack}"
-    if claim["scale"] == "difference" and low == 0:
-        return f"no {METRICS[claim['metric']].loss}{slack}"
-    return (f"at least {number(low, claim)}" if high is None else f"at most {number(high, claim)}") + slack
-
-
-def measured(claim: Json) -> str:
-    """The gain with its interval, and in words."""
-    found = claim["measured"]
-    if found is None:
-        return NONE
-    figures = f"{number(found['mid'], claim)} [{number(found['low'], claim)}, {number(found['high'], claim)}]"
-    words = in_words(found["mid"], claim)
-    return f"{words} ({figures})" if words else figures
-
-
-def verdict(claim: Json) -> str:
-    """The word, and why."""
-    if claim["word"] == "confirmed":
-        return "confirmed" + (", above the stated top" if claim["exceeded"] else "")
-    if claim["word"] == "refuted":
-        reasons = {"below": "below", "exceeded": "above", "guard": f"its {', '.join(METRICS[n].title for n in claim['failed'])} is worse"}
-        return f"refuted ({reasons[claim['reason']]})"
+def _reason(claim: Json, word: str) -> str:
+    plain = claim["scale"] == Scale.value.value
+    if word == "confirmed":
+        return ("above the stated top" if plain else "better than stated") if claim["exceeded"] else ""
+    if word == "equivalent":
+        slack = claim.get("slack")
+        return f"not shown as stated, but within {slack:.3g} of it" if slack else "within the margin of what is stated"
+    if word == "refuted":
+        worse = f"its {', '.join(METRICS[n].title for n in claim['failed'])} is worse"
+        below, above = ("below the stated range", "above the stated range") if plain else ("worse than stated", "better than stated")
+        return {"below": below, "exceeded": above, "guard": worse}[claim["reason"]]
     if claim["reason"] == "missing":
-        return f"inconclusive: {len(claim['missing'])} missing ({shorten(claim['missing'], most=2)})"
+        return f"{len(claim['missing'])} missing ({shorten(claim['missing'], most=2)})"
+    if claim["reason"] == "sittings":
+        return f"of {NUMBERS[claim['n']]}"
     more = claim["more_seeds"]
-    for ending, words in (("diverged", "diverged"), ("censored", "never reached the loss")):
-        if claim[ending]:
-            return f"inconclusive: {words}: {shorten(claim[ending])}"
-    return f"inconclusive: {f'{more} more seeds would decide' if more else 'no affordable number of seeds would decide'}"
+    endings = {"diverged": "diverged", "censored": "never reached the loss", "at_most": "reached the loss in the shortest schedule"}
+    for ending, words in endings.items():
+        if claim.get(ending):
+            return f"{words}: {shorten(claim[ending])}"
+    units, left = "sittings" if claim.get("per") == "sitting" else "seeds", claim.get("seeds_left")
+    declared = f", {left} are left" if left and more and more > left else ""
+    return f"{more} more {units} would decide{declared}" if more else f"no affordable number of {units} would decide"
 
 
-def stamp(claim: Json) -> str:
-    """Whether the verdict is exploratory, or its baseline older than the claim."""
+def stamps(claim: Json) -> list[str]:
+    """Whether the verdict is exploratory, or its baseline older than the claim, and what else its study's ledger says."""
     notes = [f"exploratory: {claim['exploratory'].removeprefix('exploratory: ')}"] if claim["exploratory"] else []
     notes += [f"older baseline: {claim['older_baseline']}"] if claim.get("older_baseline") else []
-    return "; ".join(notes)
+    return notes + [note for note in claim.get("ledger", [_old(claim)]) if note not in (claim["exploratory"] or "")]
+
+
+def _old(claim: Json) -> str:
+    """How older results came to be, which have no ledger."""
+    timed = METRICS[claim["metric"]].made_by != "train" or claim["metric"] == "time_to_target_s"
+    return "registered the old way" + (", one sitting" if timed and not is_exact(claim) else "")
 
 
 def bound(claim: Json) -> str:
@@ -92,15 +68,7 @@ def bound(claim: Json) -> str:
         return f"no bound yet: what it is computed from was not measured ({claim['bound_formula']})"
     if claim["bound"] is None:
         return f"arithmetic sets no bound ({claim['bound_formula']})"
-    return f"arithmetic allows {number(claim['bound'], claim)} ({claim['bound_formula']})"
-
-
-def guard(one: Json) -> str:
-    """How much worse, beside how much worse it may be."""
-    shape = "{:.4f}×" if one["scale"] == "ratio" else "{:+.4f}"
-    worse = one["worse"]
-    found = NONE if worse is None else f"{shape} [{shape}, {shape}]".format(worse["mid"], worse["low"], worse["high"])
-    return f"{METRICS[one['metric']].title} {found} against the baseline, at most {shape.format(one['margin'])} allowed"
+    return f"arithmetic allows {allowed(claim)} ({claim['bound_formula']})"
 
 
 def sentence(claim: Json) -> str:
@@ -110,9 +78,9 @@ def sentence(claim: Json) -> str:
         f"{claim['id']} {verdict(claim)}: {metric(claim)} of {claim['arm']}{against} {measured(claim)}, expected {expected(claim)}",
         bound(claim),
         *(guard(one) for one in claim["guards"]),
-        f"n={claim['n']}",
+        f"{pairs(claim)}{noise(claim)}",
     ]
-    notes = stamp(claim)
+    notes = "; ".join(stamps(claim))
     return f"{'; '.join(parts)}; at {claim['where']}{f' [{notes}]' if notes else ''}"
 
 
@@ -201,16 +169,10 @@ def caveats(results: Json) -> Iterator[str]:
         yield f"\nwhat this scale cannot show: {results['speaks_for']}"
     for claim in results["claims"]:
         if claim["beyond_bound"]:
-            yield f"{claim['id']}: above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
+            yield f"{claim['id']}: {BEYOND}"
         if claim["diverged"]:
             yield f"{claim['id']}: diverged, counted as worst: {shorten(claim['diverged'])}"
         if claim["censored"]:
             yield f"{claim['id']}: never reached the loss: {shorten(claim['censored'])}"
-
-
-def headline(claims: Sequence[Json]) -> str:
-    """`A1.speed refuted, A2 confirmed`: for a heading. Of many claims, how many of each."""
-    if len(claims) > HEADLINE:
-        words = [claim["word"] for claim in claims]
-        return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    return ", ".join(f"{claim['id']} {claim['word']}" for claim in claims)
+        if claim.get("at_most"):
+            yield f"{claim['id']}: reached the loss in the shortest schedule, so steps are at most that: {shorten(claim['at_most'])}"

@@ -1,12 +1,12 @@
 """Checkpoints that are whole or not there: tensors in safetensors, the rest in JSON, checksums last.
 
-A folder `step-00000200` holds `model.safetensors`, `optimizer.safetensors`, `state.json`, and `manifest.json`, the files' SHA-256. It is
-written beside its place under a temporary name, synced, and renamed. Nothing in it is executed when it is read.
+A folder `step-00000200` holds `model.safetensors`, `optimizer.safetensors`, `state.json`, the run's rows so far as `metrics.jsonl`, and
+`manifest.json`, the files' SHA-256. It is written beside its place under a temporary name, synced, and renamed. Nothing in it is executed
+when it is read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,16 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from nocap.config.bounded import JSON_BYTES, parse_json, read_text
+from nocap.config.keys import InputError
+from nocap.store.checkpoints import MANIFEST, delete, half_saved, is_folder, name_of, newest_first, sha256, step_of, temporary_of
+from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers
 from nocap.training.state import MODEL, OPTIMIZER, Shapes, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
 
-STATE, MANIFEST = "state.json", "manifest.json"
+STATE, ROWS = "state.json", "metrics.jsonl"  # older checkpoints have no rows
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)  # what reading a damaged file can raise
-
-
-def name_of(step: int) -> str:
-    """A checkpoint folder's name."""
-    return f"step-{step:08d}"
 
 
 # --- saving ------------------------------------------------------------------------------------------------------------------------
@@ -47,8 +46,11 @@ class Writer:
         self._pool = ThreadPoolExecutor(1) if background else None
         self._pending: Future[list[str]] | None = None
 
-    def save(self, *, step: int, model: nn.Module, optimizers: Optimizers, state: dict[str, Any], keep: int, must: bool) -> list[str]:
-        """Save, then delete all but the newest `keep` valid ones. Returns lines to log about this save and the one before.
+    def save(
+        self, *, step: int, model: nn.Module, optimizers: Optimizers, state: dict[str, Any], keep: int, must: bool, rows: bytes = b""
+    ) -> list[str]:
+        """Save, with a copy of the rows before `step`, then delete all but the newest `keep` valid ones. Returns lines to log about this
+        save and the one before.
 
         Where the disk refuses, older checkpoints but the newest valid one and the `always` ones are deleted for a second try. If that
         fails, too, those stand.
@@ -60,22 +62,22 @@ class Writer:
         tensors, plain = snapshot(model, optimizers, copy=self._pool is not None)
         state = {"step": step, **state, "optimizer": plain}
         if self._pool is not None and not must:
-            self._pending = self._pool.submit(self._save, tensors, state, keep, must)
+            self._pending = self._pool.submit(self._save, tensors, state, rows, keep, must)
             return lines
-        return lines + self._save(tensors, state, keep, must)
+        return lines + self._save(tensors, state, rows, keep, must)
 
     def settle(self) -> list[str]:
         """Wait for what is being written in the background; its lines."""
         pending, self._pending = self._pending, None
         return pending.result() if pending is not None else []
 
-    def _save(self, tensors: Tensors, state: dict[str, Any], keep: int, must: bool) -> list[str]:
+    def _save(self, tensors: Tensors, state: dict[str, Any], rows: bytes, keep: int, must: bool) -> list[str]:
         for last_try in (False, True):
             try:
-                _write(self.root, tensors=tensors, state=state)
+                _write(self.root, tensors=tensors, state=state, rows=rows)
                 return prune(self.root, keep=keep, always=self._always)
             except (OSError, SafetensorError) as error:  # safetensors wraps its own
-                shutil.rmtree(_temporary(self.root, state["step"]), ignore_errors=True)
+                shutil.rmtree(temporary_of(self.root / name_of(state["step"])), ignore_errors=True)
                 line = f"checkpoint of step {state['step']} not saved: {error}; those before it stand"
                 if last_try and must:
                     raise OSError(line) from error
@@ -86,12 +88,13 @@ class Writer:
 def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
     """Delete all but the newest `keep` valid checkpoints, every checksum read again, and those of the steps in `always`.
 
-    Invalid ones do not count, and go when they are older than a kept one. Returns a line for each that stays.
+    Invalid ones do not count, and go when they are older than a kept one. Returns a line for each that stays. What is no folder was made
+    by somebody else, and stays.
     """
     kept, lines, spared = 0, [], {name_of(step) for step in always}
     for path in newest_first(root):
         if kept >= keep:
-            if path.name not in spared:
+            if path.name not in spared and is_folder(path):
                 shutil.rmtree(path)
         elif problem := _problem(path):
             lines.append(f"checkpoint not counted: {path}: {problem}")
@@ -100,33 +103,26 @@ def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
     return lines
 
 
-def _write(root: Path, *, tensors: Tensors, state: dict[str, Any]) -> None:
+def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes) -> None:
     """Write the checkpoint of `state["step"]`; `state` holds JSON types only."""
-    path, temporary = root / name_of(state["step"]), _temporary(root, state["step"])
+    path = root / name_of(state["step"])
+    temporary = temporary_of(path)
     root.mkdir(exist_ok=True)
-    for leftover in root.glob(".step-*.tmp"):
-        shutil.rmtree(leftover)
+    delete(half_saved(root))
     temporary.mkdir()
+    (temporary / STATE).write_text(as_json(state))
     for name, content in tensors.items():
         save_file(content, temporary / name)
-    (temporary / STATE).write_text(as_json(state))
-    sums = {file.name: _sha256(file) for file in sorted(temporary.iterdir())}
+        shutil.copymode(temporary / STATE, temporary / name)  # safetensors makes files for their owner alone, whatever the umask
+    (temporary / ROWS).write_bytes(rows)
+    sums = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
     (temporary / MANIFEST).write_text(json.dumps(sums))
     for name in (*sums, MANIFEST, "."):
         _sync(temporary / name)
-    if path.exists():  # an invalid one: a valid one would have been resumed from
+    if is_folder(path):  # an invalid one: a valid one would have been resumed from
         shutil.rmtree(path)
     temporary.rename(path)
     _sync(root)
-
-
-def _temporary(root: Path, step: int) -> Path:
-    return root / f".{name_of(step)}.tmp"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -150,7 +146,7 @@ class ValidCheckpoint:
 
     @property
     def step(self) -> int:
-        return int(self.path.name.removeprefix("step-")) if self.path else 0
+        return (step_of(self.path) or 0) if self.path else 0
 
 
 def find(root: Path, *, misfit: Callable[[Path], str | None] = lambda path: None) -> ValidCheckpoint:
@@ -168,17 +164,33 @@ def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) 
     return ValidCheckpoint(path=None, invalid=invalid)
 
 
-def misfit(path: Path, *, model: nn.Module, optimizer_shapes: Shapes) -> str | None:
-    """Why a valid checkpoint is not one of this model and of optimizers with such tensors. Reads names and shapes, no tensor."""
+def misfit(path: Path, *, model: nn.Module, optimizer_shapes: Shapes, run: str = "") -> str | None:
+    """Why a valid checkpoint is not one of this model, of optimizers with such tensors, and of the run in whose folder it lies, where that
+    is `run`. Reads names and shapes, no tensor."""
+    saved_by = _state(path / STATE).get("run", run)
+    if path.parents[1].name == run != saved_by:
+        return f"it is of another run, {saved_by}"
+    if not (path / ROWS).is_file():
+        return f"{ROWS} is missing"
     files = {MODEL: shapes_of(weights(model)), OPTIMIZER: optimizer_shapes}
     problems = (difference(file, _shapes(path / file), expected) for file, expected in files.items())
     return next(filter(None, problems), None)
 
 
+def of_another_run(path: Path, identity: str | None) -> str | None:
+    """Why a valid checkpoint is not the one of a run with this identity. Older ones do not say whose they are."""
+    saved_by = _state(path / STATE).get("run")
+    return f"it is of another run, {saved_by}" if saved_by and identity and not saved_by.endswith(f"-{identity}") else None
+
+
 def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
     """Put a checkpoint's tensors into model and optimizers, which it must fit; return its state."""
-    state: dict[str, Any] = json.loads((path / STATE).read_text())
-    restore(model, optimizers, tensors={name: load_file(path / name) for name in (MODEL, OPTIMIZER)}, plain=state.get("optimizer", {}))
+    state = _state(path / STATE)
+    tensors = {name: load_file(path / name) for name in (MODEL, OPTIMIZER)}
+    try:
+        restore(model, optimizers, tensors=tensors, plain=state.get("optimizer") or {})
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # its checksums are right: somebody made them so
+        raise InputError(f"{path} must hold what nocap saved, got {type(error).__name__}: {error}") from error
     return state
 
 
@@ -193,35 +205,42 @@ def load_model(path: Path, model: nn.Module) -> None:
     put_weights(model, load_file(path / MODEL))
 
 
-def newest_first(root: Path) -> list[Path]:
-    return sorted(root.glob("step-*"), reverse=True)
-
-
 def _problem(path: Path) -> str | None:
     """Why the checkpoint cannot be used, or `None`."""
+    if not is_folder(path):
+        return "it must be a folder, and no link to one"
     try:
-        sums = json.loads((path / MANIFEST).read_text())
-        if set(sums) != {MODEL, OPTIMIZER, STATE}:
-            return f"{MANIFEST} names {sorted(sums)}, not {sorted((MODEL, OPTIMIZER, STATE))}"
+        sums = parse_json(read_text(path / MANIFEST, JSON_BYTES))
+        if set(sums) - {ROWS} != {MODEL, OPTIMIZER, STATE}:
+            return f"{MANIFEST} names {sorted(sums)}, not {sorted((MODEL, OPTIMIZER, STATE, ROWS))}"
     except UNREADABLE as error:
         return f"{MANIFEST} cannot be read ({error})"
     return next(filter(None, (_file_problem(path / name, sums[name]) for name in sorted(sums))), None)
 
 
-def _file_problem(file: Path, sha256: str) -> str | None:
+def _file_problem(file: Path, expected: str) -> str | None:
     try:
         if not file.is_file():
             return f"{file.name} is missing"
-        if _sha256(file) != sha256:
+        if sha256(file) != expected:
             return f"{file.name} does not match its checksum"
-        if file.name != STATE:
-            _shapes(file)
-            return None
-        state = json.loads(file.read_text())
-        right = isinstance(state, dict) and file.parent.name == name_of(state.get("step", -1))
-        return None if right else f"{file.name} must be of the step in the folder's name"
+        if file.name == ROWS:
+            rows, bad = read_rows(file.read_bytes())
+            right = not bad and (not rows or rows[-1]["step"] < (step_of(file.parent) or 0))
+            return None if right else f"{ROWS} must hold the rows before the step in the folder's name"
+        if file.name == STATE:
+            right = _state(file)["step"] == step_of(file.parent)
+            return None if right else f"{file.name} must be of the step in the folder's name"
+        _shapes(file)
+        return None
     except UNREADABLE as error:
         return f"{file.name} cannot be read ({error})"
+
+
+def _state(file: Path) -> dict[str, Any]:
+    state: dict[str, Any] = parse_json(read_text(file, JSON_BYTES))
+    check_shape(state, SHAPES[STATE], file)
+    return {"step": -1, **state}
 
 
 def _shapes(path: Path) -> Shapes:

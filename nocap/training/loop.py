@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from nocap.config.keys import InputError
+from nocap.config.paths import expanded
+from nocap.store.checkpoints import name_of, newest_first
 from nocap.store.record import Row
 from nocap.training import checkpoint, memory
+from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer_trial import optimizer_shapes
 from nocap.training.recorder import Outcome, Recorder
-from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, no_sync, take_step, validate
+from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, forward_backward, no_sync, settle, take_step, validate
 
 
 def train(job: Job) -> Outcome:
@@ -25,12 +28,15 @@ def train(job: Job) -> Outcome:
     configure_numerics(job.run)
     trainee = build(job)
     first, recorder = resume(job, trainee)
-    saved_mib = warm_up(job, trainee, recorder.ledger)
+    with job.stop_at_once():  # compiling may take a minute, and no step is lost
+        saved_mib = warm_up(job, trainee, recorder.ledger)
+    recorder.unseen_mib = trainee.graphed.unseen_mib if trainee.graphed else 0.0
     recorder.ledger.started_up()
     end = partial(recorder.close, trainee, saved_mib=saved_mib)
 
     for step in range(first, t.steps):
         if step > first and (_due(step, t.checkpoint_every) or step in t.keep_steps):
+            settle(job, trainee, recorder.ledger)
             recorder.save(trainee, step=step)
         row: Row = {"step": step, "tokens": step * t.batch_tokens}
         if step == 0 or _due(step, t.val_every):
@@ -42,10 +48,12 @@ def train(job: Job) -> Outcome:
         if not update.finite:
             return end(status="diverged", step=step, diverged=recorder.diverged(update, step=step))
         if update.stop and step + 1 < t.steps:
+            settle(job, trainee, recorder.ledger)
             recorder.save(trainee, step=step + 1, last=True)
             return end(status="preempted", step=step + 1)
 
     if first < t.steps:
+        settle(job, trainee, recorder.ledger)
         recorder.save(trainee, step=t.steps, last=True)
     loss = val_loss(job, trainee, recorder.ledger, step=t.steps)
     recorder.write({"step": t.steps, "tokens": t.steps * t.batch_tokens, **recorder.val_row(loss)})
@@ -57,6 +65,7 @@ def train(job: Job) -> Outcome:
 
 def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
     """Validation loss in nats per token."""
+    settle(job, trainee, ledger)
     with ledger.charge("val"):
         return validate(trainee.model, trainee.val, run=job.run, world=job.world, heartbeat=lambda: job.heartbeat(step))
 
@@ -77,11 +86,13 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         InputError: there are checkpoints and none is valid (starting over would hide the loss), or the optimizer's state cannot be saved.
     """
     root, init_from = job.run_dir / "checkpoints", job.run.trainer.init_from
-    misfit = partial(checkpoint.misfit, model=trainee.model, optimizer_shapes=optimizer_shapes(job.run, trainee.model))
-    own = checkpoint.newest_first(root)
-    paths = own or ([Path(init_from).expanduser().absolute()] if init_from else [])
-    found = job.world.from_main(checkpoint.first_valid(paths, misfit=misfit) if job.world.is_main else None)
-    assert found is not None
+    shapes = optimizer_shapes(job.run, trainee.model)
+    misfit = partial(checkpoint.misfit, model=trainee.model, optimizer_shapes=shapes, run=job.run_dir.name)
+    own = newest_first(root)
+    paths = own or ([expanded(init_from).absolute()] if init_from else [])
+    mine = checkpoint.first_valid(paths, misfit=misfit) if job.world.is_main else checkpoint.ValidCheckpoint(path=None, invalid=[])
+    path, invalid = job.world.from_main([mine.path and str(mine.path), mine.invalid])
+    found = checkpoint.ValidCheckpoint(path=path and Path(path), invalid=invalid)
     if found.path is None and found.invalid and not own:
         raise InputError(f"trainer.init_from must be a valid checkpoint, got {found.invalid[0]}")
     for problem in found.invalid:
@@ -92,12 +103,12 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     if found.path is not None:
         state = checkpoint.load(found.path, model=trainee.model, optimizers=trainee.optimizers)
         job.log(f"resuming from step {found.step}" if found.path.parent == root else f"beginning from step {found.step} of {found.path}")
-    gone = [step for step in job.run.trainer.keep_steps if step <= found.step and not (root / checkpoint.name_of(step)).exists()]
+    gone = [step for step in job.run.trainer.keep_steps if step <= found.step and not (root / name_of(step)).exists()]
     if gone:
         job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {found.step}")
     recorder = Recorder(job, clock_s=state.get("clock_s", {}), losses=state.get("losses", []))
     if job.world.is_main:
-        job.on_start(recorder.metrics.cut_back(found.step))
+        job.on_start(recorder.resume(found.path if own else None))
     return found.step, recorder
 
 
@@ -126,5 +137,8 @@ def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, validates: bool = Tru
             with torch.no_grad(), autocast(run, run.trainer.val_precision):
                 trainee.model(tokens, targets)
             trainee.model.train()
+        if run.trainer.cuda_graphs:
+            loss = None  # and its graph, whose nodes are of this stream
+            trainee.graphed = Graphed(lambda tokens: forward_backward(job, trainee, tokens, step=0), dummy, parameters)
         job.world.synchronize()
     return saved_mib

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import resource
 import sys
@@ -31,7 +32,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def saved_for_backward(parameters: Iterable[Tensor], *, on_save: Callable[[int], None] = lambda n: None) -> Iterator[dict[int, int]]:
     """Storage → bytes of the tensors that a forward inside the block keeps for its backward, parameters left out.
 
-    `on_save` is told the bytes of each as it is kept, for who wants to know where.
+    `on_save` gets the bytes of each as it is kept.
     """
     own = {p.untyped_storage()._cdata for p in parameters}
     kept: dict[int, int] = {}
@@ -41,9 +42,9 @@ def saved_for_backward(parameters: Iterable[Tensor], *, on_save: Callable[[int],
         storage = t.untyped_storage()
         if storage._cdata not in own and storage._cdata not in kept:
             kept[storage._cdata] = storage.nbytes()
-            alive.append(t)
+            alive.append(t.detach())
             on_save(storage.nbytes())
-        return t
+        return t.detach()  # an operation that keeps its own output would keep itself: graphs without a backward would stay for good
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         yield kept
@@ -64,6 +65,13 @@ def reset_peak(device: torch.device) -> None:
         return
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def give_back(device: torch.device) -> None:
+    """Memory that nothing holds any more: to the device, so that the next peak is not that of a cache."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def resident_mib(*, highest: bool = False) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 Optimizers = list[torch.optim.Optimizer]
+AnOptimizer = TypeVar("AnOptimizer", bound=torch.optim.Optimizer)
+
+
+@functools.cache
+def undecorated(optimizer: type[AnOptimizer]) -> type[AnOptimizer]:
+    """torch's optimizer without the decorators that import all of `torch._dynamo`: a second of the start of a run that compiles nothing."""
+    bare = {name: inspect.unwrap(getattr(optimizer, name)) for name in ("add_param_group", "zero_grad", "step")}
+    return type(optimizer.__name__, (optimizer,), {**bare, "step": torch.no_grad()(bare["step"])})
 
 
 def decayed(named: Mapping[str, nn.Parameter], weight_decay: float, *, everything: bool = False) -> list[dict[str, Any]]:

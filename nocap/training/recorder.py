@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nocap.config import hardware
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
+from nocap.options.attention import kernel_name
+from nocap.store.checkpoints import step_of
 from nocap.store.record import Metrics, Row
 from nocap.training import checkpoint, memory
 from nocap.training.ledger import Ledger
@@ -38,6 +41,7 @@ class Recorder:
         on_gpu = job.world.device.type == "cuda"
         self.checkpoints = checkpoint.Writer(job.run_dir / "checkpoints", background=on_gpu, always=job.run.trainer.keep_steps)
         self.spikes = Spikes(losses)
+        self.unseen_mib = 0.0  # of a CUDA graph
 
     def save(self, trainee: Trainee, *, step: int, last: bool = False) -> None:
         """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
@@ -49,17 +53,35 @@ class Recorder:
             return
         t = self.job.run.trainer
         with self.ledger.charge("checkpoint"):
+            self._check_rows()
             self.metrics.sync()
             clock = {line: s for line, s in self.ledger.seconds().items() if line != "wall"}
             problems = self.checkpoints.save(
                 step=step,
                 model=trainee.model,
                 optimizers=trainee.optimizers,
-                state={"clock_s": clock, "losses": self.spikes.losses},
+                state={"run": self.job.run_dir.name, "clock_s": clock, "losses": self.spikes.losses},
+                rows=self.metrics.content,
                 keep=1 if step == t.steps else t.keep_checkpoints,
                 must=last,
             )
-        for line in problems:
+        self._log(problems)
+
+    def resume(self, own: Path | None) -> list[Row]:
+        """The rows of the run's own checkpoint that it goes on from, put back where the file has others; none without one."""
+        t = self.job.run.trainer
+        if own and step_of(own) == t.steps:  # killed after its last save: perhaps before it had deleted the older ones
+            checkpoint.prune(own.parent, keep=1, always=t.keep_steps)
+        content = (own / checkpoint.ROWS).read_bytes() if own else b""
+        self._log(self.metrics.put_back(content, source=str(own)))
+        return self.metrics.rows()
+
+    def _check_rows(self) -> None:
+        if self.job.world.is_main:
+            self._log(self.metrics.put_back(self.metrics.content, source="this process"))
+
+    def _log(self, lines: Iterable[str]) -> None:
+        for line in lines:
             self.job.log(line)
 
     def val_row(self, loss: float) -> Row:
@@ -95,10 +117,13 @@ class Recorder:
     def write(self, row: Row) -> None:
         """Append the row, with the memory's peak and the clock so far."""
         if self.job.world.is_main:
-            row["memory/peak_mib"] = memory.peak_mib(self.job.world.device)
+            row["memory/peak_mib"] = self.peak_mib()
             row |= {f"clock/{line}_s": seconds for line, seconds in self.ledger.seconds().items()}
             self.metrics.append(row)
             self.job.on_row(row)
+
+    def peak_mib(self) -> float:
+        return memory.peak_mib(self.job.world.device) + self.unseen_mib
 
     def _batch(self, step: int) -> dict[str, Any]:
         """The sequences of the data order that a step read."""
@@ -114,19 +139,20 @@ class Recorder:
     def close(self, trainee: Trainee, *, status: str, step: int, saved_mib: float, **more: Any) -> Outcome:
         """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more` keys join the totals."""
         with self.ledger.charge("checkpoint"):
-            for line in self.checkpoints.settle():
-                self.job.log(line)
-        device = self.job.world.device
+            self._log(self.checkpoints.settle())
+            self._check_rows()
+        device, t = self.job.world.device, self.job.run.trainer
         parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers)
         totals = {
             "params": count_parameters(trainee.model),
             "flops_per_token": self.flops,
             "flops_basis": self.flops_basis,
-            "memory_mib": {"peak": memory.peak_mib(device), **parts, "activations": saved_mib},
+            "memory_mib": {"peak": self.peak_mib(), **parts, "activations": saved_mib},
             "memory_notes": {
                 "peak": "allocated on the GPU" if device.type == "cuda" else "resident, torch's libraries included",
                 "activations": "kept by one micro-batch's forward for its backward",
             },
+            "kernel": {"train": kernel_name(self.job.run, t.precision), "val": kernel_name(self.job.run, t.val_precision)},
             "train_windows": trainee.train.n,
         }
         return Outcome(status=status, step=step, ledger=self.ledger, totals={**totals, **more})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
-
-import numpy as np
 
 WINDOW = 128  # steps
 ENOUGH = 32  # steps before the first verdict
@@ -24,8 +23,11 @@ class Spikes:
 
     def add(self, loss: float) -> float | None:
         """Add a step's loss. If it is a spike: by how many standard deviations it lies above the mean of the steps before."""
-        window = np.array(self._losses)
-        spread = float(window.std()) if window.size >= ENOUGH else 0.0
-        sigmas = (loss - float(window.mean())) / spread if spread else 0.0
+        window, n = list(self._losses), len(self._losses)
         self._losses.append(loss)
+        if n < ENOUGH:
+            return None
+        mean = math.fsum(window) / n
+        spread = math.dist(window, [mean] * n) / math.sqrt(n)
+        sigmas = (loss - mean) / spread if spread else 0.0
         return sigmas if sigmas > SIGMAS else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,12 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Precision
 from nocap.data.batches import Windows, microbatches, sequences_of, train_windows, val_windows
 from nocap.data.tokens import Shard
+from nocap.model.compiled import compile_in_place
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
+from nocap.model.loss import Loss
 from nocap.store.record import Row
+from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import Optimizers, build_optimizers, rates, set_lr
 from nocap.training.world import World
@@ -43,6 +46,7 @@ class Job:
     on_row: Callable[[Row], None] = lambda row: None
     log: Callable[[str], None] = print
     stop_asked: Callable[[], bool] = lambda: False
+    stop_at_once: Callable[[], AbstractContextManager[None]] = nullcontext  # in this block a request to stop is not waited with
     heartbeat: Callable[[int], None] = lambda step: None  # with the step, at least once a micro-batch
 
 
@@ -51,10 +55,14 @@ class Trainee:
     """What a step updates, and what it reads."""
 
     model: LanguageModel
+    parameters: list[nn.Parameter]
     optimizers: Optimizers
     forward: nn.Module  # the model, behind DDP where there are ranks
     train: Windows
     val: Windows
+    graphed: Graphed | None = None  # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
+    ahead: tuple[int, torch.Tensor] | None = None  # a step and its batch, read while the GPU computed
+    waited: float | None = None  # time.perf_counter() of the last wait for the GPU, where it has computed ever since
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +74,7 @@ class Update:
     grad_norm: float
     lrs: dict[str, float]
     stop: bool
-    step_ms: float
+    step_ms: float  # on a GPU from one step's wait for the device to the next
 
     @property
     def finite(self) -> bool:
@@ -88,21 +96,15 @@ def build(job: Job) -> Trainee:
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
     optimizers = build_optimizers(run, model)
     run.attention.prepare(run, world.device)
-    if run.trainer.compile is not Compile.off:
-        # dynamo gives up on a class after 8 versions of it, and an idea may differ from layer to layer.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * run.model.n_layer)
-    if run.trainer.compile is Compile.regional:
-        for region in model.regions():
-            region.compile(fullgraph=True, dynamic=False)
-    elif run.trainer.compile is Compile.full:
-        model.compile(fullgraph=True, dynamic=False)
+    if (how := run.trainer.compile) is not Compile.off:
+        compile_in_place([model] if how is Compile.full else list(model.regions()), tuned=how is Compile.max)
     forward: nn.Module = model
     if world.size > 1:
         # Every rank computes the same buffers: without this, every forward would broadcast them.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [name for name, _ in model.named_buffers()])
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
     train, val = train_windows(run, job.train_shards), val_windows(run, job.val_shards)
-    return Trainee(model=model, optimizers=optimizers, forward=forward, train=train, val=val)
+    return Trainee(model=model, parameters=list(model.parameters()), optimizers=optimizers, forward=forward, train=train, val=val)
 
 
 def autocast(run: Run, precision: Precision) -> torch.autocast:
@@ -116,50 +118,79 @@ def autocast(run: Run, precision: Precision) -> torch.autocast:
 def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
     """Accumulate the micro-batches, agree with the other ranks, update. A non-finite loss or gradient: no update."""
     with ledger.charge("train"):
-        began, run, world = time.perf_counter(), job.run, job.world
+        began, run, world = trainee.waited or time.perf_counter(), job.run, job.world
         job.heartbeat(step)
         set_lr(trainee.optimizers, run.schedule.multiplier(step=step, steps=run.trainer.steps))
-        with ledger.charge("data"):
-            batch = fetch(job, trainee, step=step)
+        if trainee.ahead is not None and trainee.ahead[0] == step:
+            batch = trainee.ahead[1]
+        else:
+            with ledger.charge("data"):
+                batch = fetch(job, trainee, step=step)
         n = microbatches(run)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
         parts: dict[str, torch.Tensor] = {}
         for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
-            tokens = tokens.long()
             with nullcontext() if i == n - 1 else no_sync(trainee):
-                with autocast(run, run.trainer.precision):
-                    loss = trainee.forward(tokens[:, :-1], tokens[:, 1:])
-                job.heartbeat(step)  # a rank that waits for the others does so in its backward, one heartbeat ahead
-                (loss.total / n).backward()
-            losses += loss.total.detach()
-            for name, part in loss.parts.items():
-                parts[name] = parts.get(name, 0.0) + part.double()
+                loss = trainee.graphed(tokens) if trainee.graphed else forward_backward(job, trainee, tokens.long(), step=step)
+            losses += loss.total
+            for name, of_it in loss.parts.items():
+                parts[name] = parts.get(name, 0.0) + of_it.double()
             job.heartbeat(step)
-        parameters = list(trainee.model.parameters())
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norms = torch._foreach_norm([p.grad for p in trainee.parameters if p.grad is not None])
+        norm = torch.linalg.vector_norm(torch.stack(norms))  # as torch's get_total_norm, which also looks for several devices
         means = [losses / (n * world.size), *(part / (n * world.size) for part in parts.values())]
-        sums = world.sum(torch.stack([*means, losses.new_tensor(float(job.stop_asked()))]))
-        # The step's one wait for the device before its update.
-        mean, *part_means, stops, norm_value = torch.cat([sums, norm.double()[None]]).tolist()
+        sums = world.sum(torch.stack([*means, losses.new_full((), float(job.stop_asked()))]))
+        on_gpu = world.device.type == "cuda"
+        if on_gpu and step + 1 < run.trainer.steps:
+            trainee.ahead = step + 1, fetch(job, trainee, step=step + 1)
+        mean, *part_means, stops, norm_value = torch.cat([sums, norm.double()[None]]).tolist()  # the step's one wait for the device
+        ended = time.perf_counter()
         if math.isfinite(mean) and math.isfinite(norm_value):
             if run.trainer.grad_clip is not None:
-                nn.utils.clip_grads_with_norm_(parameters, run.trainer.grad_clip, norm)
+                clip(trainee.parameters, run.trainer.grad_clip, norm, norm_value)
             for _, idea, part in trainee.model.joined_around:
                 idea.before_step(part, trainee.model, step=step)
             for optimizer in trainee.optimizers:
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                if trainee.graphed is None:
+                    optimizer.zero_grad(set_to_none=True)
+            if trainee.graphed is not None:
+                trainee.graphed.zero()
             for _, idea, part in trainee.model.joined_around:
                 idea.after_step(part, trainee.model, step=step)
-        world.synchronize()
+        if not on_gpu:
+            ended = time.perf_counter()
+    trainee.waited = ended if on_gpu else None
     return Update(
         loss=mean,
         parts=dict(zip(parts, part_means, strict=True)),
         grad_norm=norm_value,
         lrs=rates(trainee.optimizers),
-        stop=stops > 0,
-        step_ms=(time.perf_counter() - began) * 1e3,
+        stop=stops >= 1,
+        step_ms=(ended - began) * 1e3,
     )
+
+
+def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:
+    """The loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are added to the parameters'."""
+    with autocast(job.run, job.run.trainer.precision):
+        loss = trainee.forward(tokens[:, :-1], tokens[:, 1:])
+    job.heartbeat(step)  # a rank that waits for the others does so in its backward, one heartbeat ahead
+    (loss.total / microbatches(job.run)).backward()
+    return loss._replace(total=loss.total.detach())
+
+
+def clip(parameters: list[nn.Parameter], limit: float, norm: torch.Tensor, norm_value: float) -> None:
+    """Scale the gradients by limit / (norm + 1e-6), unless that is above 1. `norm_value` is `norm`, read."""
+    if 1.001 * (norm_value + 1e-6) > limit:  # below, torch would multiply all of them by 1
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+
+
+def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
+    """Wait for the step's update, so that what comes next, which is no step, is charged for its own time alone."""
+    with ledger.charge("train"):
+        job.world.synchronize()
+    trainee.waited = None
 
 
 def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:

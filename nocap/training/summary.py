@@ -7,15 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.options.attention import kernel_name
-from nocap.store.record import Metrics, Row, read_json, write_json
+from nocap.store.record import Metrics, Row, read_json
+from nocap.store.verify import from_rows, write_summary
 from nocap.training.ledger import LINES
-
-QUANTILES = {"median": 50, "p10": 10, "p90": 90}
 
 
 def summarize(
@@ -30,8 +26,7 @@ def summarize(
 ) -> dict[str, Any]:
     """All keys of the contract; what could not be measured is null, with the reason beside it."""
     totals = dict(totals)
-    val = [row for row in rows if "val/loss" in row] or [dict.fromkeys(("val/loss", "val/bpb", "step"))]
-    step_ms = [row["perf/step_ms"] for row in rows if "perf/step_ms" in row]
+    found = from_rows(rows)
     t, training_s = run.trainer, clock_s["train"] + clock_s["data"]
     tokens_per_s = step * t.batch_tokens / training_s if step and training_s else None
     epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
@@ -41,25 +36,22 @@ def summarize(
         "name": manifest["name"],
         "arm": manifest["arm"],
         "seed": run.seed,
-        "val_loss": val[-1]["val/loss"],
-        "val_bpb": val[-1].get("val/bpb"),
+        "val_loss": found["val_loss"],
+        "val_bpb": found["val_bpb"],
         "val_bpb_reason": manifest["data"]["val_bytes_reason"],
-        "val_step": val[-1]["step"],
+        "val_step": found["val_step"],
         "steps": step,
         "tokens": step * t.batch_tokens,
         "tokens_per_s": tokens_per_s,
         "epoch_s": epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None,
-        "spikes": [row["step"] for row in rows if "train/spike" in row],
-        "step_ms": {name: float(np.percentile(step_ms, q)) for name, q in QUANTILES.items()} if step_ms else None,
+        "spikes": found["spikes"],
+        "step_ms": found["step_ms"],
         **_mfu(run, tokens_per_s, totals.get("flops_per_token")),
         "flops_per_token": None,
         "params": {},
         "memory_mib": {},
         "clock_s": dict(clock_s),
-        "kernel": {
-            "train": kernel_name(run.attention, t.device, t.precision),
-            "val": kernel_name(run.attention, t.device, t.val_precision),
-        },
+        "kernel": {},
         "hardware": manifest["hardware"],
         "data": {"manifest": manifest["data"]["manifest"], "name": run.data.kind},
         "devices": t.devices,
@@ -76,13 +68,13 @@ def cut_short(run: Run, run_dir: Path, *, status: str, attempt_s: float, error: 
     """
     manifest, rows = read_json(run_dir / "manifest.json"), Metrics(run_dir / "metrics.jsonl").rows()
     assert manifest is not None
-    clock = {line: rows[-1][f"clock/{line}_s"] if rows else 0.0 for line in LINES}
+    clock = {line: (rows[-1].get(f"clock/{line}_s") or 0.0) if rows else 0.0 for line in LINES}
     clock["other"] += max(0.0, manifest["attempts"][-1]["spent_s"] + attempt_s - sum(clock.values()))
     clock["wall"] = sum(clock.values())
     step = rows[-1]["step"] if rows else 0
     summary = summarize(run, manifest, rows, status=status, step=step, clock_s=clock, totals={"error": error})
     with suppress(OSError):
-        write_json(run_dir / "summary.json", summary)
+        write_summary(run_dir, summary)
     return summary
 
 

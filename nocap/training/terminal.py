@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import select
 import sys
 import time
 from collections.abc import Mapping
@@ -12,9 +15,38 @@ from typing import Any
 
 from tqdm import tqdm
 
+from nocap.config.outward import trusted, visible
+from nocap.store.files import append_text
 from nocap.store.record import Row
 
 QUIET_S = 5.0  # at most one plain line in this time, validation apart
+
+
+class _Lasting(io.FileIO):
+    """A stream that goes quiet when it cannot be written to: its reader left, its terminal was closed, its disk is full."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            while (written := super().write(content)) is None:  # somebody made it non-blocking, and it is full
+                select.select([], [self], [])
+            return written
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(content)
+
+
+def outlive_readers() -> None:
+    """From now on training goes on without a reader of stdout or stderr. A stream that is closed becomes /dev/null."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # otherwise the next file to be opened gets its number, and what is written there
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if (old := getattr(sys, name)) is getattr(sys, f"__{name}__"):  # nobody has replaced it
+            raw = _Lasting(number, "w", closefd=False)
+            text = {"encoding": old.encoding, "errors": old.errors} if old else {"encoding": "utf-8"}
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=raw.isatty() or name == "stderr", **text))
 
 
 class Reporter:
@@ -29,16 +61,16 @@ class Reporter:
     def log(self, text: str) -> None:
         if self._log_path is None:
             return
-        with suppress(OSError), self._log_path.open("a") as file:  # on a full disk, the next row stops the run, not this line
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        with suppress(OSError):  # on a full disk, the next row stops the run, not this line
+            append_text(self._log_path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         if self._bar is not None:
-            self._bar.write(text, file=sys.stdout)
+            self._bar.write(visible(text), file=trusted(sys.stdout))
         else:
             print(text, flush=True)
 
     def start(self, step: int) -> None:
         if self._log_path is not None and sys.stdout.isatty():
-            self._bar = tqdm(total=self._steps, initial=step, unit="step", file=sys.stdout, dynamic_ncols=True, leave=False)
+            self._bar = tqdm(total=self._steps, initial=step, unit="step", file=trusted(sys.stdout), dynamic_ncols=True, leave=False)
 
     def row(self, row: Row) -> None:
         place = f"step {row['step']:>6}/{self._steps}"
@@ -78,7 +110,7 @@ def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
     rows = {
         "run": f"{summary['name']}  {summary['status']} at step {summary['steps']}",
         "validation": summary["val_loss"] is not None and _validation(summary),
-        "speed": summary["tokens_per_s"] is not None and _speed(summary),
+        "speed": summary["tokens_per_s"] is not None and summary["step_ms"] is not None and _speed(summary),
         "memory": memory and f"{memory.pop('peak'):,.0f} MiB peak; " + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
         "clock": f"{clock['wall']:.1f} s = " + " + ".join(f"{line} {s:.1f}" for line, s in spent),
         "record": str(run_dir),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from nocap.config.trainer import Device
+from nocap.training import sockets
 
-T = TypeVar("T")
+WATCHED = timedelta(days=365)  # how long a rank waits for the others where nocap's own parent decides which of them hangs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +33,17 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def from_main(self, value: T) -> T:
-        """Rank 0's value on every rank."""
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's value on every rank: plain JSON, because what comes over a socket must never be unpickled."""
         if self.size == 1:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        content = torch.tensor(bytearray(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
+        length = torch.tensor(len(content), device=self.device)
+        dist.broadcast(length, src=0)
+        if not self.is_main:
+            content = torch.zeros(int(length), dtype=torch.uint8, device=self.device)
+        dist.broadcast(content, src=0)
+        return json.loads(bytes(content.tolist()))
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read now counts what was launched before."""
@@ -45,16 +51,35 @@ class World:
             torch.cuda.synchronize(self.device)
 
 
+def place(device: Device) -> World:
+    """This process's place among the ranks that the environment describes, as torchrun's does; alone without one."""
+    size, rank, local = (int(os.environ.get(key, default)) for key, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+    torch_device = torch.device("cuda", local) if device is Device.cuda else torch.device("cpu")
+    return World(rank=rank, size=size if "RANK" in os.environ else 1, device=torch_device)
+
+
 def join(device: Device, *, timeout_s: float = 600) -> World:
-    """This process's place among the ranks that torchrun's environment describes; alone without one. Safe to call twice.
+    """This process's place, connected with the other ranks. Safe to call twice. `timeout_s` is for ranks that torchrun started.
 
     Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave` ends it once the record is written.
     """
-    size, rank, local = (int(os.environ.get(key, default)) for key, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
-    torch_device = torch.device("cuda", local) if device is Device.cuda else torch.device("cpu")
+    world = place(device)
     if device is Device.cuda:
-        torch.cuda.set_device(torch_device)
-    if size > 1 and not dist.is_initialized():
+        torch.cuda.set_device(world.device)
+    if world.size > 1 and not dist.is_initialized():
         backend = "nccl" if device is Device.cuda else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    return World(rank=rank, size=size, device=torch_device)
+        if path := os.environ.get("NOCAP_STORE"):
+            store = dist.FileStore(path, world.size)  # type: ignore[attr-defined]  # torch exports it without saying so
+            dist.init_process_group(backend, timeout=WATCHED, store=store, rank=world.rank, world_size=world.size)
+            if backend == "gloo":
+                _among_us()
+        else:
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    return world
+
+
+def _among_us() -> None:
+    """Errors: RuntimeError if another user of this machine connected while the ranks did."""
+    sockets.close_listeners()
+    if others := sockets.strangers():
+        raise RuntimeError(f"user {', '.join(map(str, sorted(others)))} connected to this run's ranks, and is none of them")

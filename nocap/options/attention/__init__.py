@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from nocap.config.keys import require
+from nocap.config.keys import key, require
 from nocap.config.option import Option, declared
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from nocap.config.run import Run
-    from nocap.config.trainer import Device, Precision
+    from nocap.config.trainer import Precision
     from nocap.model.attention import Mixer
 
 
@@ -26,20 +26,20 @@ class Attention(Option):
         keys_met(layer, T) -> float              keys a query meets on average; without it FLOPs are counted
         cache_slots(layer, capacity) -> int      it is softmax over the last so many keys, and decodes from a cache of them; without it the
                                                  prefix is recomputed for each token
-        kernel_name(device, precision) -> str    for the record; without it the option's kind
+        kernel_name(run, precision) -> str       for the record; without it the option's kind
 
     And about the module of `build`: rows() -> dict, the row of the profile for each module inside by its name (see
     `nocap.store.measurement`); without it the module is one row.
     """
 
-    n_kv_heads: int
-
-    def __post_init__(self) -> None:
-        require(self.n_kv_heads >= 1, "attention.n_kv_heads", "be at least 1", self.n_kv_heads)
+    n_kv_heads: int = key(ge=1, le=65536)
+    merge_qkv: bool = False  # queries, keys and values in one product: its gradient by the input is rounded once instead of three times
 
     def check(self, run: Run) -> None:
         n_head = run.model.n_head
         require(n_head % self.n_kv_heads == 0, "attention.n_kv_heads", f"divide model.n_head={n_head}", self.n_kv_heads)
+        own = type(self).build is Attention.build
+        require(own or not self.merge_qkv, "attention.merge_qkv", f"be false: {self.kind} builds a module of its own", self.merge_qkv)
 
     def build(self, run: Run, layer: int) -> nn.Module:
         """A layer's attention: a module from x_BTC and the forward's `nocap.model.gpt.Context` to BTC."""
@@ -48,7 +48,7 @@ class Attention(Option):
         return CausalSelfAttention(run, layer)
 
     def rows(self) -> dict[str, str]:
-        projections = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv")
+        projections = dict.fromkeys(("q_proj", "k_proj", "v_proj", "merged"), "qkv")
         return {**projections, "": "rotary", "mixer": "scores", "out_proj": "attention_out"}
 
     def mixer(self, run: Run, layer: int) -> Mixer:
@@ -80,7 +80,7 @@ def first_window(run: Run) -> int | None:
     return next((w for layer in range(run.model.n_layer) if (w := run.attention.window_of(layer)) is not None), None)
 
 
-def kernel_name(attention: Attention, device: Device, precision: Precision) -> str:
+def kernel_name(run: Run, precision: Precision) -> str:
     """The attention kernel that runs, for the record."""
-    named = declared(attention, "kernel_name", of=("build", "mixer"))
-    return str(named(device, precision)) if named else attention.kind
+    named = declared(run.attention, "kernel_name", of=("build", "mixer"))
+    return str(named(run, precision)) if named else run.attention.kind

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from nocap.config.keys import require
-from nocap.config.trainer import Device, Precision
+from nocap.config.keys import key, require
 from nocap.options.attention.softmax import GLOBAL_KERNELS, LOCAL_KERNELS, Kernel, Softmax
 
 if TYPE_CHECKING:
     import torch
 
     from nocap.config.run import Run
+    from nocap.config.trainer import Precision
     from nocap.model.attention import Mixer
 
 
@@ -23,11 +23,7 @@ class Sliding(Softmax):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": LOCAL_KERNELS}
 
     kind: str = "sliding"
-    window: int  # tokens
-
-    def __post_init__(self) -> None:
-        Softmax.__post_init__(self)
-        require(self.window >= 1, "attention.window", "be at least 1 token", self.window)
+    window: int = key(ge=1, le=2**24)  # tokens
 
     @property
     def window_kernel(self) -> Kernel:
@@ -54,7 +50,7 @@ class Sliding(Softmax):
     keys_met = Softmax.keys_met
     cache_slots = Softmax.cache_slots
 
-    def kernel_name(self, device: Device, precision: Precision) -> str:
+    def kernel_name(self, run: Run, precision: Precision) -> str:
         return self.kernel.value
 
     def at_window(self, window: int) -> Self:
@@ -89,8 +85,8 @@ class Hybrid(Sliding):
     def window_of(self, layer: int) -> int | None:
         return self.window if self.pattern[layer % len(self.pattern)] == "L" else None
 
-    def kernel_name(self, device: Device, precision: Precision) -> str:
-        return f"{self.local_kernel.value}+{Softmax.kernel_name(self, device, precision)}"
+    def kernel_name(self, run: Run, precision: Precision) -> str:
+        return f"{self.local_kernel.value}+{Softmax.kernel_name(self, run, precision)}"
 
     def portable(self) -> Self:
         whole = self.kernel if self.kernel is Kernel.materialized else Kernel.fused

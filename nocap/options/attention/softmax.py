@@ -19,8 +19,8 @@ class Kernel(Enum):
     """How attention is computed: global layers by one of the first five, sliding windows by one of the last two."""
 
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
-    fused = "fused"  # the fused kernel for the device and dtype: see `sdpa_kernel`
-    flash = "flash"  # one named kernel, or an error
+    fused = "fused"  # torch's own choice of a fused kernel for the device and dtype; on the CPU that is flash
+    flash = "flash"  # one named kernel, or an error; products in fp32, which flash and cudnn do not take on CUDA, are efficient's
     efficient = "efficient"
     cudnn = "cudnn"
     flex = "flex"  # FlexAttention, CUDA only (its CPU version has no backward)
@@ -31,11 +31,13 @@ LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
 GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNELS)
 
 
-def sdpa_kernel(kernel: Kernel, device: Device, precision: Precision) -> Kernel:
-    """The kernel that `fused` means here. CUDA's flash kernel takes no fp32, so fp32 there is `efficient`; the CPU's flash takes both."""
-    if kernel is not Kernel.fused:
-        return kernel
-    return Kernel.efficient if device is Device.cuda and precision is Precision.fp32 else Kernel.flash
+def sdpa_kernels(kernel: Kernel, device: Device, precision: Precision) -> tuple[Kernel, ...]:
+    """The fused kernels that may run here: torch takes the first that it prefers on this chip, or raises."""
+    if device is Device.cpu:
+        return (Kernel.flash,)
+    if precision is Precision.fp32:
+        return (Kernel.efficient,)
+    return (Kernel.cudnn, Kernel.flash, Kernel.efficient) if kernel is Kernel.fused else (kernel,)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,10 +64,9 @@ class Softmax(Attention):
             cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
             rule = "be one that trains on the CPU (materialized, flash; blocks for a window)"
             require(not (on_cpu and cuda_only), f"attention.{name}", rule, kernel.value)
-            fp32 = Precision.fp32 in (t.precision, t.val_precision)
-            rule = "be fused or efficient on CUDA where trainer.precision or trainer.val_precision is fp32, which this kernel does not take"
+            rule = "be fused or efficient on CUDA where trainer.precision is fp32, which this kernel does not take"
             half_only = kernel in (Kernel.flash, Kernel.cudnn)
-            require(on_cpu or not (fp32 and half_only), f"attention.{name}", rule, kernel.value)
+            require(on_cpu or not (t.precision is Precision.fp32 and half_only), f"attention.{name}", rule, kernel.value)
 
     def mixer(self, run: Run, layer: int) -> Mixer:
         from nocap.model.attention import fused, materialized
@@ -80,8 +81,15 @@ class Softmax(Attention):
     def cache_slots(self, layer: int, capacity: int) -> int:
         return min(self.window_of(layer) or capacity, capacity)
 
-    def kernel_name(self, device: Device, precision: Precision) -> str:
-        return sdpa_kernel(self.kernel, device, precision).value
+    def kernel_name(self, run: Run, precision: Precision) -> str:
+        if self.kernel is Kernel.materialized:
+            return self.kernel.value
+        kernels = sdpa_kernels(self.kernel, run.trainer.device, precision)
+        if len(kernels) == 1:
+            return kernels[0].value
+        from nocap.model.attention import torchs_choice
+
+        return torchs_choice(run, self.n_kv_heads, kernels).value
 
     def portable(self) -> Self:
         return self if self.kernel is Kernel.materialized else replace(self, kernel=Kernel.fused)

@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.config.option import Option
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ class Data(Option):
     about that is declared as `key(identity=False)`."""
 
     order: Order
-    read_sequences: int  # sequences the sequential order reads at once; a shard's tail that cannot give as many is left out
-
-    def __post_init__(self) -> None:
-        require(self.read_sequences >= 1, "data.read_sequences", "be at least 1", self.read_sequences)
+    read_sequences: int = key(ge=1, le=2**31)  # that the sequential order reads at once; a shard's tail that is shorter is left out
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """The shards, made or fetched if they are missing, not yet read. `nocap.data.made.made` keeps what is made in the cache.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import require
+from nocap.config.keys import is_fault, key, require
 from nocap.options.data import Data
 
 if TYPE_CHECKING:
@@ -31,11 +31,7 @@ class Fineweb(Data):
     kind: str = "fineweb"
     repo: str
     revision: str
-    train_shards: int
-
-    def __post_init__(self) -> None:
-        Data.__post_init__(self)
-        require(1 <= self.train_shards <= 103, "data.train_shards", "be between 1 and 103", self.train_shards)
+    train_shards: int = key(ge=1, le=103)
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """Download what is missing, file by file, so that a failure keeps what came before it."""
@@ -74,7 +70,9 @@ class Fineweb(Data):
             known: dict[str, Any] = json.loads(record.read_bytes())
             ok = all(known[key] == empty[key] for key in ("format", "repo", "revision"))
             ok = ok and isinstance(known["commit"], str) and all(row["size"] and row["sha256"] for row in known["files"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if is_fault(error):
+                raise
             ok = False
         if not ok:
             raise ValueError(f"{record}: must be the record of {self.repo} at {self.revision}; remove it to ask again")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nocap.config.keys import key, require
+from nocap.config.paths import expanded
 from nocap.options.data import Data
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ class Shards(Data):
     val: str = key(identity=False)  # glob
 
     def __post_init__(self) -> None:
-        Data.__post_init__(self)
         for name in ("train", "val"):
             require(bool(getattr(self, name)), f"data.{name}", "be a path or a glob", repr(getattr(self, name)))
 
@@ -37,6 +37,6 @@ class Shards(Data):
 
 
 def _matches(name: str, pattern: str) -> tuple[Path, ...]:
-    found = tuple(Path(match) for match in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)))
+    found = tuple(Path(match) for match in sorted(glob.glob(str(expanded(pattern)), recursive=True)))
     require(bool(found), name, "match at least one shard", repr(pattern))
     return found

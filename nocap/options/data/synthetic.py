@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.options.data import Data
 
 if TYPE_CHECKING:
@@ -17,15 +17,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Synthetic(Data):
     kind: str = "synthetic"
-    train_tokens: int
-    val_tokens: int
-    source_seed: int
-
-    def __post_init__(self) -> None:
-        Data.__post_init__(self)
-        for name in ("train_tokens", "val_tokens"):
-            require(getattr(self, name) >= 1, f"data.{name}", "be at least 1", getattr(self, name))
-        require(self.source_seed >= 0, "data.source_seed", "be at least 0", self.source_seed)
+    train_tokens: int = key(ge=1, le=10**9)  # 100 s and 2 GB
+    val_tokens: int = key(ge=1, le=10**9)
+    source_seed: int = key(ge=0, lt=2**63)
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         from nocap.data.synthetic import synthetic

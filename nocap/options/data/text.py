@@ -19,11 +19,7 @@ class Stdlib(Data):
     """The Python standard library's own source, as found on this machine."""
 
     kind: str = "stdlib"
-    val_fraction: float  # of the documents, chosen by hash
-
-    def __post_init__(self) -> None:
-        Data.__post_init__(self)
-        require(0 < self.val_fraction < 1, "data.val_fraction", "be between 0 and 1", self.val_fraction)
+    val_fraction: float = key(gt=0, lt=1)  # of the documents, chosen by hash
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         from nocap.data.corpus import stdlib
@@ -39,7 +35,6 @@ class Text(Stdlib):
     path: Any = key(identity=False)
 
     def __post_init__(self) -> None:
-        Stdlib.__post_init__(self)
         ok = bool(self.paths) and all(isinstance(item, str) and item for item in self.paths)
         require(ok, "data.path", "be a file, a folder, a glob or a list of them", repr(self.path))
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.options.ideas import Idea
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class AveragedWeights(Idea):
     kind: str = "averaged_weights"
-    decay: float
-
-    def __post_init__(self) -> None:
-        require(0 <= self.decay < 1, "ideas.averaged_weights.decay", "be in [0, 1)", self.decay)
+    decay: float = key(ge=0, lt=1)
 
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module:
         from torch import nn

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nocap.config import hardware
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.options.launcher import Launcher, Share, Slots
@@ -16,11 +16,7 @@ from nocap.options.launcher import Launcher, Share, Slots
 @dataclass(kw_only=True)
 class Pool(Launcher):
     kind: str = "pool"
-    jobs: int | None  # cells at once, at most; null: as many as the devices hold
-
-    def __post_init__(self) -> None:
-        ok = self.jobs is None or self.jobs >= 1
-        require(ok, "hydra.launcher.jobs", "be at least 1, or null for as many as the devices hold", self.jobs)
+    jobs: int | None = key(ge=1, le=4096)  # cells at once, at most; null: as many as the devices hold
 
     def slots(self) -> Slots:
         return Devices(jobs=self.jobs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.options.mlp import Mlp
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ class Feedforward(Mlp):
 
     kind: str = "mlp"
     activation: Activation
-    expansion: float
-
-    def __post_init__(self) -> None:
-        require(self.expansion > 0, "mlp.expansion", "be above 0", self.expansion)
+    expansion: float = key(gt=0, le=1000)
 
     @property
     def gated(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nocap.config.keys import key, require
 from nocap.config.option import Option
+from nocap.config.trainer import Precision
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,22 +38,25 @@ class Model(Option):
     A model that one of these replaces has its FLOPs counted, and decodes by recomputing the prefix.
     """
 
-    n_layer: int
-    n_head: int
-    d_model: int
-    seq_len: int = key(losses=True)  # tokens
+    n_layer: int = key(ge=1, le=4096)
+    n_head: int = key(ge=1, le=65536)
+    d_model: int = key(ge=1, le=2**20)
+    seq_len: int = key(ge=1, le=2**24, losses=True)  # tokens
     norm_placement: NormPlacement = NormPlacement.pre
     residual_scale: ResidualScale = ResidualScale.attention
+    residual_precision: Precision = Precision.fp32  # bf16: half the traffic of the residual stream, rounded after each branch
     qk_norm: bool = False  # RMS-normalise queries and keys per head, before the rotation
     tie_head: bool = True  # the head shares the embedding's matrix
-    logit_softcap: float | None = None  # cap·tanh(logits/cap)
+    pad_logits: bool = False  # the head's product has a multiple of 64 columns: another kernel on CUDA, and other roundings
+    logit_softcap: float | None = key(gt=0, le=1e6, default=None)  # cap·tanh(logits/cap)
 
-    def __post_init__(self) -> None:
-        for name in ("n_layer", "n_head", "d_model", "seq_len"):
-            require(getattr(self, name) >= 1, f"model.{name}", "be at least 1", getattr(self, name))
+    def check(self, run: Run) -> None:
         require(self.d_model % self.n_head == 0, "model.d_model", f"be divisible by model.n_head={self.n_head}", self.d_model)
-        cap = self.logit_softcap
-        require(cap is None or cap > 0, "model.logit_softcap", "be above 0, or null for none", cap)
+        own, products = self.residual_precision, run.trainer.precision
+        fits = own is Precision.fp32 or products is Precision.bf16
+        require(fits, "model.residual_precision", f"be fp32 beside trainer.precision={products.value}", own.value)
+        chunks = run.objective.loss_chunks
+        require(not self.pad_logits or chunks <= 1, "model.pad_logits", f"be false beside objective.loss_chunks={chunks}", self.pad_logits)
 
     def build(self, run: Run, *, vocab_size: int) -> LanguageModel:
         from nocap.model.gpt import GPT

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key, require
 from nocap.options.norm import Norm
 
 if TYPE_CHECKING:
@@ -22,12 +22,11 @@ class NormKind(Enum):
 class ChannelNorm(Norm):
     kind: str = "norm"
     norm: NormKind
-    eps: float
+    eps: float = key(gt=0, le=1)
     gain: bool  # a learned scale per channel
     bias: bool  # a learned shift per channel; LayerNorm only
 
     def __post_init__(self) -> None:
-        require(self.eps > 0, "norm.eps", "be above 0", self.eps)
         require(not self.bias or self.norm is NormKind.layer, "norm.bias", "be false for RMSNorm, which has none", self.bias)
         require(not self.bias or self.gain, "norm.bias", "be false where norm.gain is false", self.bias)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key, require
 from nocap.config.option import Option
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 class Objective(Option):
     """The training loss. Ideas may add parts to it: see `nocap.options.ideas`."""
 
-    loss_chunks: int = 1  # parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at once
-
-    def __post_init__(self) -> None:
-        require(self.loss_chunks >= 0, "objective.loss_chunks", "be at least 0", self.loss_chunks)
+    # Parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at once.
+    loss_chunks: int = key(ge=0, le=2**40, default=1)
 
     def check(self, run: Run) -> None:
         size, T = run.trainer.micro_batch, run.model.seq_len

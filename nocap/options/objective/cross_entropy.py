@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.options.objective import Objective
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class CrossEntropy(Objective):
     kind: str = "cross_entropy"
-    z_loss: float  # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
-
-    def __post_init__(self) -> None:
-        require(self.z_loss >= 0, "objective.z_loss", "be at least 0", self.z_loss)
-        Objective.__post_init__(self)
+    z_loss: float = key(ge=0, le=1000)  # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
 
     def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
         from nocap.model.loss import Loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.config.option import Option
 
 if TYPE_CHECKING:
@@ -22,12 +22,8 @@ class Optimizer(Option):
     refused there.
     """
 
-    lr: float
-    weight_decay: float
-
-    def __post_init__(self) -> None:
-        require(self.lr > 0, "optimizer.lr", "be above 0", self.lr)
-        require(self.weight_decay >= 0, "optimizer.weight_decay", "be at least 0", self.weight_decay)
+    lr: float = key(gt=0, le=1000)
+    weight_decay: float = key(ge=0, le=1000)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has the usual groups."""

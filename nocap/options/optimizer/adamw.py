@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.options.optimizer import Optimizer
 
 if TYPE_CHECKING:
@@ -26,16 +26,10 @@ class Decay(Enum):
 @dataclass(kw_only=True, slots=True)
 class AdamW(Optimizer):
     kind: str = "adamw"
-    beta1: float
-    beta2: float
-    eps: float
+    beta1: float = key(ge=0, lt=1)
+    beta2: float = key(ge=0, lt=1)
+    eps: float = key(gt=0, le=1)
     decay: Decay
-
-    def __post_init__(self) -> None:
-        Optimizer.__post_init__(self)
-        for name in ("beta1", "beta2"):
-            require(0 <= getattr(self, name) < 1, f"optimizer.{name}", "be in [0, 1)", getattr(self, name))
-        require(self.eps > 0, "optimizer.eps", "be above 0", self.eps)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         return [self.adamw(dict(model.named_parameters()))]
@@ -47,7 +41,7 @@ class AdamW(Optimizer):
         """For these parameters only."""
         import torch
 
-        from nocap.training.optimizer import decayed
+        from nocap.training.optimizer import decayed, undecorated
 
         groups = decayed(named, self.weight_decay, everything=self.decay is Decay.all)
-        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+        return undecorated(torch.optim.AdamW)(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)

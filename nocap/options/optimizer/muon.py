@@ -1,4 +1,4 @@
-"""Muon (Keller Jordan, 2024), torch's own."""
+"""Muon (Keller Jordan, 2024) for the blocks' matrices, AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key
 from nocap.options.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
@@ -23,28 +23,21 @@ class MuonScale(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Muon(AdamW):
-    """torch's Muon for the matrices inside the blocks; AdamW, with the inherited keys, for embeddings, head and vectors."""
+    """Muon for the matrices inside the blocks; AdamW, with the inherited keys, for embeddings, head and vectors."""
 
     kind: str = "muon"
-    muon_lr: float
-    momentum: float
-    ns_steps: int  # Newton-Schulz iterations
+    muon_lr: float = key(gt=0, le=1000)
+    momentum: float = key(ge=0, lt=1)
+    ns_steps: int = key(ge=1, le=99)  # Newton-Schulz iterations
     scale: MuonScale
 
-    def __post_init__(self) -> None:
-        AdamW.__post_init__(self)
-        require(self.muon_lr > 0, "optimizer.muon_lr", "be above 0", self.muon_lr)
-        require(0 <= self.momentum < 1, "optimizer.momentum", "be in [0, 1)", self.momentum)
-        require(1 <= self.ns_steps < 100, "optimizer.ns_steps", "be between 1 and 99", self.ns_steps)
-
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        import torch
-
+        from nocap.training import muon
         from nocap.training.optimizer import hidden_matrices
 
         hidden = hidden_matrices(model)
         rest = {name: p for name, p in model.named_parameters() if name not in hidden}
-        muon = torch.optim.Muon(
+        matrices = muon.Muon(
             list(hidden.values()),
             lr=self.muon_lr,
             weight_decay=self.weight_decay,
@@ -53,4 +46,4 @@ class Muon(AdamW):
             ns_steps=self.ns_steps,
             adjust_lr_fn=self.scale.value,
         )
-        return [self.adamw(rest), muon]
+        return [self.adamw(rest), matrices]

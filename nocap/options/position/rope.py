@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import require
+from nocap.config.keys import key, require
 from nocap.options.position import Position
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Rope(Position):
     kind: str = "rope"
-    base: float
-
-    def __post_init__(self) -> None:
-        require(self.base > 1, "position.base", "be above 1", self.base)
+    base: float = key(gt=1, le=1e12)
 
     def check(self, run: Run) -> None:
         d_head = run.model.d_model // run.model.n_head

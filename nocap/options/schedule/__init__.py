@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key, require
 from nocap.config.option import Option
 
 if TYPE_CHECKING:
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 class Schedule(Option):
     """A warm-up in a straight line to the peak, then the option's `shape`."""
 
-    warmup_steps: int
-
-    def __post_init__(self) -> None:
-        require(self.warmup_steps >= 0, "schedule.warmup_steps", "be at least 0", self.warmup_steps)
+    warmup_steps: int = key(ge=0, le=10**9)
 
     def check(self, run: Run) -> None:
         rule = f"be at most trainer.steps={run.trainer.steps}"

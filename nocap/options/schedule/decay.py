@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import require
+from nocap.config.keys import key, require
 from nocap.options.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ class Linear(Schedule):
     """Warm-up, then a straight line that would reach `final` × the peak after the last update."""
 
     kind: str = "linear"
-    final: float
-
-    def __post_init__(self) -> None:
-        Schedule.__post_init__(self)
-        require(0 <= self.final <= 1, "schedule.final", "be in [0, 1]", self.final)
+    final: float = key(ge=0, le=1)
 
     def shape(self, *, step: int, steps: int) -> float:
         return self.final + (1 - self.final) * self.remaining(step=step, steps=steps)
@@ -57,11 +53,7 @@ class Wsd(Linear):
     """Warm-up, stable, then a straight line over the last `decay_steps` (arXiv:2404.06395)."""
 
     kind: str = "wsd"
-    decay_steps: int
-
-    def __post_init__(self) -> None:
-        Linear.__post_init__(self)
-        require(self.decay_steps >= 0, "schedule.decay_steps", "be at least 0", self.decay_steps)
+    decay_steps: int = key(ge=0, le=10**9)
 
     def check(self, run: Run) -> None:
         Schedule.check(self, run)

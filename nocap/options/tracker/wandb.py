@@ -17,14 +17,14 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nocap.config.keys import require
+from nocap.config.keys import flat, key, require
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 
 PROBE_TIMEOUT_S = 3.0  # a TCP connection to a server that is there takes well under a second
@@ -49,11 +49,10 @@ class Wandb(Tracker):
     group: str | None
     tags: list[str] = field(default_factory=list)
     mode: WandbMode
-    init_timeout_s: int
+    init_timeout_s: int = key(ge=1, le=3600)
 
     def __post_init__(self) -> None:
         require(bool(self.project), "tracker.project", "be a name", repr(self.project))
-        require(self.init_timeout_s >= 1, "tracker.init_timeout_s", "be at least 1", self.init_timeout_s)
 
     def open(self, facts: RunFacts) -> TrackerSession:
         """Online or offline: `tracker.mode`, else `WANDB_MODE` (`disabled` means no mirror), else online with a login and offline without
@@ -138,7 +137,7 @@ class WandbSession(TrackerSession):
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
         try:
-            self._run.summary.update(dict(_flat(summary)))
+            self._run.summary.update({key: value for key, value in flat(summary, "/") if value is not None})
             self._run.finish(exit_code=0 if status == "finished" else 1)
         except Exception as error:
             self.url_or_hint = self._hint
@@ -206,8 +205,6 @@ def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
 
 
 def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: float) -> Any:
-    from nocap.store.secrets import redact
-
     _forget_attempts(facts)
     described = {
         "name": facts.name,
@@ -232,7 +229,7 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         x_save_requirements=False,
     )
     run = wandb.init(
-        **redact(described, os.environ),
+        **described,
         id=facts.identity,
         project=tracker.project,
         entity=tracker.entity,
@@ -278,15 +275,6 @@ def _reachable(base_url: str) -> bool:
     thread.start()
     thread.join(PROBE_TIMEOUT_S)
     return answered.is_set()
-
-
-def _flat(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """`clock_s/train` for what `summary.json` nests; nulls are left out."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}/")
-        elif value is not None:
-            yield prefix + key, value
 
 
 def _line(error: Exception) -> str:

@@ -1,0 +1,393 @@
+"""A GPU day: what only a GPU can answer, in steps of a few minutes, the most telling first. See README.md beside this file.
+
+    python experiments/gpu_day/day.py [STEP …] [--out DIR] [--challenge DIR] [--device cuda|cpu] [--small]
+
+A step is a process with a time limit. Its exit code, seconds, the end of its output and the name of its JSON are in day.json before the
+next step begins; a step that fails stops no other. Exit code 0: all went well; 1: a step failed; 2: the machine lacks what no step can do
+without, or a step's name is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))  # nocap need not be installed
+
+from nocap.config import hardware  # noqa: E402
+from nocap.store.files import write_text  # noqa: E402
+
+TAIL_LINES = 30
+GRACE_S = 10.0  # between a request to stop and the end
+TOOLS = ("pytest", "pytest-timeout")  # needed beside nocap's own dependencies
+IDLE = ("huggingface_hub", "plotly", "wandb")  # of those, what no step uses
+
+# --- what is measured: the shapes, and the arms of the bench, the baseline first. A new option is a line here.
+
+D12 = "model=d12 tokenizer=gpt2 trainer.micro_batch=16 trainer.batch_tokens=16384"
+NANO = (
+    "model=nano tokenizer=bytes trainer.micro_batch=2 trainer.batch_tokens=256"  # --small: shows that the commands work, and nothing else
+)
+ARMS = (
+    "trainer.compile=regional",
+    "trainer.compile=full",
+    "attention.kernel=flash",
+    "attention.kernel=cudnn",
+    "trainer.compile=off",
+    "attention.merge_qkv=true",
+    "model.pad_logits=true",
+    "model.residual_precision=bf16",
+)
+SHORT = "trainer.micro_batch=2 trainer.batch_tokens=2048"  # a step that a GPU may do faster than the host launches it
+STUDY = "quadratic"  # of those in experiments/ that read no data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Day:
+    """What the steps share."""
+
+    out: Path  # gets the JSON
+    scratch: Path  # goes away
+    device: str
+    small: bool
+    challenge: Path | None
+
+    @property
+    def shape(self) -> list[str]:
+        return [*(NANO if self.small else D12).split(), f"trainer.device={self.device}"]
+
+    @property
+    def how(self) -> list[str]:
+        """For the scripts of this folder."""
+        return ["--device", self.device, *(["--small"] if self.small else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A process: the words after `python`, given the path of the JSON that it writes."""
+
+    limit_s: int
+    words: Callable[[Day, Path], list[str]]
+    figure: Callable[[dict[str, Any]], str] = lambda found: ""  # a line of the summary, from the JSON
+    skip: Callable[[Day], str] = lambda day: ""  # why not here; empty: it runs
+    leaves: str = ""  # pattern below the scratch folder, of a file that becomes the JSON
+
+
+def script(name: str, *words: str) -> Callable[[Day, Path], list[str]]:
+    return lambda day, path: [str(HERE / name), *words, *day.how, "--json", str(path)]
+
+
+def bench(day: Day, path: Path) -> list[str]:
+    arms = [arm for arm in ARMS if day.device == "cuda" or not arm.startswith("attention.kernel=cudnn")]
+    seconds = "40" if day.small else "245"
+    return ["-m", "nocap.bench", *day.shape, *(word for arm in arms for word in ("--arm", arm)), "--seconds", seconds, "--json", str(path)]
+
+
+def graphs(day: Day, path: Path) -> list[str]:
+    """One micro-batch of two sequences a step: regional against CUDA graphs, on and off."""
+    arms = ["", *(["trainer.cuda_graphs=true", "trainer.cuda_graphs=true trainer.compile=off"] if day.device == "cuda" else ["mlp=gelu3x"])]
+    shape = [*day.shape, *([] if day.small else SHORT.split()), "trainer.compile=regional"]
+    words = [word for arm in arms for word in ("--arm", arm)]
+    return ["-m", "nocap.bench", *shape, *words, "--seconds", "40" if day.small else "75", "--json", str(path)]
+
+
+def suite(day: Day, path: Path) -> list[str]:
+    name, seconds = ("gpu" if day.device == "cuda" else "cpu"), ("40" if day.small else "180")
+    return ["-m", "nocap.bench", "--suite", name, *(day.shape if day.small else []), "--seconds", seconds, "--json", str(path)]
+
+
+def profile(day: Day, path: Path) -> list[str]:
+    return ["-m", "nocap.profile", *day.shape, "trainer.compile=regional", "--json", str(path)]
+
+
+def study(day: Day, path: Path) -> list[str]:
+    folder = day.scratch / STUDY  # a copy: the study writes its results beside its file
+    shutil.copytree(ROOT / "experiments" / STUDY, folder, ignore=shutil.ignore_patterns("results.*"), dirs_exist_ok=True)
+    words = [f"scale={'gpu' if day.device == 'cuda' else 'cpu'}", f"output_dir={day.scratch / 'study'}"]
+    return ["-m", "nocap.study", str(folder), *words, *(["--plan"] if day.small else [])]
+
+
+def tests(day: Day, path: Path) -> list[str]:
+    files = [str(file) for file in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in file.read_text()]
+    how = ["--collect-only"] if day.small else ["-n", "4"] if _version("pytest-xdist") else []
+    return ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-m", "gpu", "-q", "-p", "no:cacheprovider", *how, *files]
+
+
+def challenge(day: Day, path: Path) -> list[str]:
+    return [str(HERE / "challenge.py"), str(day.challenge), *day.how, "--json", str(path)]
+
+
+def no_challenge(day: Day) -> str:
+    if day.challenge is None:
+        return "--challenge names no folder with the challenge's train_gpt2.py"
+    return "" if (day.challenge / "train_gpt2.py").is_file() else f"there is no train_gpt2.py in {day.challenge}"
+
+
+# --- a line of each for the summary
+
+
+def _products(found: dict[str, Any]) -> str:
+    ms = {name: sum(row["ms"] for row in found["rows"] if row["name"] == name) for name in dict.fromkeys(r["name"] for r in found["rows"])}
+    return ", ".join(f"{name} {total:.3g} ms" for name, total in ms.items())
+
+
+def _attention(found: dict[str, Any]) -> str:
+    each = [f"{row['kernel']} " + (f"{row['ms']:.3g} ms" if row["ms"] else f"failed: {row['error'][:60]}") for row in found["rows"]]
+    return f"{', '.join(each)}; torch's choice: {found['choice']}"
+
+
+def _bench(found: dict[str, Any]) -> str:
+    base, *others = found["arms"]
+    mfu = base["mfu"]["nominal"]
+    line = f"{base['tokens_per_s']:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "") if base["tokens_per_s"] else base["status"]
+    return "; ".join([line, *(f"{o['label']} " + (f"{o['speed']['ratio']:.3f}×" if o["speed"] else o["status"]) for o in others)])
+
+
+def _profile(found: dict[str, Any]) -> str:
+    step = found["step"]["compiled"] or found["step"]["plain"]
+    ms, bound, busy = step["wall_ms"], sum(row["bound_ms"] for row in found["parts"]), step.get("gpu_busy")
+    shares = f"{bound / ms:.0%} of the compiled step" + (f", the GPU busy {busy:.0%} of it" if busy else "")
+    return f"step {ms:.3g} ms compiled, {found['step']['ms']:.3g} ms eager; roofline {bound:.3g} ms, {shares}"
+
+
+def _challenge(found: dict[str, Any]) -> str:
+    if not found["ratio"]:
+        return "; ".join(f"{run['who']}: {run['error'] or 'ran'}" for run in found["runs"])
+    twice = ", ".join(f"{who} {ratio:.3f}" for who, ratio in found["control"].items())
+    return f"nocap makes {found['ratio']:.3f} of its tokens/s (second run over first: {twice})"
+
+
+def _resume(found: dict[str, Any]) -> str:
+    return f"killed after step {found['killed_after']}, {found['resumed']}; validation losses {found['val_loss']}"
+
+
+def _study(found: dict[str, Any]) -> str:
+    return ", ".join(f"{claim['id']} {claim['verdict']}" for claim in found.get("claims", []) if isinstance(claim, dict))
+
+
+STEPS: dict[str, Step] = {  # 25 minutes at most
+    "products": Step(limit_s=60, words=script("kernels.py", "products"), figure=_products),
+    "attention": Step(limit_s=60, words=script("kernels.py", "attention"), figure=_attention),
+    "challenge": Step(limit_s=300, words=challenge, figure=_challenge, skip=no_challenge),
+    "bench": Step(limit_s=280, words=bench, figure=_bench),
+    "graphs": Step(limit_s=100, words=graphs, figure=_bench),
+    "profile": Step(limit_s=90, words=profile, figure=_profile),
+    "resume": Step(limit_s=120, words=script("resume.py"), figure=_resume),
+    "suite": Step(limit_s=210, words=suite, figure=_bench),
+    "tests": Step(limit_s=130, words=tests),
+    "study": Step(limit_s=150, words=study, figure=_study, leaves=f"{STUDY}/results.*.json"),
+}
+
+
+# --- what the machine has
+
+
+def look(device: str) -> tuple[dict[str, Any], str]:
+    """What is here and what is missing; why no step can run, or nothing. Nothing is imported that may be missing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]]  # type: ignore[index]
+    missing = [name for name in (*names, *TOOLS) if name not in IDLE and _version(name) is None]
+    cuda = None if "torch" in missing else hardware.torch_build()["cuda"]
+    gpus = hardware.cuda_devices()
+    found = {"python": sys.version.split()[0], "torch": _version("torch"), "cuda": cuda, "gpus": list(gpus), "missing": missing}
+    found["pretended"] = "PRETEND_CC" in os.environ  # tests/pretend.py: no figure of such a day means anything
+    if "torch" in missing:
+        return found, "torch is missing"
+    if device == "cuda" and not (cuda and gpus):
+        return found, "there is no GPU" if cuda else f"torch {found['torch']} is not built for CUDA"
+    return found, ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def described(found: dict[str, Any]) -> str:
+    missing = f"missing: {' '.join(found['missing'])}" if found["missing"] else "nothing is missing"
+    gpus = ", ".join(found["gpus"]) or "no GPU"
+    return f"Python {found['python']}, torch {found['torch']} for CUDA {found['cuda']}, {gpus}; {missing}"
+
+
+# --- a step
+
+
+def carry_out(name: str, day: Day) -> dict[str, Any]:
+    """Run a step and return its row of day.json."""
+    step, path = STEPS[name], day.out / f"{name}.json"
+    row: dict[str, Any] = {
+        "step": name,
+        "rc": None,
+        "seconds": 0.0,
+        "skipped": step.skip(day) or None,
+        "figure": "",
+        "json": None,
+        "tail": [],
+    }
+    if row["skipped"]:
+        return row
+    path.unlink(missing_ok=True)
+    words = step.words(day, path)
+    row["command"] = " ".join(["python", *words]).replace(f"{ROOT}/", "").replace(str(day.scratch), "SCRATCH").replace(str(day.out), "OUT")
+    log, began = day.scratch / f"{name}.log", time.monotonic()
+    row["rc"] = _run([sys.executable, *words], cwd=day.scratch, log=log, limit_s=step.limit_s)
+    row["seconds"] = round(time.monotonic() - began, 1)
+    row["tail"] = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    for left in day.scratch.glob(step.leaves) if step.leaves else []:
+        shutil.copyfile(left, path)
+    row["json"] = path.name if path.is_file() else None
+    row["figure"] = _figure(step, path) or (row["tail"][-1] if row["tail"] else "")
+    return row
+
+
+def _run(command: Sequence[str], *, cwd: Path, log: Path, limit_s: float) -> int | None:
+    """The exit code; `None` past the limit. No process of the command's group is left."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, "NOCAP_CACHE": str(cwd / "cache"), "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            return None
+        finally:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _figure(step: Step, path: Path) -> str:
+    """Empty where the step wrote no JSON, or one of another form: the tail says why."""
+    try:
+        return step.figure(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ""
+
+
+def outcome(row: dict[str, Any]) -> str:
+    if row["skipped"]:
+        return "skipped"
+    return "too long" if row["rc"] is None else "ok" if row["rc"] == 0 else f"exit {row['rc']}"
+
+
+# --- rows for docs/speed.md
+
+
+def speed_rows(out: Path) -> list[str]:
+    """Of what the bench's baseline, CUDA graphs and the race with the challenge found; MFU where the bench knows the chip's peak."""
+    found = {name: json.loads(path.read_text()) for name in ("bench", "graphs", "challenge") if (path := out / f"{name}.json").is_file()}
+    base = found["bench"]["arms"][0] if "bench" in found else {}
+    speeds = [("nocap", base["tokens_per_step"], base["tokens_per_s"], base["memory_mib"]["peak"])] if base.get("tokens_per_s") else []
+    for arm in found["graphs"]["arms"] if "graphs" in found else []:
+        if arm["label"] == "trainer.cuda_graphs=true" and arm["tokens_per_s"]:
+            what = f"nocap with `{arm['label']}`"
+            speeds.append((what, arm["tokens_per_step"], arm["tokens_per_s"], arm["memory_mib"]["peak"]))
+    if "challenge" in found:
+        shape, peaks = found["challenge"]["shape"], {run["who"]: run["peak_mib"] for run in found["challenge"]["runs"] if run["peak_mib"]}
+        tokens = shape["micro_batch"] * shape["accumulation"] * shape["seq_len"]
+        names = {"nocap": "nocap", "challenge": "the challenge's loop"}
+        speeds += [(names[who], tokens, speed, peaks.get(who)) for who, speed in found["challenge"]["tokens_per_s"].items()]
+    per_token = base["mfu"]["nominal"] / base["tokens_per_s"] if base.get("tokens_per_s") and base["mfu"]["nominal"] else None
+    rows = []
+    for what, tokens, speed, mib in speeds:
+        mfu, memory = f"{per_token * speed:.1%}" if per_token else "–", f"{mib:,.0f}" if mib else "–"
+        where = next(iter(found.values()))["hardware"]["name"]
+        day = date.today().isoformat()
+        rows.append(f"| {where} | {what}, a step of {tokens:,} tokens | {speed:,.0f} | {mfu} | {memory} | {day} | `make gpu-day` |")
+    return rows
+
+
+# --- the day
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    machine, lacks = look(options.device)
+    print(described(machine), flush=True)
+    if lacks:
+        print(f"gpu day: no step can run: {lacks}", file=sys.stderr)
+        return 2
+    names = options.steps or list(STEPS)
+    out = (options.out or HERE / _folder(machine, options.device)).absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="gpu-day-") as scratch:
+        folder = options.challenge and options.challenge.absolute()
+        day = Day(out=out, scratch=Path(scratch), device=options.device, small=options.small, challenge=folder)
+        for name in names:
+            print(f"{name}: at most {STEPS[name].limit_s} s …", flush=True)
+            rows.append(carry_out(name, day))
+            _record(out, machine, rows[-1], small=options.small)
+            print(f"  {outcome(rows[-1])}, {rows[-1]['seconds']} s: {rows[-1]['skipped'] or rows[-1]['figure']}", flush=True)
+    print(f"\n{'step':<10} {'outcome':<9} {'seconds':>7}  {'JSON':<15} found")
+    for row in rows:
+        print(f"{row['step']:<10} {outcome(row):<9} {row['seconds']:>7}  {row['json'] or '–':<15} {row['skipped'] or row['figure']}")
+    print(f"written: {out / 'day.json'}")
+    if not (options.small or machine["pretended"]):
+        print("".join(f"{row}\n" for row in speed_rows(out)), end="")
+    return 0 if all(outcome(row) in ("ok", "skipped") for row in rows) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    steps = ", ".join(f"{name} ({step.limit_s} s)" for name, step in STEPS.items())
+    add("steps", nargs="*", metavar="STEP", type=_step, help=f"default: all of {steps}, at most")
+    add("--out", type=Path, metavar="DIR", help="for the JSON (default: a folder beside this file, named after the GPU and the date)")
+    add("--challenge", type=Path, metavar="DIR", help="a copy of the challenge's repository, for the step of that name")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the commands")
+    add("--small", action="store_true", help="tiny shapes: whether the commands work, no figure")
+    return parser
+
+
+def _step(name: str) -> str:
+    if name not in STEPS:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(STEPS)}, got {name}")
+    return name
+
+
+def _folder(machine: dict[str, Any], device: str) -> str:
+    name = machine["gpus"][0] if device == "cuda" else "cpu"
+    return f"{re.sub(r'[^a-z0-9]+', '-', name.removeprefix('NVIDIA ').lower())}-{date.today().isoformat()}"
+
+
+def _record(out: Path, machine: dict[str, Any], row: dict[str, Any], *, small: bool) -> None:
+    """Put the row into day.json, in the place of an earlier one of its step."""
+    path = out / "day.json"
+    rows = {old["step"]: old for old in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    rows[row["step"]] = {**row, "date": date.today().isoformat()}
+    found = {"kind": "gpu day", "small": small, "machine": machine, "rows": [rows[name] for name in STEPS if name in rows]}
+    write_text(path, json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

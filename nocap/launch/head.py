@@ -1,0 +1,119 @@
+"""The head of a run's record: `config.yaml` and `manifest.json`, and what a killed attempt left in its place. No torch here."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from nocap import __version__, outside
+from nocap.config import hardware
+from nocap.config.defaults import reasons
+from nocap.config.outward import redact
+from nocap.config.paths import cache_root
+from nocap.config.plain import dump, to_plain
+from nocap.config.run import Run
+from nocap.data.batches import target_bytes, val_windows
+from nocap.data.tokenizer import token_bytes
+from nocap.launch.plan import Plan
+from nocap.store.checkpoints import FOLDER, delete, half_saved, half_written, is_folder, superseded
+from nocap.store.files import write_file, write_text
+from nocap.store.git import git_state
+from nocap.store.record import Metrics, read_json, write_json
+from nocap.store.verify import SEALED, SUMMARY
+
+RANKS = ".ranks"  # where a run's ranks find each other: a folder that nobody else can enter
+COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
+
+
+def write_record_head(plan: Plan) -> None:
+    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's."""
+    delete(leftovers(plan, ended=False))
+    write_file(plan.run_dir / "config.yaml", dump(redact(to_plain(plan.run))).encode())
+    attempts = (read_json(plan.run_dir / "manifest.json") or {}).get("attempts") or []
+    write_json(plan.run_dir / "manifest.json", manifest(plan, attempts))
+    for file in outside_files(plan.run):  # a copy to read. It is imported from here only with --allow-code.
+        for path in (file.path, file.path.with_suffix(".yaml")):
+            if path.is_file():
+                write_text(plan.run_dir / COPIES / outside.place(file.group) / path.name, path.read_text(errors="surrogateescape"))
+    (plan.run_dir / "summary.json").unlink(missing_ok=True)
+
+
+def leftovers(plan: Plan, *, ended: bool) -> list[Path]:
+    """What killed processes left of this run: half-written files and checkpoints, and of one that has ended, those before its last."""
+    root, trainer = plan.run_dir / FOLDER, plan.run.trainer
+    old = superseded(root, step=trainer.steps, always=trainer.keep_steps) if ended else []
+    ranks = [folder for folder in (plan.run_dir / RANKS,) if is_folder(folder)]
+    return [*half_written(plan.run_dir, (*SEALED, SUMMARY)), *half_saved(root), *ranks, *old]
+
+
+def outside_files(run: Run) -> list[outside.File]:
+    """The files from outside that this run's options are made of."""
+    return outside.used({cls.__module__ for _, option in run.options() for cls in type(option).__mro__})
+
+
+def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
+    """Wall-clock seconds of the attempts before this one and of the init checkpoint, also those whose rows were cut back since."""
+    rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
+    try:
+        summary = read_json(plan.run_dir / "summary.json") or {}
+    except ValueError:  # damaged, and named in the plan's notices
+        summary = {}
+    return max(
+        (attempts[-1].get("spent_s") or 0.0) if attempts else plan.init.clock_s if plan.init is not None else 0.0,
+        (rows[-1].get("clock/wall_s") or 0.0) if rows else 0.0,
+        (summary.get("clock_s") or {}).get("wall") or 0.0,
+    )
+
+
+def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the identity is made of, and where, on what and from which code it is trained. `attempts` are the ones before this."""
+    t = plan.run.trainer
+    n_bytes, reason = _val_bytes(plan)
+    attempt = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": platform.node(),
+        "devices": t.devices,
+        "threads": t.threads,
+        "spent_s": _spent_s(plan, attempts),
+        "grid": plan.grid,
+    }
+    return {
+        "identity": plan.identity,
+        "name": plan.name,
+        "arm": plan.arm,
+        "parts": plan.parts,
+        "defaults": reasons(plan.run),
+        "init": plan.init.record if plan.init is not None else None,
+        "data": {
+            "manifest": plan.dataset.fingerprint,
+            "source": plan.dataset.source,
+            "vocab_size": plan.dataset.vocab_size,
+            "train": [asdict(shard) for shard in plan.dataset.train],
+            "val": [asdict(shard) for shard in plan.dataset.val],
+            "val_bytes": n_bytes,
+            "val_bytes_reason": reason,
+        },
+        "hardware": hardware.describe(t.device, t.threads),
+        "versions": {"nocap": __version__, "python": platform.python_version()}
+        | {package: version(package) for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")}
+        | {"torch": hardware.torch_build()["version"]},
+        "outside": [{"group": file.group, "name": file.name, "sha256": file.sha256} for file in outside_files(plan.run)],
+        "git": git_state(),
+        "attempts": [*attempts, attempt],
+    }
+
+
+def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
+    """UTF-8 bytes of the text behind the validation targets, or why they are unknown."""
+    if not plan.dataset.source.get("text", True):
+        return None, f"{plan.run.data.kind} tokens stand for no text"
+    try:
+        encoding = plan.run.tokenizer.load(cache_dir=cache_root(plan.run.cache_dir))
+    except ValueError as error:  # shards were tokenized elsewhere: they can be trained on without the vocabulary
+        print(f"no bits per byte: {error}", flush=True)
+        return None, str(error)
+    return target_bytes(val_windows(plan.run, plan.dataset.val), token_bytes(encoding), tokens=plan.run.trainer.val_tokens), None

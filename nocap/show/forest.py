@@ -1,0 +1,108 @@
+"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one axis with round ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+LABEL, WIDTH, ROW, FOOT = 150, 720, 20, 44  # px: names to the left, the whole, a row, the axis below
+RIGHT = 24  # px right of the plot, for half of the last tick's label
+MOST_TICKS = 8
+DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row: null is what is unknown or endless."""
+
+    label: str
+    title: str  # for a pointer, and for who cannot see
+    look: str  # CSS class
+    mid: float
+    low: float
+    high: float
+    stated: tuple[float | None, float | None] = (None, None)
+    bound: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """From `low` to `high`, which are no ticks."""
+
+    low: float
+    high: float
+    logarithmic: bool
+    ticks: list[float]
+
+    def x(self, value: float) -> float:
+        """Px from the left; beyond an end at that end."""
+        low, high, value = (math.log(end) if self.logarithmic else end for end in (self.low, self.high, self._within(value)))
+        return LABEL + (value - low) / (high - low) * (WIDTH - LABEL - RIGHT)
+
+    def _within(self, value: float) -> float:
+        return min(max(value, self.low), self.high)
+
+
+def axis(values: Iterable[float], *, ratio: bool = False) -> Axis:
+    """That holds them all with a margin; of ratios logarithmic, with 1 on it."""
+    found = [x for x in values if math.isfinite(x)] + ([1.0] if ratio else [])
+    low, high = min(found), max(found)
+    logarithmic = low > 0 and (ratio or math.log10(high / low) > DECADES)
+    if logarithmic:
+        margin = max((high / low) ** 0.04, 1.01)
+        low, high = low / margin, high * margin
+        wide = math.log10(high / low) > DECADES
+    else:
+        margin = 0.04 * (high - low) or abs(high) * 0.04 or 1.0
+        low, high, wide = low - margin, high + margin, False
+    ticks = _decades(low, high) if wide else _even(low, high)
+    return Axis(low=low, high=high, logarithmic=logarithmic, ticks=sorted({*ticks, 1.0}) if ratio else ticks)
+
+
+def _even(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, as many as there is room for."""
+    least = (high - low) / MOST_TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(size * power for size in (1, 2, 5, 10) if size * power >= least)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    digits = max(0, 1 - math.floor(math.log10(step)))
+    return [round(i * step, digits) for i in range(first, last + 1)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten; the powers alone where these are too many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found = [x for x in (size * 10.0**power for power in powers for size in (1, 2, 5)) if low <= x <= high]
+    return found if len(found) <= MOST_TICKS + 4 else [10.0**power for power in powers if low <= 10.0**power <= high]
+
+
+def svg(lines: Sequence[Line], scale: Axis, *, title: str, tick: Callable[[float], str]) -> Markup:
+    """The whole picture. `tick` writes a tick's number."""
+    height = ROW * len(lines) + FOOT
+    below = ROW * len(lines) + 4
+    grid = [f'<path class="grid" d="M{scale.x(x):.1f} 0V{below}"/>' for x in scale.ticks]
+    names = [f'<text class="tick" x="{scale.x(x):.1f}" y="{below + 14}">{escape(tick(x))}</text>' for x in scale.ticks]
+    rows = [_row(line, scale, y=ROW * i + ROW / 2) for i, line in enumerate(lines)]
+    name = f'<text class="axis" x="{(LABEL + WIDTH - RIGHT) / 2:.0f}" y="{height - 6}">{escape(title)}</text>'
+    head = f'<svg class="forest" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+    return Markup("\n".join([head, *grid, f'<path class="base" d="M{LABEL} {below}H{WIDTH - RIGHT}"/>', *rows, *names, name, "</svg>"]))
+
+
+def _row(line: Line, scale: Axis, *, y: float) -> str:
+    """Stated range, bound, interval, middle, name; in this order, so that the measured lies above."""
+    left, right = scale.low, scale.high
+    parts = []
+    if line.stated != (None, None):
+        start, end = (scale.x(side if side is not None else far) for side, far in zip(line.stated, (left, right), strict=True))
+        parts.append(f'<rect class="stated" x="{start:.1f}" y="{y - 7:.1f}" width="{max(end - start, 1.5):.1f}" height="14"/>')
+    if line.bound is not None:
+        parts.append(f'<path class="bound" d="M{scale.x(line.bound):.1f} {y - 8:.1f}v16"/>')
+    low, high = scale.x(line.low), scale.x(line.high)
+    if low != high:
+        parts.append(f'<path class="interval" d="M{low:.1f} {y:.1f}H{high:.1f}M{low:.1f} {y - 4:.1f}v8M{high:.1f} {y - 4:.1f}v8"/>')
+    parts.append(f'<circle cx="{scale.x(line.mid):.1f}" cy="{y:.1f}" r="3.5"/>')
+    parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4:.1f}">{escape(line.label)}</text>')
+    return f'<g class="{escape(line.look)}"><title>{escape(line.title)}</title>{"".join(parts)}</g>'

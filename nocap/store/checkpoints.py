@@ -1,0 +1,95 @@
+"""The names of checkpoints, and what a killed process may leave of its own. Only names that nocap makes are ever touched. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from nocap.config.bounded import JSON_BYTES, parse_json, read_text
+
+FOLDER = "checkpoints"  # in a run's folder
+MANIFEST = "manifest.json"  # in a checkpoint: the files' SHA-256
+
+
+def name_of(step: int) -> str:
+    """A checkpoint folder's name."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a checkpoint's name has; `None` for any other name."""
+    found = re.fullmatch(r"step-(\d{8,18})", path.name)
+    return int(found[1]) if found and path.name == name_of(int(found[1])) else None
+
+
+def temporary_of(path: Path) -> Path:
+    """Where a checkpoint is written before it is renamed."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def newest_first(root: Path) -> list[Path]:
+    """All that is named as a checkpoint, also what is no folder: it is in the way of one."""
+    steps = {path: step for path in _inside(root) if (step := step_of(path)) is not None}
+    return sorted(steps, key=lambda path: steps[path], reverse=True)
+
+
+def saved_steps(run_dir: Path) -> list[int]:
+    """The steps of a run's checkpoints, the newest first."""
+    return [step for path in newest_first(run_dir / FOLDER) if is_folder(path) and (step := step_of(path)) is not None]
+
+
+def is_folder(path: Path) -> bool:
+    """A folder itself, no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- what a killed process leaves ---------------------------------------------------------------------------------------------------
+
+
+def half_written(folder: Path, names: Iterable[str], *, older_than_s: float = 0.0) -> list[Path]:
+    """What killed calls of `write_file` left of these files: `.NAME.….tmp`."""
+    wanted = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9a-f]{{12}}\.tmp")
+    found = [path for path in _inside(folder) if wanted.fullmatch(path.name) and path.is_file() and not path.is_symlink()]
+    return [path for path in found if time.time() - path.stat().st_mtime >= older_than_s]
+
+
+def half_saved(root: Path) -> list[Path]:
+    """What killed saves left below a run's checkpoints."""
+    return [path for path in _inside(root) if re.fullmatch(r"\.step-\d{8,18}\.tmp", path.name) and is_folder(path)]
+
+
+def any_whole(run_dir: Path) -> bool:
+    """Whether a run has a checkpoint that matches its checksums."""
+    return any(is_folder(path) and _is_whole(path) for path in newest_first(run_dir / FOLDER))
+
+
+def superseded(root: Path, *, step: int, always: Collection[int]) -> list[Path]:
+    """The checkpoints that a kill in a finished run's last prune left, if the last one, of `step`, matches its checksums."""
+    old = [path for path in newest_first(root) if is_folder(path) and step_of(path) not in (step, *always)]
+    return old if old and _is_whole(root / name_of(step)) else []
+
+
+def delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _inside(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        sums = parse_json(read_text(path / MANIFEST, JSON_BYTES))
+        return all((path / name).is_file() and sha256(path / name) == digest for name, digest in sums.items())  # a pipe would be waited for
+    except (OSError, ValueError, AttributeError):
+        return False

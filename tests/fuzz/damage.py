@@ -1,0 +1,526 @@
+"""Ways to damage a file or folder of a record. Each takes a path and a random generator, and says whether it could be done there."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+Operator = Callable[[Path, random.Random], bool]
+OUTSIDE = Path("outside")
+
+HOSTILE = (
+    "\x1b[2J\x1b]0;owned\x07",
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><script>alert(1)</script>',
+    "\u202egnp.exe",
+    "fine\nnocap: all is well",
+    "\x9b31m",
+    "\x00",
+    "\ud800",
+    "${oc.env:HOME}",
+    "${nocap.times:9,9}",
+    "../../outside/canary.txt",
+    "/dev/zero",
+    "| a | b |\n|---|",
+    "[bold]x[/bold] [/]",
+    "[x](javascript:alert(1))",
+    "{{ 7 * 7 }}{% raw %}",
+    "a" * 100_000,
+    "",
+    "nan",
+    "1e999",
+    "%s%n%d",
+)
+RAW = (  # JSON as it stands in the file
+    "[" * 100_000 + "]" * 100_000,
+    '{"a":' * 5_000 + "1" + "}" * 5_000,
+    "9" * 400,
+    "9" * 5_000,
+    "-" + "9" * 400,
+    "1e400",
+    "1" * 30 + "." + "1" * 30,
+    "NaN",
+    "-Infinity",
+    "Infinity",
+    "undefined",
+    "01",
+    '"\\ud800"',
+    '"\\u0000"',
+)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    1e300,
+    -1e300,
+    1e-320,
+    0.5,
+    2**63,
+    2**64,
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": 1},
+    "x",
+    "7",
+)
+YAMLS = (
+    "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + "".join(f"{b}: &{b} [{','.join(f'*{a}' for _ in range(9))}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    "a: &a [*a]\n",
+    "a: !!python/object/apply:os.system ['touch outside/owned']\n",
+    "a: !!python/name:os.system\n",
+    "--- {}\n--- {}\n",
+    "[" * 3_000 + "]" * 3_000,
+    "a: " * 3_000 + "1",
+    "- 1\n- 2\n",
+    "text",
+    "",
+    "a: [1, 2\n",
+    "\t- a\n",
+    "%YAML 9.9\n---\n{}\n",
+    "? {a: 1}\n: 2\n",
+    "<<: {a: 1}\n",
+    "seed: 2020-01-01\n",
+    "seed: 0x10\n",
+    "seed: 1_000\n",
+    "seed: 12:30:45\n",
+    "seed: yes\n",
+    "seed: ~\n",
+    "seed: " + "9" * 5_000 + "\n",
+    "output_dir: ../../outside\n",
+    "output_dir: ${oc.env:HOME}\n",
+    "=: 1\n",
+)
+
+
+# --- bytes ---------------------------------------------------------------------------------------------------------------------------
+
+
+def on_content(change: Callable[[bytes, random.Random], bytes]) -> Operator:
+    def operator(path: Path, rng: random.Random) -> bool:
+        if not path.is_file():
+            return False
+        before = path.read_bytes()
+        after = change(before, rng)
+        path.write_bytes(after)
+        return after != before
+
+    return operator
+
+
+def flip(content: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 8))):
+        if changed:
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def cut(content: bytes, rng: random.Random) -> bytes:
+    return content[: rng.randrange(len(content) + 1)]
+
+
+def extend(content: bytes, rng: random.Random) -> bytes:
+    return content + rng.choice((b"\n", b"{}", b"\x00" * 100, b"garbage\n", rng.randbytes(50), content, b'{"step": 17, "tok'))
+
+
+def lines(content: bytes, rng: random.Random) -> bytes:
+    """Lines doubled, lost, reordered, reversed."""
+    parts = content.splitlines(keepends=True)
+    if len(parts) < 2:
+        return content
+    at, to = rng.randrange(len(parts)), rng.randrange(len(parts))
+    kind = rng.randrange(5)
+    if kind == 0:
+        parts.insert(to, parts[at])
+    elif kind == 1:
+        del parts[at]
+    elif kind == 2:
+        parts[at], parts[to] = parts[to], parts[at]
+    elif kind == 3:
+        parts.reverse()
+    else:
+        del parts[at : at + rng.randrange(1, len(parts))]
+    return b"".join(parts)
+
+
+def replaced(content: bytes, rng: random.Random) -> bytes:
+    """A piece of it by something else."""
+    at, n = rng.randrange(len(content) + 1), rng.randrange(20)
+    return (
+        content[:at]
+        + rng.choice((b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r"))
+        + content[at + n :]
+    )
+
+
+def emptied(content: bytes, rng: random.Random) -> bytes:
+    return rng.choice((b"", b"", b"null", b"[]", b"0", b'"x"', b"{}", b"\n", b"\x00" * len(content)))
+
+
+# --- a path --------------------------------------------------------------------------------------------------------------------------
+
+
+def _gone(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def instead(put: Callable[[Path, random.Random], object]) -> Operator:
+    """Something else in its place."""
+
+    def operator(path: Path, rng: random.Random) -> bool:
+        if not os.path.lexists(path):
+            return False
+        _gone(path)
+        put(path, rng)
+        return True
+
+    return operator
+
+
+def _folder(path: Path, rng: random.Random) -> None:
+    path.mkdir()
+    if rng.random() < 0.5:
+        (path / "step-00000004").mkdir()
+
+
+def _link(path: Path, rng: random.Random) -> None:
+    path.symlink_to(
+        rng.choice((path, path.parent, Path("/nowhere"), Path("/dev/null"), (OUTSIDE / "canary.txt").absolute(), OUTSIDE.absolute()))
+    )
+
+
+def moved(path: Path, rng: random.Random) -> bool:
+    """To another disk, with a link in its place."""
+    if not os.path.lexists(path) or path.is_symlink():
+        return False
+    place = (OUTSIDE / "moved").absolute() / f"{rng.randrange(10**6)}-{path.name}"
+    place.parent.mkdir(exist_ok=True)
+    path.rename(place)
+    path.symlink_to(place)
+    return True
+
+
+def shut(path: Path, rng: random.Random) -> bool:
+    if path.is_symlink() or not path.exists():
+        return False
+    path.chmod(0o000)
+    return True
+
+
+def others(path: Path, rng: random.Random) -> bool:
+    """The file or folder of the same name of another run, or of the same run's other checkpoint."""
+    found = sorted(
+        other
+        for other in Path().glob(f"**/{path.name}")
+        if other != path and other.is_file() == path.is_file() and path not in other.parents
+    )
+    if not found or not path.exists() or path == Path("outputs"):
+        return False
+    other = rng.choice(found)
+    if other in path.parents or not other.exists():
+        return False
+    aside = OUTSIDE / f".aside-{rng.randrange(10**6)}"
+    shutil.copytree(other, aside, symlinks=True) if other.is_dir() else shutil.copyfile(other, aside)
+    _gone(path)
+    aside.rename(path)
+    return True
+
+
+def _other_name(path: Path, rng: random.Random) -> Path:
+    name = path.name
+    digits = f"step-{rng.randrange(12):08d}" if name.startswith("step-") else f"{name}2"
+    return path.with_name(
+        rng.choice(
+            (
+                f"{name}.bak",
+                f"backup-of-{name}",
+                f"{name}-copy",
+                digits,
+                f".{name}",
+                name.upper(),
+                name[:-1],
+                f"{name} (2)",
+                f"x\x1b[31m{name}",
+            )
+        )
+    )
+
+
+def renamed(path: Path, rng: random.Random) -> bool:
+    place = _other_name(path, rng)
+    if not os.path.lexists(path) or os.path.lexists(place) or path == place:
+        return False
+    path.rename(place)
+    return True
+
+
+def copied(path: Path, rng: random.Random) -> bool:
+    """Beside itself or elsewhere in the tree, under another name or into another folder."""
+    place = _other_name(path, rng)
+    if rng.random() < 0.3 and path.name not in ("manifest.json", "summary.json"):  # which would make a run of any folder
+        folders = [folder for folder in sorted(Path("outputs").glob("*/**/")) if path not in (folder, *folder.parents)]
+        place = rng.choice(folders) / path.name if folders else place
+    if not path.exists() or os.path.lexists(place):
+        return False
+    shutil.copytree(path, place, symlinks=True) if path.is_dir() else shutil.copyfile(path, place)
+    return True
+
+
+STRAY = (
+    "step-00000025.bak",
+    "step-00000003",
+    "step-x",
+    "step-",
+    ".step-00000009.tmp",
+    "notes.txt",
+    "runs",
+    "nano-flash-s2-000000000000",
+    "grid.json",
+    "results.x.json",
+    "manifest.json",
+    "summary.json",
+    ".lock",
+    "a\x1b[31mb",
+    "options",
+    "latency.json",
+)
+
+
+def stray(path: Path, rng: random.Random) -> bool:
+    """Something lying in a folder that does not belong there."""
+    if not path.is_dir():
+        return False
+    place = path / rng.choice(STRAY)
+    if os.path.lexists(place):
+        return False
+    rng.choice(
+        (
+            lambda: place.write_text("a note\n"),
+            place.mkdir,
+            lambda: place.symlink_to("/"),
+            lambda: place.symlink_to(place),
+            lambda: os.mkfifo(place),
+            lambda: place.write_bytes(b""),
+        )
+    )()
+    return True
+
+
+# --- JSON and YAML -------------------------------------------------------------------------------------------------------------------
+
+_MARK = "@@damage@@"
+
+
+def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield (*path, key)
+        yield from _places(value, (*path, key))
+
+
+def _at(tree: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The parent and the key of a place."""
+    for key in path[:-1]:
+        tree = tree[key]
+    return tree, path[-1]
+
+
+def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str]:
+    """Change one place of a tree; what the mark in it stands for."""
+    places = list(itertools.islice(_places(tree), 10_000))  # an earlier wound may have made a tree of aliases
+    if not places:
+        return rng.choice(VALUES), ""
+    shallow = [place for place in places if len(place) <= 2]
+    parent, key = _at(tree, rng.choice(shallow if shallow and rng.random() < 0.5 else places))
+    kind = rng.randrange(9)
+    if kind == 0:
+        parent[key] = rng.choice(VALUES)
+    elif kind == 1:
+        parent[key] = rng.choice(HOSTILE)
+    elif kind == 2:
+        parent[key] = _MARK
+        return tree, rng.choice(raws)
+    elif kind == 3:
+        del parent[key]
+    elif kind == 4 and isinstance(parent[key], int | float) and not isinstance(parent[key], bool):
+        parent[key] = rng.choice(
+            (parent[key] * 0.9, parent[key] + 1, -parent[key], parent[key] * 1e9, float(parent[key]), str(parent[key]))
+        )
+    elif kind == 5 and isinstance(parent, dict):
+        parent[rng.choice((*HOSTILE[:12], "unknown", "__class__", "schema_version", "seed"))] = rng.choice((*VALUES, *HOSTILE))
+    elif kind == 6:
+        other, place = _at(tree, rng.choice(places))
+        try:
+            parent[key], other[place] = other[place], parent[key]
+            json.dumps(tree)
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError):
+            return 0, ""  # it went into itself
+    elif kind == 7 and isinstance(parent, dict):
+        parent[f"{_MARK}{key}"] = rng.choice(VALUES)  # twice the same key
+        return tree, ""
+    else:
+        parent[key] = [parent[key]] * rng.choice((1, 2, 1000)) if rng.random() < 0.5 else {"a": parent[key]}
+    return tree, ""
+
+
+def _text(tree: Any, raw: str) -> str:
+    text = json.dumps(tree, indent=None)
+    text = text.replace(json.dumps(_MARK), raw) if raw else text
+    return text.replace(_MARK, "")
+
+
+def in_json(path: Path, rng: random.Random) -> bool:
+    """A value of a JSON file, or of a line of JSON lines."""
+    if not path.is_file() or path.suffix not in (".json", ".jsonl"):
+        return False
+    before = path.read_text(errors="replace")
+    rows = before.splitlines() if path.suffix == ".jsonl" else [before]
+    if not rows:
+        return False
+    at = rng.randrange(len(rows))
+    try:
+        rows[at] = _text(*_put(json.loads(rows[at]), rng, RAW))
+    except (ValueError, RecursionError):
+        return False
+    path.write_text("\n".join(rows) + "\n", errors="surrogatepass")
+    return True
+
+
+def in_yaml(path: Path, rng: random.Random) -> bool:
+    if not path.is_file() or path.suffix != ".yaml":
+        return False
+    before = path.read_text(errors="replace")
+    if rng.random() < 0.4:
+        more = rng.choice(YAMLS)
+        path.write_text(more if rng.random() < 0.4 else before + more)
+        return True
+    try:
+        tree, raw = _put(yaml.safe_load(before), rng, (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01"))
+        text = _text(tree, raw)  # JSON is YAML, nearly
+        path.write_text(text if rng.random() < 0.5 or raw else yaml.safe_dump(tree, sort_keys=False), errors="surrogatepass")
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError, AttributeError, UnicodeError):
+        return False
+    return True
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------------------------
+
+
+def in_tensors(path: Path, rng: random.Random) -> bool:
+    """Tensors of another number, shape, type or name."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return False
+    try:
+        tensors: Mapping[str, torch.Tensor] = load_file(path)
+    except (SafetensorError, OSError, ValueError):
+        return False
+    if not tensors:
+        return False
+    tensors, name = dict(tensors), rng.choice(sorted(tensors))
+    one = tensors[name]
+    changes: tuple[Callable[[], torch.Tensor], ...] = (
+        lambda: one.reshape(-1)[: max(1, one.numel() // 2)].clone(),
+        lambda: one.double(),
+        lambda: one.half(),
+        lambda: one.reshape(1, *one.shape),
+        lambda: torch.full_like(one, float("nan")) if one.is_floating_point() else one * 0,
+        lambda: one + 1,
+        lambda: torch.zeros(0),
+    )
+    if rng.random() < 0.2:
+        del tensors[name]
+    if rng.random() < 0.2:
+        tensors[rng.choice((*HOSTILE[:8], "0/x/y", "9/lm_head.weight/exp_avg", "/", "0//"))] = one.clone()
+    elif name in tensors:
+        tensors[name] = rng.choice(changes)()
+    try:
+        save_file(tensors, path)
+    except (SafetensorError, UnicodeError):
+        return False
+    return True
+
+
+def in_state(path: Path, rng: random.Random) -> bool:
+    return path.name == "state.json" and in_json(path, rng)
+
+
+def stamped(operator: Operator) -> Operator:
+    """Damage by somebody who makes the checkpoint's checksums anew. What the numbers then are is his; the rest of the promises holds."""
+
+    def forged(path: Path, rng: random.Random) -> bool:
+        if not operator(path, rng) or not path.is_file():
+            return False
+        sums = path.with_name("manifest.json")
+        if not sums.is_file():  # an earlier wound was there
+            return False
+        content = json.loads(sums.read_text())
+        content[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        sums.write_text(json.dumps(content))
+        return True
+
+    return forged
+
+
+FORGED = ("forged-tensors", "forged-state")
+OPERATORS: dict[str, Operator] = {
+    "flip": on_content(flip),
+    "cut": on_content(cut),
+    "extend": on_content(extend),
+    "lines": on_content(lines),
+    "replace": on_content(replaced),
+    "empty": on_content(emptied),
+    "delete": instead(lambda path, rng: None),
+    "folder": instead(_folder),
+    "file": instead(lambda path, rng: path.write_text("a note\n")),
+    "link": instead(_link),
+    "fifo": instead(lambda path, rng: os.mkfifo(path)),
+    "moved": moved,
+    "shut": shut,
+    "another's": others,
+    "rename": renamed,
+    "copy": copied,
+    "stray": stray,
+    "json": in_json,
+    "yaml": in_yaml,
+    "tensors": in_tensors,
+    "forged-tensors": stamped(in_tensors),
+    "forged-state": stamped(in_state),
+}
+
+
+def applicable(path: Path) -> list[str]:
+    """The operators that make sense there, what is typical of the file more often."""
+    names = ["delete", "file", "link", "fifo", "moved", "shut", "another's", "rename", "copy"]
+    if path.is_dir():
+        return [*names, "stray", "stray", "stray", "copy"]
+    names += ["folder", "flip", "cut", "extend", "replace", "empty"]
+    more = {
+        ".json": ["json"] * 10,
+        ".jsonl": ["json"] * 8 + ["lines"] * 6,
+        ".yaml": ["yaml"] * 12 + ["lines"] * 2,
+        ".safetensors": ["tensors"] * 3 + ["forged-tensors"] * 4,
+        ".md": ["lines"] * 2,
+    }
+    return names + more.get(path.suffix, []) + (["forged-state"] * 8 if path.name == "state.json" else [])

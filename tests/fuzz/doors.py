@@ -1,0 +1,276 @@
+"""The doors that read a record, each as a call in the working directory, with what its answer says in numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from nocap import api, compare, generate, profile
+from nocap import train as train_door
+from nocap.config.compose import Composer
+from nocap.config.errors import refusals
+from nocap.store.runs import Record
+from nocap.study import __main__ as study
+from tests.attempts import steady
+from tests.fuzz.library import DONE, GRID, HALF, STUDY_FOLDER, TINY, train
+from tests.fuzz.process import Answer
+
+Numbers = dict[str, Any]  # what must not change without a word: a thing's name → its numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    name: str
+    call: Callable[[], Any]
+    focus: tuple[str, ...]  # globs of what is damaged
+    writes: tuple[str, ...] = ()  # globs of what it may write
+    numbers: Callable[[Answer], Numbers] = field(default=lambda done: {"": done.out})
+    needs: tuple[str, ...] = ("done", "half", "grid")  # runs of the library
+    lists: bool = False  # what lies in a folder, whatever that is
+    pages: tuple[str, ...] = ()  # globs of what it writes for a browser
+    weight: int = 2
+
+
+# --- calls -------------------------------------------------------------------------------------------------------------------------
+
+_composers: dict[None, Composer] = {}
+
+
+def _composer(*arguments: Any) -> Composer:
+    """Hydra composes a cell in a tenth of a second: once is enough here."""
+    if None not in _composers:
+        _composers[None] = Composer(*arguments)
+    return _composers[None]
+
+
+def grid() -> None:
+    with patch.object(sys, "argv", ["train", *TINY, "--multirun", *GRID]), patch("nocap.launch.multirun.Composer", _composer):
+        train_door.main()
+
+
+def from_half() -> int:
+    (half,) = RUNS["half"]
+    return train("seed=2", "trainer.steps=7", f"trainer.init_from=outputs/runs/{half}/checkpoints/step-00000004")
+
+
+def _study(flag: str) -> Callable[[], int]:
+    return lambda: study.main([str(STUDY_FOLDER), "scale=cpu", flag])
+
+
+def _in_refusals(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call of the library: what it raises for bad input is its refusal."""
+
+    def called() -> Any:
+        with refusals():
+            return call()
+
+    return called
+
+
+GRID_FOLDER: list[str] = []
+RUNS: dict[str, list[str]] = {}  # done, half, grid, study → its folders' names; `learn` fills it
+
+
+def learn(library: Path) -> None:
+    """Names of the runs in a library."""
+    GRID_FOLDER[:] = [path.name for path in library.glob(GRIDS)]
+    names = sorted(path.name for path in (library / "outputs/runs").iterdir())
+    seeds = {"done": ("1",), "half": ("2",), "grid": ("3",), "study": ("10", "11", "12")}
+    RUNS.update({what: [name for name in names if name.split("-s")[-1].split("-")[0] in which] for what, which in seeds.items()})
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------------------------
+
+
+def _trained(what: str) -> Callable[[Answer], Numbers]:
+    """The table; and of the runs that this call trained, their state."""
+
+    def numbers(done: Answer) -> Numbers:
+        folders = [Path("outputs/runs") / name for name in RUNS[what]]
+        now = [(folder / "summary.json").stat().st_mtime >= done.began for folder in folders]
+        return {
+            folder.name: {"said": _said(done.out), "state": state(folder) if new else None}
+            for folder, new in zip(folders, now, strict=True)
+        }
+
+    return numbers
+
+
+def _said(out: str) -> list[str]:
+    return [line.strip() for line in out.splitlines() if line.strip().startswith("validation ")]
+
+
+def state(folder: Path) -> Any:
+    """The last step's weights and optimizer, as hashes, and the rows."""
+    (last,) = sorted((folder / "checkpoints").glob(f"step-{'[0-9]' * 8}"))[-1:]
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(last.glob("*.safetensors"))}
+    return last.name, hashes, steady(folder)
+
+
+def _compared(content: dict[str, Any]) -> Numbers:
+    """By run, without its label, which says how it differs from the others; and the rest of the comparison."""
+    return {
+        **{run["identity"]: {**run, "label": None} for run in content["runs"]},
+        "": {key: content[key] for key in ("arms", "baseline", "effects")},
+    }
+
+
+def _of_json(file: str) -> Callable[[Answer], Numbers]:
+    return lambda done: _compared(json.loads(Path(file).read_text()))
+
+
+def _records(done: Answer) -> Numbers:
+    found: list[Record] = done.value
+    return {
+        run.identity: {"status": run.status, "summary": dict(run.summary), "curve": asdict(run.curve), "config": run.config}
+        for run in found
+    }
+
+
+def _texts(*files: str) -> Callable[[Answer], Numbers]:
+    return lambda done: {"": [Path(file).read_text() for file in files]}
+
+
+# --- the doors ---------------------------------------------------------------------------------------------------------------------
+
+ONE, STUDIED = ("done", "half"), ("done", "study")
+GRIDS = "outputs/grids/attention-*"
+BOARD = ("README.md", "experiments/README.md", "experiments/tiny/README.md")
+READMES = ("README.md", "experiments/README.md", "experiments/board.html", "experiments/*/README.md")
+
+
+def _grid() -> str:
+    return f"outputs/grids/{GRID_FOLDER[0]}"
+
+
+def _compare(*words: str) -> Callable[[], Any]:
+    return lambda: compare.main([_grid() if word == "GRID" else word for word in words])
+
+
+def _doors() -> Sequence[Door]:
+    def runs(*what: str) -> tuple[str, ...]:
+        return tuple(f"outputs/runs/{name}" for one in what for name in RUNS[one])
+
+    (half,), two = RUNS["half"], RUNS["grid"]
+    ran = ("outputs/runs", *runs("done", "half", "grid"))
+    record = (*runs("grid"), GRIDS, "outputs/grids")
+    studied = (*runs("study"), "outputs/studies", "experiments", "outputs/studies/*")
+    return [
+        Door(
+            name="resume", needs=ONE, call=lambda: train(*HALF), focus=runs("half"), writes=runs("half"), numbers=_trained("half"), weight=8
+        ),
+        Door(
+            name="finished",
+            needs=ONE,
+            call=lambda: train(*DONE),
+            focus=runs("done"),
+            writes=runs("done"),
+            numbers=_trained("done"),
+            weight=3,
+        ),
+        Door(name="init", needs=ONE, call=from_half, focus=runs("half"), writes=("outputs/runs/*",), numbers=_begun, weight=2),
+        Door(name="grid", call=grid, focus=record, writes=(*runs("grid"), "outputs/grids"), numbers=_trained("grid"), weight=2),
+        Door(name="compare", call=_compare("GRID"), focus=record, weight=3),
+        Door(
+            name="compare --json",
+            call=_compare("outputs", "--json", "c.json", "--csv", "c.csv"),
+            focus=("outputs", *ran, GRIDS, "outputs/grids"),
+            writes=("c.json", "c.csv"),
+            numbers=_of_json("c.json"),
+            lists=True,
+            weight=8,
+        ),
+        Door(
+            name="compare --html",
+            call=_compare("GRID", "--html", "c.html", "--json", "c.json"),
+            focus=record,
+            writes=("c.html", "c.json"),
+            numbers=_of_json("c.json"),
+            pages=("c.html",),
+            weight=3,
+        ),
+        Door(name="compare --why", call=_compare("--why", *(f"outputs/runs/{name}" for name in two)), focus=runs("grid")),
+        Door(
+            name="compare --power",
+            needs=STUDIED,
+            call=_compare(*runs("study"), "--power", "0.8", "--effect", "0.1"),
+            focus=runs("study"),
+            weight=1,
+        ),
+        Door(
+            name="study --judge",
+            needs=STUDIED,
+            call=_study("--judge"),
+            focus=studied,
+            weight=3,
+        ),
+        Door(
+            name="study --plan",
+            needs=STUDIED,
+            call=_study("--plan"),
+            focus=studied,
+            writes=("outputs/studies",),
+            numbers=_none,
+        ),
+        Door(
+            name="study --board",
+            needs=(),
+            call=lambda: study.main(["--board", "experiments"]),
+            focus=("experiments", "experiments/*"),
+            writes=READMES,
+            numbers=_texts(*BOARD),
+            pages=READMES,
+            weight=2,
+        ),
+        Door(
+            name="generate",
+            needs=ONE,
+            call=lambda: generate.main([f"run=outputs/runs/{half}", "max_tokens=3", "prompt=ab", "threads=1", "device=cpu"]),
+            focus=runs("half"),
+            weight=4,
+        ),
+        Door(name="api.load", call=_in_refusals(lambda: api.load("outputs/runs")), focus=ran, numbers=_records, lists=True),
+        Door(
+            name="api.frame",
+            call=_in_refusals(lambda: api.frame("outputs/runs").to_json(orient="records")),
+            focus=runs("grid"),
+            numbers=_framed,
+            lists=True,
+        ),
+        Door(name="api.compare", call=_in_refusals(lambda: api.compare(_grid())), focus=record, numbers=_answered, weight=3),
+        Door(
+            name="profile --diff", call=lambda: profile.main(["--diff", "before.json", "after.json"]), focus=("before.json", "after.json")
+        ),
+    ]
+
+
+def _none(done: Answer) -> Numbers:
+    """A plan is an estimate."""
+    return {}
+
+
+def _framed(done: Answer) -> Numbers:
+    kept = ("status", "seed", "steps", "tokens", "val_loss", "tokens_per_s", "step_ms", "memory_mib", "train_s", "wall_s", "kernel")
+    return {row["identity"]: {key: row[key] for key in kept} for row in json.loads(done.value)}
+
+
+def _answered(done: Answer) -> Numbers:
+    return _compared(done.value)
+
+
+def _begun(done: Answer) -> Numbers:
+    folders = [path for path in Path("outputs/runs").glob("nano-*-s2-*") if path.name not in RUNS["half"] and path.is_dir()]
+    (folder,) = [path for path in folders if (path / "summary.json").stat().st_mtime >= done.began]  # no copy
+    return {"": {"said": _said(done.out), "state": state(folder)}}
+
+
+def doors(library: Path) -> dict[str, Door]:
+    learn(library)
+    whole = (library / STUDY_FOLDER).exists()
+    return {door.name: door for door in _doors() if whole or not {*door.name.split()} & {"study", "profile", "--power"}}

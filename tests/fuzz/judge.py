@@ -1,0 +1,306 @@
+"""One case: a copy of the library, damage, a door, and which of the allowed outcomes its answer is."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nocap.store.runs import dig
+from nocap.store.verify import ENDED
+from tests.fuzz.damage import FORGED, OPERATORS, applicable
+from tests.fuzz.doors import RUNS, Door, Numbers, doors
+from tests.fuzz.library import copy_of
+from tests.fuzz.process import LIMIT_S, Answer, answer, workers_here
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+SCRIPT = re.compile(r"<script>alert|<img src=x", re.IGNORECASE)
+HEAD = ("manifest.json", "summary.json")  # what makes a folder a run
+READ = ("manifest.json", "summary.json", "metrics.jsonl", "config.yaml", "state.json", "grid.json", "results.", "study.yaml", "before.json")
+PARENTS = ("outputs", "runs", "grids")  # themselves: what is in them is damaged more finely
+LONGEST = 1_100  # characters of a line on stderr
+MEMORY_BYTES = 6 * 2**30  # of address space, of a lane
+
+
+@dataclass(frozen=True)
+class Wound:
+    """Damage: a path of the library, how, and the seed of its details."""
+
+    path: str
+    how: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.how} {self.path} ({self.seed})"
+
+
+@dataclass(frozen=True)
+class Case:
+    door: str
+    wounds: tuple[Wound, ...]
+
+    def __str__(self) -> str:
+        return f"{self.door}: {'; '.join(map(str, self.wounds))}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: str  # same, mended, refused, left out, edited, nothing done; or a fault
+    detail: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        return self.outcome in FAULTS
+
+
+FAULTS = ("traceback", "hang", "silent", "unnamed", "escape", "script", "wrote", "code")
+
+
+class Bench:
+    """A library, and what each door says of it undamaged."""
+
+    def __init__(self, library: Path, scratch: Path) -> None:
+        self.library, self._scratch, self._n = library, scratch, 0
+        self.doors = doors(library)
+        self.targets = {name: self._targets(door) for name, door in self.doors.items()}
+        self.sound: dict[str, tuple[Answer, Numbers]] = {}
+
+    def _targets(self, door: Door) -> list[str]:
+        """Paths to damage; those that every door reads, several times."""
+        roots = {path for glob in door.focus for path in self.library.glob(glob)}
+        below = {path for root in roots for path in ((root,) if root.name in PARENTS else (root, *root.rglob("*")))}
+        return [str(path.relative_to(self.library)) for path in sorted(below) for _ in range(4 if path.name.startswith(READ) else 1)]
+
+    def applicable(self, target: str) -> list[str]:
+        return applicable(self.library / target)
+
+    def random_case(self, rng: random.Random) -> Case:
+        door = rng.choices(list(self.doors), [door.weight for door in self.doors.values()])[0]
+        wounds = []
+        for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0]):
+            target = rng.choice(self.targets[door])
+            wounds.append(Wound(target, rng.choice(self.applicable(target)), rng.randrange(10**6)))
+        return Case(door, tuple(wounds))
+
+    def undamaged(self, name: str) -> tuple[Answer, Numbers]:
+        if name not in self.sound:
+            door = self.doors[name]
+            with self._copy(door), workers_here():
+                said = answer(door.call, limit_s=60)
+                assert (said.code, said.crash, said.hung) == (0, None, False), said
+                self.sound[name] = said, door.numbers(replace(said, began=0.0))
+        return self.sound[name]
+
+    def _copy(self, door: Door) -> Any:
+        self._n += 1
+        without = {name for what, names in RUNS.items() if what not in door.needs for name in names}
+        return copy_of(self.library, self._scratch / f"{self._n}", without=without)
+
+    def run(self, case: Case, *, limit_s: float = LIMIT_S) -> Verdict:
+        door, (sound, expected) = self.doors[case.door], self.undamaged(case.door)
+        with self._copy(door) as place, workers_here():
+            done = [wound for wound in case.wounds if _inflict(wound)]
+            if not done:
+                return Verdict("nothing done")
+            before = dict(_tree(place))
+            said = answer(door.call, limit_s=limit_s)
+            if not said.hung or limit_s > LIMIT_S:
+                return Judge(door, done, sound, expected, said).verdict(before, dict(_tree(place)))
+        began = time.process_time()
+        verdict = self.run(case, limit_s=4 * LIMIT_S)  # on a busy machine: did it wait for a core?
+        return verdict if time.process_time() - began < LIMIT_S else Verdict("hang", _last_places(said.trace))
+
+
+def lane(library: Path, root: str, seed: int, n: int, doors: list[str]) -> dict[str, Any]:
+    """So many cases of one seed: counts, and the faults. What would take the machine's memory raises here."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    scratch = Path(root) / f"lane-{seed}"
+    scratch.mkdir()
+    bench, rng = Bench(library, scratch), random.Random(seed)
+    if doors:
+        bench.doors = {name: door for name, door in bench.doors.items() if name in doors}
+    counts, faults = Counter[str](), []
+    while counts.total() < n:
+        case = bench.random_case(rng)
+        verdict = bench.run(case)
+        counts[json.dumps([case.door, verdict.outcome, "+".join(sorted({wound.how for wound in case.wounds}))])] += 1
+        if verdict.is_fault:
+            faults.append([verdict.outcome, verdict.detail, str(case)])
+            print(*faults[-1], sep="  ", file=sys.stderr, flush=True)
+    print(f"seed {seed}: {counts.total()} cases, {len(faults)} faults", file=sys.stderr, flush=True)
+    return {"counts": counts, "faults": faults, "cpu_s": time.process_time()}
+
+
+def _inflict(wound: Wound) -> bool:
+    if os.path.islink(wound.path):  # an earlier wound: what it leads to is not ours to damage
+        return False
+    try:
+        return OPERATORS[wound.how](Path(wound.path), random.Random(wound.seed))
+    except (OSError, ValueError, TypeError):  # an earlier wound was there
+        return False
+
+
+def _tree(place: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    for folder, folders, files in os.walk(place):
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            about = os.lstat(path)
+            size = 0 if os.path.isdir(path) else about.st_size
+            yield os.path.relpath(path, place), (about.st_mode, size, 0 if os.path.isdir(path) else about.st_mtime_ns)
+
+
+class Judge:
+    def __init__(self, door: Door, wounds: list[Wound], sound: Answer, expected: Numbers, said: Answer) -> None:
+        self.door, self.wounds, self.sound, self.expected, self.said = door, wounds, sound, expected, said
+
+    def verdict(self, before: dict[str, Any], after: dict[str, Any]) -> Verdict:
+        said = self.said
+        if said.hung:
+            return Verdict("hang", _last_places(said.trace))
+        if said.crash is not None or "Traceback" in said.err:
+            return Verdict("traceback", said.crash or said.err)
+        if found := CONTROL.search(said.out.replace("\r\n", "\n") + said.err):
+            return Verdict("escape", repr(found.group()))
+        if wrote := self._wrote(before, after):
+            return Verdict("wrote", wrote)
+        for page in (path for glob in self.door.pages for path in Path().glob(glob) if path.is_file()):
+            if SCRIPT.search(page.read_text(errors="replace")):
+                return Verdict("script", str(page))
+        return self._outcome()
+
+    def _wrote(self, before: dict[str, Any], after: dict[str, Any]) -> str:
+        changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+        free = [*self.door.writes, "outside/moved"]
+        allowed = {str(path) for glob in free for path in Path().glob(glob)}
+        if any(wound.how == "link" for wound in self.wounds):  # new files where a person's link leads; those that are there stay
+            changed -= {path for path in changed if path.startswith("outside/") and path not in before}
+        wrong = sorted(
+            path for path in changed if not any(path == free or path.startswith(f"{free}/") for free in (*allowed, *self.door.writes))
+        )
+        return ", ".join(wrong[:3])
+
+    def _outcome(self) -> Verdict:
+        said = self.said
+        if said.code in (1, 2):
+            return self._refusal()
+        if said.code != 0:
+            return Verdict("code", f"exit code {said.code}: {said.err}")
+        try:
+            numbers = self.door.numbers(said)
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            if any(map(_is_own, self.wounds)):
+                return Verdict("edited")
+            return Verdict("silent", f"no answer: {type(error).__name__} {error}")
+        off = [key for key in self.expected.keys() | numbers.keys() if not _equal(self.expected.get(key), numbers.get(key))]
+        if self.door.lists and (gone := {key for key in self.expected if key and key not in numbers and _is_gone(key)}):
+            off = [key for key in off if key not in {"", *gone}]  # the rest of a comparison is of fewer runs
+        if not off:
+            return Verdict("same" if said.err == self.sound.err else "mended")
+        self.open_records = {key for key, record in numbers.items() if _status(record) not in (None, *ENDED)}
+        named = self._new_lines()
+        unnamed = sorted(key for key in off if not self._is_named(key, named))
+        if unnamed and any(map(_is_own, self.wounds)):
+            return Verdict("edited")
+        if unnamed:
+            return Verdict("silent", _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(unnamed[0])))
+        return Verdict("left out")
+
+    def _refusal(self) -> Verdict:
+        """One line, which names what is damaged."""
+        lines = self.said.err.splitlines()
+        if not lines and self.door.name.startswith("grid"):
+            lines = self.said.out.splitlines()
+        forged = any(wound.how in FORGED for wound in self.wounds)
+        if forged and self.said.code == 1 and ("\ndiverged: " in self.said.out or (len(lines) == 1 and lines[0].endswith("train.log"))):
+            return Verdict("edited")  # an optimizer with another's numbers stops where it cannot go on
+        if self.said.code == 1 and any("missing (" in line for line in self._new_lines()):
+            return Verdict("left out")  # a study's run
+        bad = [line for line in lines if not line.startswith("nocap: ") or len(line) > LONGEST]
+        if not lines or bad:
+            return Verdict("unnamed", f"exit code {self.said.code}, {f'not one line: {bad[0][:200]!r}' if bad else 'no line'}")
+        if self._mentions(lines):
+            return Verdict("refused")
+        return Verdict("unnamed", lines[-1][:300])
+
+    def _words(self) -> set[str]:
+        """Names of what is damaged, and of the folders that it is in."""
+        paths = [Path(wound.path) for wound in self.wounds]
+        near = {part for path in paths for part in (*path.parts[-3:], *path.parts[2:3]) if part not in ("outputs", "runs", "grids")}
+        return near | {name.rpartition("-")[2] for name in near if name.startswith("nano-")} | {path.name for path in paths}
+
+    def _mentions(self, lines: list[str]) -> bool:
+        return any(word in line for line in lines for word in self._words())
+
+    def _new_lines(self) -> list[str]:
+        old = {*self.sound.out.splitlines(), *self.sound.err.splitlines()}
+        lines = [line for line in (*self.said.out.splitlines(), *self.said.err.splitlines()) if line not in old]
+        return lines + _problems(self.said.value) if isinstance(self.said.value, dict) else lines
+
+    def _is_named(self, key: str, lines: list[str]) -> bool:
+        """A run by its own name, or by that of the grid's list that it is no more in; the whole by anything that is damaged."""
+        if key and key in self.expected and not key.startswith("nano-"):
+            if key in self.open_records:  # which says that it has not ended
+                return True
+            return any(key in line or "grid.json: it lists other cells" in line for line in lines)
+        return self._mentions([line for line in lines if not line.startswith("  record")]) or any("; left out: " in line for line in lines)
+
+
+def _equal(expected: Any, found: Any) -> bool:
+    """What was not trained now has no state to compare."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.get("state", 0) is None:
+        return {**expected, "state": None} == found
+    return bool(expected == found)
+
+
+def _status(record: Any) -> Any:
+    return dig(record, "status")
+
+
+def _is_own(wound: Wound) -> bool:
+    """What a person writes, or could forge with its checksums: another file has another answer."""
+    return wound.how in FORGED or wound.path.startswith(("experiments", "before.json", "after.json"))
+
+
+def _is_gone(identity: str) -> bool:
+    """Whether no folder of that run is left: then nobody can name it."""
+    return not any(os.path.lexists(folder / file) for folder in Path("outputs/runs").glob(f"[!.]*-{identity}") for file in HEAD)
+
+
+def _problems(content: dict[str, Any]) -> list[str]:
+    return [*content.get("problems", ()), *(f"{one['name']}: {one['status']}" for one in content.get("not_compared", ()))]
+
+
+def _last_places(trace: str) -> str:
+    found = re.findall(r'File ".*?/(?:nocap|site-packages|lib/python3\.\d+)/(\S+?)", line \d+, in (\S+)', trace)
+    found = [(file, name) for file, name in found if "fuzz" not in file and "contextlib" not in file]
+    return " < ".join(f"{file}:{name}" for file, name in found[-2:][::-1])
+
+
+def _difference(key: str, old: Any, new: Any) -> str:
+    """The first place where two trees differ."""
+    place = key
+    while type(old) is type(new) and isinstance(old, dict | list | tuple):
+        pairs = (
+            [(name, old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))]
+            if isinstance(old, dict)
+            else [(i, *(side[i] if i < len(side) else None for side in (old, new))) for i in range(max(len(old), len(new)))]
+        )
+        found = next(((name, a, b) for name, a, b in pairs if a != b), None)
+        if found is None:
+            break
+        name, old, new = found
+        place += f"/{name}"
+    if isinstance(old, str) and isinstance(new, str):
+        a, b = old.splitlines(), new.splitlines()
+        pair = next(((x, y) for x, y in zip(a, b, strict=False) if x != y), (len(a), len(b)))
+        old, new = pair
+    return f"{place}: {json.dumps(old, default=str)[:120]} → {json.dumps(new, default=str)[:120]}"

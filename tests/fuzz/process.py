@@ -1,0 +1,189 @@
+"""The doors in this process: their output and exit code, their workers too, under an alarm. Thousands of cases a minute need that."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import torch
+
+from nocap.launch import worker
+from nocap.study import session
+from nocap.training.step import Job
+
+LIMIT_S = 5.0
+
+
+class Hang(BaseException):
+    """The alarm. No `except Exception` of the program may swallow it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    code: int
+    out: str = ""
+    err: str = ""
+    value: Any = None  # of a call that returns one
+    crash: str | None = None  # an exception that is no exit: type and place
+    trace: str = ""
+    began: float = 0.0
+    hung: bool = False
+
+
+def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
+    """What a door says and how it ends. A number that it returns is its exit code."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors=errors, write_through=True) for errors in ("strict", "backslashreplace"))
+    code, value, crash, trace, hung, began = 0, None, None, "", False, time.time()
+    with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(), _alarm(limit_s):
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *place: print(f"nocap: {message}", file=err)
+        try:
+            value = call()
+            code = value if type(value) is int else 0
+        except Hang:
+            code, hung, crash, trace = -1, True, None, traceback.format_exc()
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        except BaseException as error:
+            code, crash, trace = 1, f"{type(error).__name__} at {_place(error)}", traceback.format_exc()
+    return Answer(code=code, out=_said(out), err=_said(err), value=value, crash=crash, trace=trace, began=began, hung=hung)
+
+
+def _said(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    return stream.buffer.getvalue().decode(errors="replace")  # type: ignore[attr-defined]
+
+
+def _place(error: BaseException) -> str:
+    """The program's own last line on the way to an error."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/nocap/" in frame.filename]
+    return f"{frames[-1].filename.rpartition('/nocap/')[2]}:{frames[-1].name}" if frames else "outside"
+
+
+@contextmanager
+def _alarm(limit_s: float) -> Iterator[None]:
+    def ring(number: int, frame: object) -> NoReturn:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, 0.5)  # again, where the first one was lost in a finalizer
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# --- a worker without a process ------------------------------------------------------------------------------------------------------
+
+
+class _Left(BaseException):
+    """`leave`, which would end this process."""
+
+
+class Stop:
+    """A request to stop that comes after so many steps."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self) -> bool:
+        self.after -= 1
+        return self.after <= 0
+
+
+def _job(**parts: Any) -> Job:
+    return Job(**parts) if Worker.stop_after is None else Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
+
+
+class Worker:
+    """In place of `subprocess.Popen` in the launcher: the worker runs here, to its end, when it is started."""
+
+    stop_after: int | None = None  # steps
+    pid = 0
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any = None, **ignored: Any) -> None:
+        quiet = redirect_stdout(io.StringIO()) if stdout is not None else nullcontext()
+        errors = redirect_stderr(io.StringIO()) if stdout is not None else nullcontext()
+        state = torch.get_rng_state()
+        with (
+            quiet,
+            errors,
+            patch.object(sys, "argv", list(command[2:])),
+            patch.dict("os.environ", {key: env[key] for key in ("NOCAP_PARENT", "NOCAP_STARTED")}),
+            patch.object(worker, "leave", _leave),
+            patch.object(worker, "die_with_parent", lambda parent: None),
+            patch.object(worker, "catch_stops", lambda handler: None),
+            patch.object(worker, "Job", _job),
+        ):
+            try:
+                worker.main()
+            except _Left as left:
+                self.code = int(left.args[0])
+            finally:
+                torch.set_rng_state(state)
+
+    def poll(self) -> int:
+        return self.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.code
+
+    def send_signal(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def _leave(code: int) -> NoReturn:
+    raise _Left(code)
+
+
+class _Ended:
+    returncode = 0
+
+
+def _session(command: Sequence[str], **ignored: object) -> _Ended:
+    """A study's measurement, here; of its later seeds, the first one's. A guess for a plan is always the same."""
+    request, result = map(Path, command[3:])
+    asked = json.loads(request.read_text())
+    if asked["kind"] == "rough":
+        guess = {"arms": {name: {"seconds_a_token": 1e-5} for name in asked["arms"]}}
+        result.write_text(json.dumps({**asked, "measured": guess}))
+    elif found := next(result.parent.glob("[!.]*.json"), None):
+        result.write_text(json.dumps({**json.loads(found.read_text()), **asked}))
+    else:
+        session.main([str(request), str(result)])
+    return _Ended()
+
+
+class Subprocess:
+    """The launcher's `subprocess`."""
+
+    Popen = Worker
+    DEVNULL = subprocess.DEVNULL
+    TimeoutExpired = subprocess.TimeoutExpired
+
+
+@contextmanager
+def workers_here() -> Iterator[None]:
+    """Inside the block, runs train in this process, and git is not asked: its answer is the same each time, and slow."""
+    with (
+        patch("nocap.launch.attempt.subprocess", Subprocess),
+        patch("nocap.study.sessions.subprocess.run", _session),
+        patch("os.fsync", lambda descriptor: None),  # no power is cut here
+        patch("nocap.launch.head.git_state", lambda: None),
+        patch("nocap.study.results.git_state", lambda: None),
+    ):
+        yield

@@ -1,0 +1,76 @@
+"""A run of a fraction of a second, trained in this process: its record is written as a worker writes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from nocap.config.compose import Composed, composed
+from nocap.data.tokens import Shard
+from nocap.launch.head import write_record_head
+from nocap.launch.plan import Plan, plan
+from nocap.launch.worker import _conclude
+from nocap.options.tracker import TrackerSession
+from nocap.store.record import read_json
+from nocap.training.loop import train
+from nocap.training.recorder import Outcome
+from nocap.training.step import Job
+from nocap.training.world import join
+from tests.conftest import SMALL
+
+STEPS = 7
+TINY = (
+    *SMALL,
+    "model.n_layer=1",
+    "model.n_head=2",
+    "model.d_model=16",
+    "model.seq_len=16",
+    "trainer.batch_tokens=64",
+    "trainer.micro_batch=2",
+    "trainer.val_tokens=64",
+    f"trainer.steps={STEPS}",
+    "trainer.val_every=3",
+    "trainer.checkpoint_every=2",
+    "data.train_tokens=5000",
+    "data.val_tokens=2000",
+)
+
+
+@cache
+def _composed(words: tuple[str, ...]) -> Composed:
+    return composed([*TINY, *words])
+
+
+def planned(out: Path, *words: str) -> Plan:
+    """The plan of a tiny run below `out`, with what is there now."""
+    found = _composed((*words, f"output_dir={out}"))
+    return plan(found.run, choices=found.choices)
+
+
+def start(this: Plan, *, stop_after: int | None = None, log: Callable[[str], None] = lambda line: None) -> Outcome:
+    """An attempt of the run, asked to stop in the step `stop_after`; its record as the parent and the worker write it."""
+    this.run_dir.mkdir(parents=True, exist_ok=True)
+    began, done = time.monotonic(), list[int]()
+    write_record_head(this)
+    manifest = read_json(this.run_dir / "manifest.json")
+    assert manifest is not None
+    data = manifest["data"]
+    job = Job(
+        run=this.run,
+        train_shards=tuple(Shard(**shard) for shard in data["train"]),
+        val_shards=tuple(Shard(**shard) for shard in data["val"]),
+        vocab_size=data["vocab_size"],
+        val_bytes=data["val_bytes"],
+        run_dir=this.run_dir,
+        world=join(this.run.trainer.device),
+        started=began,
+        spent_s=manifest["attempts"][-1]["spent_s"],
+        log=log,
+        stop_asked=lambda: bool(done) and done[-1] == stop_after,
+        heartbeat=done.append,
+    )
+    outcome = train(job)
+    _conclude(this.run, this.run_dir, manifest, outcome, TrackerSession())
+    return outcome

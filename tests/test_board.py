@@ -1,0 +1,356 @@
+"""The board: that nobody misreads a row, that its figures are the committed files' own, and its page."""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from nocap.show import forest
+from nocap.store.measurement import METRICS, Scale
+from nocap.study import board, leaderboard, place, report, rows, text, wording
+from nocap.study.spec import load
+from tests.made_grid import EVIL
+from tests.studies import LOSS, SPEED, at, claim, loaded, study
+from tests.test_report import text_of
+from tests.test_study_results import FAST, SAME, resulted, speeds
+
+REPO = Path(__file__).parents[1]
+STUDIES = REPO / "experiments"
+Json = dict[str, Any]
+
+
+def committed() -> list[rows.Row]:
+    """The board's rows."""
+    studies = {path.parent.name: load(path.parent) for path in STUDIES.glob("*/study.yaml")}
+    every = [one for folder in sorted(STUDIES.iterdir()) if folder.is_dir() for one in report.all_results(folder)]
+    return rows.in_order(rows.rows(every, studies))
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, rows.Row]:
+    return {row.claim["id"]: row for row in committed()}
+
+
+# --- the committed figures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[Path, str]:
+    return leaderboard.pages(STUDIES, REPO / "README.md")
+
+
+def test_every_generated_part_is_what_the_committed_results_give(written: dict[Path, str]):
+    names = {str(path.relative_to(REPO)) for path in written}
+    assert names >= {"README.md", "experiments/README.md", "experiments/board.html", "experiments/stack/README.md"}
+    assert len(written) == 3 + len(list(STUDIES.glob("*/results.*.*.json")))
+    stale = [name for name in sorted(names) if (REPO / name).read_text() != written[REPO / name]]
+    assert stale == [], "write them anew: python -m nocap.study --board experiments"
+
+
+def test_a_changed_digit_shows(tmp_path: Path, written: dict[Path, str]):
+    """In a result: other pages come of it. In a page: it is not what the results give."""
+    (tmp_path / "gqa").mkdir()
+    for source in (STUDIES / "gqa").iterdir():
+        (tmp_path / "gqa" / source.name).write_bytes(source.read_bytes())
+    before = leaderboard.pages(tmp_path, None)
+    assert before[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
+    (result,) = tmp_path.glob("gqa/results.*.json")
+    result.write_text(re.sub(r'("mid": 1\.07)4', r"\g<1>9", result.read_text(), count=1))
+    assert "7.4% faster [" in before[tmp_path / "README.md"]
+    after = leaderboard.pages(tmp_path, None)
+    assert [path.name for path in after if after[path] != before[path]] == ["README.md", "board.html", "README.md"]
+    page = tmp_path / "gqa" / "README.md"
+    page.write_text(page.read_text().replace("7.4% faster", "7.5% faster"))
+    assert leaderboard.pages(tmp_path, None)[page] != page.read_text()
+
+
+# --- what a row says ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "measured"),
+    [
+        ("A1.speed", "refuted at 1 × 512 tokens, CPU: worse than stated", "7.4% faster [1.8% to 13.3%], n=3"),
+        ("A1.kv", "confirmed at 1 × 512 tokens, CPU", "66.7% less cache, exact"),
+        ("A4.memory", "refuted at 4 × 512 tokens, CPU: worse than stated", "21.1% less memory, exact"),
+        ("A7.compute", "refuted at 1 × 512 tokens, CPU: better than stated", "1.3% more time [5.1% more time to 2.5% less time], n=3"),
+        ("A10.head", "refuted at 4 × 512 tokens, CPU: above the stated range", "20.7% [17.7% to 23.7%], n=3"),
+        ("A12.params", "refuted at 4 × 512 tokens, CPU: above the stated range", "56.6M, exact"),
+        ("A13.mha", "confirmed at 64 to 1,024 tokens, CPU", "1.903 [1.814 to 1.991], n=3"),
+        (
+            "A16.qk",
+            "inconclusive at 4 layers, 128 wide, 262k tokens, CPU: 46 more seeds would decide",
+            "higher loss by 0.0401 [0.0029 to 0.0773], n=4",
+        ),
+        ("A17.time", "confirmed at 1 × 512 tokens, CPU", "17.9% more time [17.7% to 18.1%], n=3"),
+        ("C1.speed", "refuted at 4 layers, 256 wide, T=128, CPU: above the stated range", "292.4 tokens/s [223.8 to 361], n=3"),
+        (
+            "A5.wide",
+            "equivalent at 4 layers, 136 wide, 262k tokens, CPU: not shown as stated, but within 0.05 of it",
+            "lower loss by 0.0086 [0.0552 higher to 0.0723 lower], n=4",
+        ),
+    ],
+)
+def test_a_row_says_what_was_found_and_where(shown: dict[str, rows.Row], name: str, verdict: str, measured: str):
+    assert (shown[name].verdict, shown[name].measured) == (verdict, measured)
+
+
+def test_no_effect_is_printed_with_a_sign(shown: dict[str, rows.Row]):
+    for row in shown.values():
+        words = [wording.expected(row.claim), row.measured, wording.allowed(row.claim), *map(wording.guard, row.claim["guards"])]
+        assert not any(re.search(r"(?<![\w.])[-+−]\d", one) for one in words), (row.claim["id"], words)
+
+
+def test_places_are_the_arms_own(shown: dict[str, rows.Row]):
+    """Older results have the first arm's shape for all arms, and one without the lengths of a curve."""
+    assert shown["A13.flash"].claim["where"].startswith("12 layers, 768 wide, T=512")
+    assert shown["A13.flash"].where == "one layer, 768 wide, T=64 to 1024, cpu"
+    batch = "4 layers, 128 wide, T=256, bytes tokens, {} a step, fp32, cpu"
+    assert shown["D2.small_batch"].where == f"{batch.format('2,048')}, against {batch.format('4,096')}"
+    assert shown["D2.muon"].where == batch.format("2,048")
+    assert shown["D2.no_small_batch"].where == batch.format("4,096")
+    assert shown["B5.deep"].where.startswith("7 layers, 96 wide, T=256, ")
+    assert shown["A0"].where.count("; its loss at ") == 1
+
+
+def test_new_results_name_both_shapes(tmp_path: Path):
+    """As the row of older ones does."""
+    arms = {"mha": ["attention=flash"], "mqa": ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"]}
+    (found,) = resulted(loaded(tmp_path / "made", study(arms=arms, claims=[SPEED])), speeds(FAST, SAME))["claims"]
+    timed, trained = found["where"].split("; its loss at ")
+    assert timed == trained
+    assert re.match(r"2 layers, 32 wide, T=32, \w+ tokens, 256 a step, .*, against 2 layers, 64 wide, T=32, \w+ tokens, 512 a step", timed)
+
+
+def test_rows_confirmed_by_slack_alone_are_equivalent(shown: dict[str, rows.Row]):
+    assert {name for name, row in shown.items() if row.by_new_rule} == {"A5.wide", "A9.loss", "B3.loss"}
+    assert all(row.claim["word"] == "confirmed" for row in shown.values() if row.by_new_rule)
+    assert "confirmed through its slack alone; judged by the new rule" in shown["B3.loss"].notes
+
+
+@pytest.mark.parametrize(
+    ("expected", "two_sided", "mid", "equivalent"),
+    [  # of 3 pairs with a standard error of 0.01: the one-sided 95% bound lies 2.920 × 0.01 away, the two-sided one 4.303 × 0.01
+        ([0.0, None], False, 0.0293, False),
+        ([0.0, None], False, 0.0291, True),
+        ([None, 0.0], False, -0.0291, True),
+        ([-0.5, 0.0], False, 0.2, False),
+        ([-0.5, 0.0], True, 0.2, True),
+    ],
+)
+def test_the_one_sided_bound_decides(tmp_path: Path, expected: list[float | None], two_sided: bool, mid: float, equivalent: bool):
+    direction = "worse" if expected[0] is None else "better"
+    one = loaded(
+        tmp_path / "made", study(claims=[claim(LOSS, expected=expected, two_sided=two_sided, slack={"cpu": 0.3}, direction=direction)])
+    )
+    results = resulted(one, speeds(FAST, SAME))
+    half = 4.302653 * 0.01
+    results["claims"][0] |= {"word": "confirmed", "measured": {"mid": mid, "low": mid - half, "high": mid + half}, "n": 3}
+    del results["claims"][0]["ledger"]
+    (row,) = rows.rows([results], {"made": one})
+    assert row.by_new_rule is equivalent
+    (fresh,) = rows.rows([{**results, "claims": [{**results["claims"][0], "ledger": []}]}], {"made": one})
+    assert not fresh.by_new_rule  # its judge has decided by it
+
+
+def test_what_is_counted_apart(shown: dict[str, rows.Row]):
+    found = rows.sections(list(shown.values()))
+    ids = {standing.name: {row.claim["id"] for row in some} for standing, some in found.items()}
+    assert ids["withdrawn"] == {"D2.small_batch", "D2.no_muon", "D2.no_qk_norm"}
+    assert {"A1.kv", "A12.params", "A12.adamw", "C2.speed"} <= ids["there"]
+    assert {"A0", "A1.speed", "A12.activations", "A4.scores", "D2.recipe"} <= ids["stand_in"]  # about a GPU
+    assert {"A17.time", "B3.loss", "D2.worth_muon", "D2.batch"} <= ids["project"]
+    confirmed = [row.claim["id"] for row in shown.values() if row.claim["id"].startswith("D2.") and row.claim["word"] == "confirmed"]
+    assert len(confirmed) == 10
+    assert len([name for name in confirmed if name in ids["project"] | ids["withdrawn"]]) == 10
+    heading = rows.headline(list(shown.values()))
+    assert "23 refuted, 17 inconclusive on a CPU in place of the GPU or the larger model they are about" in heading
+    assert sum(int(n) for n in re.findall(r"\d+(?= (?:confirmed|equivalent|refuted|inconclusive))", heading)) == len(shown) == 89
+
+
+def test_a_gpus_result_stands_for_itself(tmp_path: Path):
+    one = loaded(tmp_path / "made", study(claims=[SPEED], scales=at(speaks_for="a CPU")))
+    results = resulted(one, speeds(FAST, SAME))
+    for device, standing in (("cpu", rows.Standing.stand_in), ("cuda", rows.Standing.there)):
+        (row,) = rows.rows([{**results, "hardware": {**results["hardware"], "device": device}}], {"made": one})
+        assert row.standing is standing
+
+
+def test_false_verdicts_to_expect(shown: dict[str, rows.Row]):
+    every = list(shown.values())
+    exact = {row.claim["id"] for row in every if not row.alpha}
+    assert {"A1.kv", "A6.memory", "C1.collections"} <= exact
+    assert {"A1.speed", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
+    assert len(exact) == 19
+    assert rows.errors(every).startswith("70 of the 89 rows rest on measurements with noise. Up to 3.5 false verdicts are to be expected")
+
+
+def test_bounds_that_were_passed_are_explained(shown: dict[str, rows.Row]):
+    beyond = {name for name, row in shown.items() if text.BEYOND in row.notes}
+    assert beyond == {"A18.long.sliding", "A18.long.flash", "B5.wide_speed"}
+    assert all("FLOPs are no bound here" in "; ".join(shown[name].notes) for name in beyond)
+
+
+def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
+    one = loaded(tmp_path / "made", study(claims=[SPEED]))
+    small, large = (resulted(one, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052]))
+    large["claims"][0]["where"] = large["claims"][0]["where"].replace("512 a step", "1,024 a step")
+    first, second = rows.rows([small, large], {"made": one})
+    assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
+    assert second.notes[0] == "depends on shape: confirmed at 16 × 32 tokens, CPU"
+    assert not any("depends" in note for row in rows.rows([small, small], {"made": one}) for note in row.notes)
+
+
+def test_notes_of_the_ledger_and_of_results_without_one(tmp_path: Path, shown: dict[str, rows.Row]):
+    assert shown["A1.speed"].notes == ["registered the old way, one sitting"]
+    assert shown["A1.kv"].notes == ["registered the old way"]
+    results = resulted(loaded(tmp_path / "made", study(claims=[LOSS])), speeds(FAST, SAME))
+    results["claims"][0]["ledger"] = ["registered after 2 runs", "3 looks"]
+    (row,) = rows.rows([results], {})
+    assert row.notes == ["registered after 2 runs", "3 looks"]
+
+
+def test_what_is_withdrawn_leaves_the_readme(written: dict[Path, str], shown: dict[str, rows.Row]):
+    assert "small_batch" not in leaderboard.head(list(shown.values()))
+    assert "1.80" not in written[REPO / "README.md"]
+    races = [line for line in written[STUDIES / "README.md"].splitlines() if line.startswith(("| recipe (", "| without"))]
+    assert len(races) == 8
+    assert ["| withdrawn; " in line for line in races] == [False] * 5 + [True] * 3
+
+
+# --- words -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metric", "scale", "low", "high", "words"),
+    [
+        ("tokens_per_s", "ratio", 1.2, 1.3, "20% to 30% faster"),
+        ("tokens_per_s", "ratio", 1.0, None, "not slower"),
+        ("tokens_per_s", "ratio", 0.95, 1.05, "5% slower to 5% faster"),
+        ("tokens_per_s", "ratio", None, 1.0, "no gain"),
+        ("memory_mib", "ratio", 1.0, None, "no more memory"),
+        ("memory_mib", "ratio", 1.25, None, "at least 20% less memory"),
+        ("step_ms", "ratio", 0.75, None, "at most 33.3% more time"),
+        ("val_loss", "difference", 0.0, None, "no higher loss"),
+        ("val_loss", "difference", 0.02, None, "lower loss by at least 0.0200"),
+        ("val_loss", "difference", -0.02, None, "higher loss by at most 0.0200"),
+        ("val_loss", "difference", None, -0.02, "higher loss by at least 0.0200"),
+        ("val_loss", "difference", -0.04, -0.02, "0.0200 to 0.0400 higher"),
+        ("share", "value", 0.4, 0.5, "40.0% to 50.0%"),
+        ("decode_ms", "value", None, 20, "at most 20 ms"),
+        ("exponent", "value", 1.75, None, "at least 1.75"),
+    ],
+)
+def test_expected_in_words(metric: str, scale: str, low: float | None, high: float | None, words: str):
+    assert wording.expected({"metric": metric, "scale": scale, "expected": [low, high]}) == words
+
+
+@pytest.mark.parametrize(
+    ("metric", "scale", "x"),
+    [(name, scale, x) for name in ("tokens_per_s", "val_loss", "memory_mib") for scale, x in (("ratio", 1.3), ("difference", 0.3))],
+)
+def test_worse_and_better_never_read_alike(metric: str, scale: str, x: float):
+    better, worse = (wording.gain(one, METRICS[metric], Scale(scale)) for one in (x, 1 / x if scale == "ratio" else -x))
+    assert METRICS[metric].gain in better
+    assert METRICS[metric].loss in worse
+
+
+def test_guards_in_words(shown: dict[str, rows.Row]):
+    memory, loss = map(wording.guard, shown["A0"].claim["guards"])
+    assert memory == "memory: 24.9% less memory, allowed: no more memory"
+    assert loss == "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], allowed: at most 2% higher loss"
+
+
+def test_an_unknown_shape_is_named_by_its_scale(shown: dict[str, rows.Row]):
+    row = shown["A1.speed"]
+    assert place.short(row.one, {**row.claim, "where": "a cupboard"}, None) == "scale cpu"
+
+
+# --- the plots ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "ratio", "ticks", "logarithmic"),
+    [
+        ([0.0, 10.0], False, [0, 2, 4, 6, 8, 10], False),
+        ([-0.11, 0.18], False, [-0.1, -0.05, 0, 0.05, 0.1, 0.15], False),
+        ([0.35, 0.5], False, [0.35, 0.4, 0.45, 0.5], False),
+        ([1.2, 1.3], True, [1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3], True),
+        ([5.6, 3452.0], False, [5, 10, 20, 50, 100, 200, 500, 1000, 2000], True),
+        ([1e-6, 1e6], True, [10.0**power for power in range(-6, 7)], True),
+        ([3.0], False, [2.9, 2.95, 3.0, 3.05, 3.1], False),
+    ],
+)
+def test_axes_hold_what_is_drawn_and_have_round_ticks(values: list[float], ratio: bool, ticks: list[float], logarithmic: bool):
+    axis = forest.axis(values, ratio=ratio)
+    assert (axis.ticks, axis.logarithmic) == (pytest.approx(ticks), logarithmic)
+    assert axis.low < min(values) <= max(values) < axis.high
+    assert [axis.x(x) for x in values] == sorted(axis.x(x) for x in values)
+    assert axis.x(axis.low) == axis.x(axis.low - 1) == forest.LABEL
+    if logarithmic:
+        assert axis.x(math.sqrt(axis.low * axis.high)) == pytest.approx((axis.x(axis.low) + axis.x(axis.high)) / 2)
+
+
+def test_a_plot_draws_each_part_where_it_is():
+    axis = forest.Axis(low=0.0, high=1.0, logarithmic=False, ticks=[0.0, 0.5, 1.0])
+    lines = [
+        forest.Line(label="a", title="A", look="refuted", mid=0.5, low=0.25, high=0.75, stated=(0.6, None), bound=0.9),
+        forest.Line(label="<b>", title="B & C", look="confirmed", mid=0.2, low=0.2, high=0.2),
+    ]
+    drawn = str(forest.svg(lines, axis, title="a unit", tick=lambda x: f"{x:g}!"))
+    x = {share: f"{axis.x(share):.1f}" for share in (0.2, 0.25, 0.5, 0.6, 0.75, 0.9, 1.0)}
+    assert f'<rect class="stated" x="{x[0.6]}"' in drawn
+    assert f'width="{axis.x(1.0) - axis.x(0.6):.1f}"' in drawn
+    assert f'class="bound" d="M{x[0.9]} ' in drawn
+    assert f'class="interval" d="M{x[0.25]} 10.0H{x[0.75]}' in drawn
+    assert f'<circle cx="{x[0.5]}" cy="10.0"' in drawn
+    assert f'<circle cx="{x[0.2]}" cy="30.0"' in drawn
+    assert drawn.count('class="interval"') == drawn.count('class="stated"') == drawn.count('class="bound"') == 1
+    assert re.findall(r">([\d.]+)!<", drawn) == ["0", "0.5", "1"]
+    assert len(ElementTree.fromstring(drawn)) == len(axis.ticks) * 2 + 4
+    assert "&lt;b&gt;" in drawn
+    assert "<b>" not in drawn
+
+
+# --- the page ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str], shown: dict[str, rows.Row]):
+    page = written[STUDIES / "board.html"]
+    seen = text_of(page)
+    for row in shown.values():
+        assert f"{row.claim['statement']} {wording.metric(row.claim)}: {wording.expected(row.claim)}" in seen
+        assert row.verdict in seen
+        assert row.measured in seen
+    assert page.count("<svg") == len(board.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
+    drawn = sum(row.claim["measured"] is not None for row in shown.values())
+    assert page.count("<circle") == drawn == 88
+    assert "Without a figure: A7.steps." in seen
+
+
+def test_the_page_is_one_small_file_without_scripts_or_other_files(written: dict[Path, str]):
+    page = written[STUDIES / "board.html"]
+    assert len(page.encode()) < 300_000
+    assert "<script" not in page
+    assert "script-src 'none'" in html.unescape(page)
+    assert not re.search(r"https?:|\bsrc=|\bhref=|@import|url\(", page)
+    assert page.count("<table>") == page.count("</table>") == 4
+
+
+def test_names_and_values_stay_text(tmp_path: Path):
+    results: Json = json.loads(next((STUDIES / "gqa").glob("results.*.json")).read_text())
+    made = copy.deepcopy(results["claims"][0]) | {"id": EVIL, "statement": EVIL, "where": EVIL, "arm": EVIL}
+    results |= {"claims": [made], "study": EVIL, "date": EVIL}
+    page = board.render(EVIL, rows.rows([results], {}))
+    assert EVIL not in page
+    assert "<img" not in page
+    assert "<script" not in page
+    assert html.escape(EVIL, quote=False)[:12] in page

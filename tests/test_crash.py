@@ -1,0 +1,337 @@
+"""Crash consistency: what a process does to the disk, cut at every point.
+
+The calls of a run's start, saves, stop, resume, end and report are recorded once. Then each prefix is what a SIGKILL leaves. A power cut
+leaves less of it: what was written and not synced may be missing or cut, and so may a name that was made, changed or removed since its
+folder was synced. Every such state must be read as a checkpoint with its rows, never an older one than the last that was whole, and go on
+to the bits of the run that nobody cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nocap.launch import multirun
+from nocap.launch.grid import Cell, Grid, Result
+from nocap.launch.plan import Plan, outcome
+from nocap.store.checkpoints import half_saved, saved_steps
+from nocap.store.record import Metrics
+from nocap.store.runs import load
+from nocap.training import checkpoint
+from tests.attempts import state_of
+from tests.in_process import STEPS, planned, start
+
+Op = tuple[str, ...]  # write PATH, sync PATH, make PATH, move PATH PATH, remove PATH; paths below the root
+Tree = dict[str, bytes | None]  # path → content; None for a folder
+
+
+# --- recording --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Recorder:
+    """The calls below `root` in order, and what each written file then held."""
+
+    root: Path
+    ops: list[Op] = field(default_factory=list)
+    contents: dict[int, bytes] = field(default_factory=dict)  # number of a write → the file's content after it
+    marks: dict[str, int] = field(default_factory=dict)
+    recording: bool = False
+    _known: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    def inside(self, path: object) -> str | None:
+        if not isinstance(path, str | os.PathLike):
+            return None
+        whole = os.path.abspath(os.fspath(path))
+        return os.path.relpath(whole, self.root) if whole.startswith(f"{self.root}/") else None
+
+    def look(self) -> None:
+        """Note what was written since the last look: Python's buffers and safetensors write without a call that can be seen."""
+        for path in sorted(self.root.rglob("*")):
+            if path.is_file():
+                found = path.stat()
+                stamp, name = (found.st_ino, found.st_size, found.st_mtime_ns), str(path.relative_to(self.root))
+                if self._known.get(name) != stamp:
+                    self._known[name] = stamp
+                    self.contents[len(self.ops)] = path.read_bytes()
+                    self.ops.append(("write", name))
+
+    def note(self, *op: str | None) -> None:
+        if None not in op:
+            self.look()
+            self.ops.append(tuple(map(str, op)))
+            if op[0] == "move":  # the file keeps its stamp under its new name, and what was below that is gone
+                old, new = str(op[1]), str(op[2])
+                moved = {new + name[len(old) :]: stamp for name, stamp in self._known.items() if name == old or name.startswith(f"{old}/")}
+                self._known = {name: stamp for name, stamp in self._known.items() if name != old and not name.startswith(f"{old}/")} | moved
+
+    def mark(self, name: str) -> None:
+        self.look()
+        self.marks[name] = len(self.ops)
+
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.recording or event not in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+            return
+        self.recording = False
+        try:
+            paths = [self.inside(one) for one in (arguments[:2] if event == "os.rename" else arguments[:1])]
+            if event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None):  # relative to an open folder, as rmtree removes
+                folder = os.readlink(f"/proc/self/fd/{arguments[1]}")
+                paths = [self.inside(os.path.join(folder, arguments[0]))]
+            self.note({"os.mkdir": "make", "os.rename": "move"}.get(event, "remove"), *paths)
+        finally:
+            self.recording = True
+
+
+@contextmanager
+def recorded(root: Path) -> Iterator[Recorder]:
+    made, sync = Recorder(root), os.fsync
+    sys.addaudithook(made.hook)  # it stays in this process, and does nothing once it does not record
+
+    def fsync(descriptor: int) -> None:
+        made.recording = False
+        made.note("sync", made.inside(os.readlink(f"/proc/self/fd/{descriptor}")))
+        made.recording = True
+        sync(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        made.recording = True
+        yield made
+    made.recording = False
+    made.look()
+
+
+# --- replaying --------------------------------------------------------------------------------------------------------------------------
+
+
+def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept") -> Tree:
+    """The files after the first calls. `data`: what was not synced is kept, cut in half, or lost; `names`: so are names, or lost.
+
+    A name is lost when its folder was not synced after it was made, moved or removed. A file that was synced keeps its own.
+    """
+    tree: Tree = {}
+    lost = _lost_names(made.ops[:first]) if names == "lost" else set()
+    durable: dict[str, bytes] = {}
+    for number, (kind, path, *more) in enumerate(made.ops[:first]):
+        if kind == "write":
+            tree[path] = made.contents[number]
+        elif kind == "sync" and tree.get(path) is not None:
+            durable[path] = tree[path] or b""
+        elif number in lost:
+            continue
+        elif kind == "make":
+            tree[path] = None
+        elif kind == "remove":
+            tree.pop(path, None)
+        elif kind == "move":
+            _move(tree, path, more[0])
+            _move(durable, path, more[0])
+    if data != "kept":
+        for path, content in tree.items():
+            if content is not None and content != durable.get(path, b""):
+                old = durable.get(path, b"")
+                whole = content if content.startswith(old) else b""
+                tree[path] = old if data == "lost" else content[: (len(old) + len(whole or content)) // 2]
+    return {path: content for path, content in tree.items() if all(str(up) in tree for up in Path(path).parents if str(up) != ".")}
+
+
+def _move(tree: dict[str, Any], old: str, new: str) -> None:
+    for path in [path for path in tree if path == old or path.startswith(f"{old}/")]:
+        tree[new + path[len(old) :]] = tree.pop(path)
+
+
+def _lost_names(ops: Sequence[Op]) -> set[int]:
+    """The moves and removals since the last sync of their folder. Those of a folder are lost together, as a journal keeps their order."""
+    open_: dict[str, list[int]] = {}
+    for number, (kind, path, *more) in enumerate(ops):
+        if kind == "sync":
+            open_.pop(path, None)
+        elif kind in ("move", "remove"):
+            open_.setdefault(str(Path(more[0] if more else path).parent), []).append(number)
+    return {number for numbers in open_.values() for number in numbers}
+
+
+def states(made: Recorder, every: int = 1) -> Iterator[tuple[str, Tree]]:
+    """Each prefix, as a kill and as a power cut leave it. Equal states once."""
+    seen: set[int] = set()
+    for first in [*range(0, len(made.ops), every), len(made.ops)]:
+        for data, names in itertools.product(("kept", "cut", "lost"), ("kept", "lost")):
+            tree = after(made, first, data=data, names=names)
+            if (mark := hash(tuple(sorted(tree.items(), key=lambda item: item[0])))) not in seen:
+                seen.add(mark)
+                yield f"after {first} calls, data {data}, names {names}", tree
+
+
+def put(tree: Tree, root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    for path, content in sorted(tree.items()):
+        if content is None:
+            (root / path).mkdir(parents=True, exist_ok=True)
+        else:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(content)
+
+
+# --- what every state must be -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Twin:
+    """The run that nobody cut."""
+
+    out: Path
+    this: Plan
+    made: Recorder
+
+    @property
+    def root(self) -> Path:
+        return self.out / "runs"
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
+    """A grid's cell that is begun, stopped in its fifth step, resumed, ended and reported, with all that it did to the disk."""
+    out = tmp_path_factory.mktemp("twin") / "out"
+    out.mkdir()
+    this = planned(out)
+    with recorded(out) as made:
+        grid_of(out).write()
+        start(this, stop_after=4)
+        made.mark("resume")
+        start(planned(out))
+        made.mark("report")
+        report_of(out)
+    return Twin(out, this, made)
+
+
+def grid_of(out: Path) -> Grid:
+    return Grid(name="g", folder=out / "grids" / "g", swept=(), cells=(Cell(overrides=(), label="", plan=planned(out)),))
+
+
+def report_of(out: Path) -> None:
+    """What a grid does after its last cell, or when the same command finds all of them done."""
+    grid = grid_of(out)
+    assert multirun._report(grid, {cell.plan.identity: Result(status="finished") for cell in grid.cells}, stopped=False) == 0
+
+
+def durable_step(made: Recorder, first: int) -> int:
+    """The newest checkpoint whose place was synced."""
+    steps, waiting = [0], 0
+    for kind, path, *more in made.ops[:first]:
+        if kind == "move" and Path(more[0]).name.startswith("step-"):
+            waiting = int(Path(more[0]).name[5:])
+        if kind == "sync" and Path(path).name == "checkpoints":
+            steps.append(waiting)
+    return max(steps)
+
+
+def check(what: str, at: Path, twin: Twin, *, least: int) -> int:
+    """Read the state as a resume would; the step of its checkpoint."""
+    this = planned(at)
+    root = this.run_dir / "checkpoints"
+    ended = outcome(this)
+    if ended is not None:
+        assert (ended["status"], load([this.run_dir]).unreadable) == ("finished", {}), what
+        assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
+    found = checkpoint.find(root, misfit=partial(_of_this_run, run=this.run_dir.name))
+    assert found.step >= least, f"{what}: the checkpoint of step {least} was whole, and {found.step} is found; {found.invalid}"
+    assert not found.invalid or found.path is not None, f"{what}: {found.invalid}"
+    if found.path is not None:
+        known = (found.path / "metrics.jsonl").read_bytes()
+        rows = Metrics(twin.this.run_dir / "metrics.jsonl").rows()
+        again = Metrics(this.run_dir / "metrics.jsonl")
+        again.put_back(known, source="it")
+        losses = [row["train/loss"] for row in again.rows()]
+        assert losses == [row["train/loss"] for row in rows if row["step"] < found.step], what
+    return found.step
+
+
+def _of_this_run(path: Path, *, run: str) -> str | None:
+    return None if path.parents[1].name == run else "another run's"
+
+
+def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
+    this = planned(at)
+    grid_of(at).write()
+    if outcome(this) is None:
+        start(this)
+    assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
+    assert outcome(planned(at)) is not None, what
+    report_of(at)
+    assert (at / "grids" / "g" / "report.html").read_text().rstrip().endswith("</html>"), what
+    assert [record.identity for record in load([at / "grids" / "g"]).records] == [this.identity], what
+    assert half_saved(this.run_dir / "checkpoints") == [], what
+    assert saved_steps(this.run_dir)[0] == STEPS
+
+
+def tried(twin: Twin, tmp_path: Path, *, every: int, resumed: Callable[[int], bool]) -> tuple[int, int]:
+    """How many states were read, and how many of those trained to their end."""
+    read = trained = 0
+    for what, tree in states(twin.made, every):
+        at = tmp_path / "state"
+        put(tree, at)
+        first = int(what.split()[1])
+        check(what, at, twin, least=durable_step(twin.made, first))
+        if resumed(read):
+            resumes_to_the_same_bits(what, at, twin)
+            trained += 1
+        read += 1
+    return read, trained
+
+
+def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> None:
+    put(after(twin.made, len(twin.made.ops)), tmp_path / "again")
+    files = {str(path.relative_to(twin.out)): path for path in twin.out.rglob("*") if path.is_file()}
+    replayed = {str(path.relative_to(tmp_path / "again")): path for path in (tmp_path / "again").rglob("*") if path.is_file()}
+    assert replayed.keys() == files.keys()
+    assert all(path.read_bytes() == files[name].read_bytes() for name, path in replayed.items())
+    kinds = {op[0] for op in twin.made.ops}
+    assert kinds == {"write", "sync", "make", "move", "remove"}
+    assert 0 < twin.made.marks["resume"] < twin.made.marks["report"] < len(twin.made.ops)
+
+
+def test_some_cuts_of_a_run_are_read_as_the_right_checkpoint_and_resume(twin: Twin, tmp_path: Path) -> None:
+    read, trained = tried(twin, tmp_path, every=31, resumed=lambda number: number % 20 == 3)
+    print(f"{read} states of {len(twin.made.ops)} calls, {trained} trained to their end")
+    assert read > 15
+    assert trained >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_one_in_twenty_resumes(twin: Twin, tmp_path: Path) -> None:
+    chance = random.Random(13)
+    read, trained = tried(twin, tmp_path, every=1, resumed=lambda number: chance.random() < 1 / 20)
+    print(f"{read} states of {len(twin.made.ops)} calls, {trained} trained to their end")
+    assert read > 300
+    assert trained > 10
+
+
+def test_a_save_that_is_not_synced_would_be_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker sees the fault that it is for: a writer that renames before its files are on the disk."""
+    monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
+    out = tmp_path / "out"
+    out.mkdir()
+    this = planned(out)
+    with recorded(out) as made:
+        start(this, stop_after=4)
+    broken = Twin(out, this, made)
+    invalid = 0
+    for _, tree in states(made, 13):
+        put(tree, tmp_path / "state")
+        invalid += len(checkpoint.find(planned(tmp_path / "state").run_dir / "checkpoints").invalid)
+    assert broken.root.is_dir()
+    assert invalid > 2

@@ -1,0 +1,149 @@
+"""The GPU day's host side (experiments/gpu_day): its budget, a step that fails or hangs, what is missing, what it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO
+
+FOLDER = REPO / "experiments" / "gpu_day"
+
+
+@pytest.fixture(scope="module")
+def day() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_day", FOLDER / "day.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["gpu_day"] = module = importlib.util.module_from_spec(spec)  # where dataclasses look their annotations up
+    spec.loader.exec_module(module)
+    return module
+
+
+def writes(content: object) -> str:
+    return f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({json.dumps(content)!r}); print('done')"
+
+
+def step(day: ModuleType, code: str, **more: Any) -> Any:
+    return day.Step(
+        **{"limit_s": 20, "words": lambda shared, path: ["-c", code, str(path)], "figure": lambda found: f"found {found}", **more}
+    )
+
+
+def test_all_steps_take_25_minutes_and_the_readmes_commands_eight(day: ModuleType) -> None:
+    limits = {name: step.limit_s for name, step in day.STEPS.items()}
+    assert sum(limits.values()) <= 25 * 60
+    text = (FOLDER / "README.md").read_text()
+    commands = [re.match(r"[a-z ]+", line)[0].split() for line in re.findall(r"^python experiments/gpu_day/day\.py (.*)", text, re.M)]  # type: ignore[index]
+    assert [name for command in commands for name in command] == list(limits)
+    assert max(sum(limits[name] for name in command) for command in commands) <= 8 * 60
+    assert re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M) == [(name, str(limit)) for name, limit in limits.items()]
+
+
+def test_what_a_step_leaves_outlives_the_next_ones_failure(
+    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {
+        "good": step(day, writes({"a": 1})),
+        "bad": step(day, "import sys; print('half'); sys.exit('it broke')"),
+        "long": step(day, "import time; print('began', flush=True); time.sleep(60)", limit_s=0.5),
+        "absent": step(day, "", skip=lambda shared: "no folder was named"),
+        "other": step(day, writes([2]), figure=lambda found: found["a"]),
+    }
+    monkeypatch.setattr(day, "STEPS", steps)
+    began = time.monotonic()
+    assert day.main(["good", "bad", "long", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 1
+    assert time.monotonic() - began < 15
+    assert day.main(["other", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "day.json").read_text())
+    rows = {row["step"]: (row["rc"], row["json"], row["figure"] or row["skipped"], row["tail"]) for row in found["rows"]}
+    assert rows == {
+        "good": (0, "good.json", "found {'a': 1}", ["done"]),
+        "bad": (1, None, "it broke", ["half", "it broke"]),
+        "long": (None, None, "began", ["began"]),
+        "absent": (None, None, "no folder was named", []),
+        "other": (0, "other.json", "done", ["done"]),
+    }
+    assert json.loads((tmp_path / "good.json").read_text()) == {"a": 1}
+    assert "long       too long" in capsys.readouterr().out
+
+
+def test_a_machine_without_what_every_step_needs_is_refused(
+    day: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(day, "_version", lambda name: None if name in ("torch", "wandb") else "1")
+    assert day.main([]) == 2
+    out, err = capsys.readouterr()
+    assert "missing: torch" in out
+    assert "wandb" not in out  # nothing here uses it
+    assert err == "gpu day: no step can run: torch is missing\n"
+    with pytest.raises(SystemExit) as ended:
+        day.main(["nonsense"])
+    assert ended.value.code == 2
+
+
+BENCH = {
+    "hardware": {"name": "NVIDIA H200"},
+    "arms": [
+        {
+            "label": "a",
+            "status": "measured",
+            "tokens_per_step": 16384,
+            "tokens_per_s": 4e5,
+            "mfu": {"nominal": 0.3},
+            "memory_mib": {"peak": 9000.4},
+        },
+        {"label": "b", "status": "measured", "speed": {"ratio": 1.05}},
+        {"label": "c", "status": "does not fit", "speed": None},
+    ],
+}
+GRAPHED = {"label": "trainer.cuda_graphs=true", "tokens_per_step": 2048, "tokens_per_s": 2e5, "memory_mib": {"peak": 3000.2}}
+CHALLENGE = {
+    "hardware": {"name": "NVIDIA H200"},
+    "shape": {"micro_batch": 16, "accumulation": 4, "seq_len": 1024},
+    "ratio": 1.02,
+    "tokens_per_s": {"nocap": 5e5, "challenge": 4.9e5},
+    "control": {"nocap": 1.001, "challenge": 0.998},
+    "runs": [{"who": "challenge", "peak_mib": 9829}, {"who": "nocap", "peak_mib": 9700.2}],
+}
+
+
+def test_lines_of_the_summary_and_rows_for_the_page(day: ModuleType, tmp_path: Path) -> None:
+    assert day._bench(BENCH) == "400,000 tokens/s, MFU 30.0%; b 1.050×; c does not fit"
+    assert day._challenge(CHALLENGE) == "nocap makes 1.020 of its tokens/s (second run over first: nocap 1.001, challenge 0.998)"
+    (tmp_path / "challenge.json").write_text(json.dumps(CHALLENGE))
+    assert [row.split(" | ")[3] for row in day.speed_rows(tmp_path)] == ["–", "–"]  # no peak is known
+    (tmp_path / "bench.json").write_text(json.dumps(BENCH))
+    (tmp_path / "graphs.json").write_text(json.dumps({**BENCH, "arms": [BENCH["arms"][0], GRAPHED]}))
+    rows = day.speed_rows(tmp_path)
+    assert [row.split(" | ")[1:5] for row in rows] == [
+        ["nocap, a step of 16,384 tokens", "400,000", "30.0%", "9,000"],
+        ["nocap with `trainer.cuda_graphs=true`, a step of 2,048 tokens", "200,000", "15.0%", "3,000"],
+        ["nocap, a step of 65,536 tokens", "500,000", "37.5%", "9,700"],
+        ["the challenge's loop, a step of 65,536 tokens", "490,000", "36.8%", "9,829"],
+    ]
+    header = next(line for line in (REPO / "docs" / "speed.md").read_text().splitlines() if line.startswith("| device"))
+    assert {row.count("|") for row in rows} == {header.count("|")}
+
+
+def test_the_arms_of_the_bench_compose(day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the bench would on a GPU, which is taken to be there."""
+    from nocap.config import hardware
+    from nocap.measure.arms import compose_arms
+
+    monkeypatch.setattr(hardware, "check_device", lambda *given, **named: None)
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: ("NVIDIA H200",))
+    shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=None)
+    assert [arm.label for arm in compose_arms(shared.shape, day.ARMS)] == list(day.ARMS)
+    words = day.graphs(shared, tmp_path / "graphs.json")
+    arms = [word for flag, word in pairwise(words) if flag == "--arm"]
+    assert len(compose_arms(words[2 : words.index("--arm")], arms)) == 3

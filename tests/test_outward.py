@@ -1,0 +1,413 @@
+"""What leaves the process: no secret in any file, page or line, no terminal control on a screen, no markup from a record."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import os
+import random
+import string
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nocap import compare
+from nocap.config.compose import compose, composed
+from nocap.config.errors import refusals
+from nocap.config.outward import guarded, is_secret_name, redact, visible
+from nocap.judge import report
+from nocap.judge.rows import rows, to_csv
+from nocap.launch import head
+from nocap.launch import plan as planning
+from nocap.launch.grid import Cell, Grid
+from nocap.launch.plan import Plan
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession
+from nocap.show.table import markdown, table, tame
+from nocap.store import git
+from nocap.store.files import append_text, write_text
+from nocap.store.identity import digest
+from nocap.store.record import Metrics, write_json
+from nocap.store.tracking import open_tracker
+from nocap.study import leaderboard, ledger
+from nocap.training.terminal import Reporter
+from tests.attempts import on_a_terminal
+from tests.conftest import REPO, SMALL
+from tests.made_grid import made, record_of
+
+
+def some(n: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+    """Made up here, so that no file of the repository looks as if it held a token."""
+    return "".join(random.Random(n).choices(alphabet, k=n - 2)) + "A1"
+
+
+UPPER, LOWER, HEX = string.ascii_uppercase + string.digits, string.ascii_lowercase + string.digits, "0123456789abcdef"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0." + some(43)
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{some(64)}\n{some(63)}\n-----END RSA PRIVATE KEY-----"
+SHAPES = {  # a name → a text with a secret in it, and the secret
+    "github": ("clone ghp_{}", some(36)),
+    "github, fine-grained": ("github_pat_{}", some(82)),
+    "gitlab": ("glpat-{}", some(20)),
+    "hugging face": ("/data/hf_{}/shards", some(34)),
+    "wandb": ("wandb_v1_{}", some(77)),
+    "openai": ("sk-proj-{}", some(48)),
+    "anthropic": ("sk-ant-api03-{}", some(95)),
+    "aws": ("AKIA{}", some(16, UPPER)),
+    "google": ("AIza{}", some(35)),
+    "slack": ("xoxb-123456789012-{}", some(24, LOWER).lower()),
+    "stripe": ("sk_" + "live_{}", some(24)),
+    "npm": ("npm_{}", some(36)),
+    "pypi": ("pypi-AgEIcHlwaS5vcmc{}", some(80)),
+    "sendgrid": ("SG." + some(22) + ".{}", some(43)),
+    "jwt": ("cookie {}", JWT),
+    "bearer": ("Authorization: Bearer {}", some(40, LOWER)),
+    "url": ("https://me:{}@example.org/shards", "hunter2-and-more"),
+    "url's user": ("https://{}@example.org/shards", some(40, HEX)),
+    "query": ("https://example.org/x?token={}&page=2", "hunter2-and-more"),
+    "azure": ("AccountKey={}", some(86) + "=="),
+    "private key": ("{}", PEM),
+    "assigned": ("+DB_PASSWORD = '{}'", "hunter2-and-more"),
+    "assigned in yaml": ("a: 1\npassword: {}\nb: 2", "hunter2-and-more"),
+}
+VARIABLES = {
+    "GITHUB_PAT": "not-of-any-shape-1",
+    "DB_PASSWD": "correct horse battery",
+    "WANDB_API_KEY": some(40, HEX),
+    "MY_API_KEY": 'k3y"of\\mine',
+    "PG_PWD": "p@ss/w%rd<&>1",
+    "SSHPASS": "überlang-und-geheim",
+    "SIGNING_SECRET": f"first line of it\n{some(50)}",
+}
+TEXTS = [text.format(secret) for text, secret in SHAPES.values()] + [f"x{value}y" for value in VARIABLES.values()]
+PLANTED = [secret for _, secret in SHAPES.values()] + list(VARIABLES.values()) + [some(64), some(50)]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    for name, word in {"A_TOKEN": "shuffled", "B_TOKEN": "finished", "C_SECRET": "synthetic", "D_KEY": "wandb_offline"}.items():
+        monkeypatch.setenv(name, word)  # words of the schema and of records
+
+
+def spellings(secret: str) -> set[str]:
+    return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], html.escape(secret), repr(secret)[1:-1]}
+
+
+def leaked(text: str) -> list[str]:
+    return [secret for secret in PLANTED if any(spelt in text for spelt in spellings(secret))]
+
+
+seen: list[Any] = []
+
+
+@dataclass
+class Recording(Tracker):
+    """Keeps what a tracker is given."""
+
+    kind: str = "recording"
+    tags: list[str] = field(default_factory=list)
+
+    def open(self, facts: RunFacts) -> TrackerSession:
+        seen.append([facts, self.tags])
+
+        class Session(TrackerSession):
+            def log(self, row: Any) -> None:
+                seen.append(row)
+
+            def finish(self, *, summary: Any, status: str) -> None:
+                seen.append([summary, status])
+
+        return Session()
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    chosen = composed([*SMALL, f"output_dir={tmp_path_factory.mktemp('out')}", f"cache_dir={tmp_path_factory.mktemp('cache')}"])
+    return planning.plan(chosen.run, choices=chosen.choices)
+
+
+def head_of_record(folder: Path, planned: Plan) -> None:
+    tagged = compose([*SMALL, "tracker=wandb"]).tracker
+    tagged.tags, tagged.group = [text for text in TEXTS if "\n" not in text], TEXTS[0]
+    init = type("Init", (), {"record": {"path": TEXTS[0]}, "clock_s": 0.0})()
+    moved = replace(planned, run_dir=folder, run=replace(planned.run, tracker=tagged), init=init, name=TEXTS[1])
+    head.write_record_head(moved)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["data"]["kind"], config["tracker"]["kind"]) == ("synthetic", "wandb")
+    assert json.loads((folder / "manifest.json").read_text())["identity"] == planned.identity
+
+
+def grid_file(folder: Path, planned: Plan) -> None:
+    cell = Cell(overrides=tuple(f"tracker.tags=[{text}]" for text in TEXTS), label=TEXTS[0], plan=planned)
+    Grid(name="g", folder=folder, swept=("seed",), cells=(cell,)).write()
+    assert json.loads((folder / "grid.json").read_text())["cells"][0]["identity"] == planned.identity
+
+
+def rows_and_summary(folder: Path, planned: Plan) -> None:
+    metrics = Metrics(folder / "metrics.jsonl")
+    metrics.append({"step": 0, "note": TEXTS, "train/loss": 1.5})
+    assert json.loads((folder / "metrics.jsonl").read_text())["train/loss"] == 1.5
+    write_json(folder / "summary.json", {"status": "finished", "error": TEXTS, "tracker": {"url": TEXTS}})
+    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+
+
+def logs_and_screen(folder: Path, planned: Plan) -> None:
+    reporter = Reporter(log_path=folder / "train.log", steps=1)
+    for text in TEXTS:
+        reporter.log(text)
+        append_text(folder / "train.log", text)
+        print(text)
+        print(text, file=sys.stderr)
+
+
+def studies(folder: Path, planned: Plan) -> None:
+    lines = [{"event": "registration", "claim": f"M.{i}.{text}", "hash": text} for i, text in enumerate(TEXTS)]
+    ledger.append(folder / ledger.FILE, lambda found: lines, {"machine": "abc", "folder": "abc", "scale": "cpu"})
+    results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
+    claim = results["claims"][0]
+    results["claims"] = [{**claim, "statement": text, "id": f"X{i}", "where": text} for i, text in enumerate(TEXTS)]
+    write_json(folder / "made.json", results)
+    (folder / "board" / "made").mkdir(parents=True)
+    raw = folder / "board" / "made" / "results.cpu.x.json"
+    raw.write_text(json.dumps({**results, "command": TEXTS[0]}))  # as somebody else's nocap may have written it
+    leaderboard.write(folder / "board", None)
+    raw.unlink()
+
+
+def comparisons(folder: Path, planned: Plan) -> None:
+    theirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]  # of a nocap that did not redact
+    words = [word for suffix in ("json", "csv", "html") for word in (f"--{suffix}", str(folder / f"out.{suffix}"))]
+    compare.main([str(folder.parent / "theirs"), *words])
+    compare.main(["--why", *(str(theirs[i]) for i in (0, 5))])
+    report.write(replace(made(1), problems=TEXTS), folder / "report.html")
+    print(table(["arm"], [[text] for text in TEXTS]))
+
+
+def mirrors(folder: Path, planned: Plan) -> None:
+    seen.clear()
+    tracker = Recording(tags=TEXTS)
+    facts = RunFacts(identity="0123abcd4567", name=TEXTS[0], arm="a", seed=0, run_dir=folder, config={"x": TEXTS}, tags=tuple(TEXTS))
+    session = open_tracker(tracker, facts, rows=[{"step": 0, "note": TEXTS}])
+    session.finish(summary={"error": TEXTS}, status="failed")
+    assert len(seen) == 3
+    (folder / "mirror").write_text(repr(seen))
+
+
+def copies(folder: Path, planned: Plan) -> None:
+    for i, text in enumerate(TEXTS):
+        write_text(folder / f"{i}.py", f"# {text}\n" if "\n" not in text else text)
+
+
+SINKS = (head_of_record, grid_file, rows_and_summary, logs_and_screen, studies, comparisons, mirrors, copies)
+
+
+@pytest.mark.parametrize("sink", SINKS, ids=lambda sink: sink.__name__)
+def test_no_secret_reaches_a_file_or_a_screen(
+    sink: Callable[[Path, Plan], None], tmp_path: Path, planned: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diff = "\n".join(f"+{text}" for text in TEXTS).encode()
+    monkeypatch.setattr(head, "git_state", lambda: {"commit": "c", "diff": git._bounded(diff)})
+    folder = tmp_path / "a"
+    folder.mkdir()
+    with guarded():
+        sink(folder, planned)
+    shown = {"the screen": "".join(capsys.readouterr())} | {str(p.name): p.read_text() for p in folder.rglob("*") if p.is_file()}
+    assert {name: found for name, text in shown.items() if (found := leaked(text))} == {}
+    assert any("redacted:" in text for text in shown.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_shape_by_itself(shape: str) -> None:
+    text, secret = SHAPES[shape]
+    assert leaked(redact(text.format(secret))) == []
+    assert redact({"a": [(text.format(secret),)]}) != {"a": [(text.format(secret),)]}
+
+
+def test_what_is_no_secret_stays() -> None:
+    """Names, digests, identities, paths, schemas, times: every line of the repository's configurations, code and results."""
+    files = [*(REPO / "conf").rglob("*.yaml"), *(REPO / "experiments").rglob("*.json"), *(REPO / "nocap").rglob("*.py")]
+    changed = [line for path in files for line in path.read_text().splitlines() if redact(line) != line]
+    assert changed == []
+    assert len(files) > 200
+    names = ("nano-mha-swiglu-cosine-adamw-s0-0123abcd4567", "/scratch/Group-A/data/Tokens_v2/train_000001.bin", "ssh://git@host/x")
+    for text in (some(64, HEX).lower(), "2026-11-20T10:11:12+0100", *names):
+        assert redact(text) == text
+
+
+SECRET = "GITHUB_PAT DB_PASSWD PGPASSWORD MYSQL_PWD HF_TOKEN sshpass OAUTH X_CREDS APIKEY SIGNING_SECRET AWS_SECRET_ACCESS_KEY DB_PASS"
+PUBLIC = "PATH PWD OLDPWD SSH_AUTH_SOCK SSH_ASKPASS GIT_AUTHOR_NAME COMPASS KEYBOARD_LAYOUT XAUTHORITY AWS_TOKEN_FILE PATTERN HOME"
+
+
+def test_names_of_secret_variables() -> None:
+    assert [name for name in (SECRET + " " + PUBLIC).split() if is_secret_name(name)] == SECRET.split()
+
+
+def test_a_secret_that_the_run_needs_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for override in ("output_dir=${oc.env:GITHUB_PAT}", "data.train=/x/${oc.env:WANDB_API_KEY}/y", f"cache_dir={tmp_path}/hf_{some(34)}"):
+        words = [word for word in SMALL if not word.startswith("data")] if override.startswith("data") else SMALL
+        with pytest.raises(SystemExit) as ended, refusals():
+            compose([*words, *(["data=shards", "data.val=x"] if override.startswith("data") else []), override])
+        err = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert err.startswith(f"nocap: {override.partition('=')[0]} must hold no secret")
+        assert "<redacted:" in err
+        assert err.count("\n") == 1
+        assert leaked(err) == []
+    assert list(tmp_path.iterdir()) == []
+    assert compose([*SMALL, "tracker=wandb", "tracker.mode=offline"]).data.kind == "synthetic"  # words of the schema
+
+
+def test_the_diff_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    (tmp_path / "nocap").mkdir()
+    (tmp_path / "conf").mkdir()
+    source = tmp_path / "nocap" / "a.py"
+    source.write_text("a = 1\n")
+    subprocess.run(["git", "-C", str(tmp_path), "add", "-A"], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "commit", "-qm", "a"], check=True)
+    monkeypatch.setattr(git, "PACKAGE", tmp_path / "nocap")
+    digests = set()
+    for content in ("a = 2\n", "# line\n" * 3_000_000, "x" * 20_000_000, b"# caf\xe9\n"):
+        source.write_bytes(content.encode() if isinstance(content, str) else content)
+        state = git.git_state()
+        assert state is not None
+        assert len(state["diff"]) < git.DIFF_BYTES + 100
+        assert ("are left out]" in state["diff"]) == (len(content) > git.DIFF_BYTES)
+        digests.add(state["diff_sha256"])
+    assert len(digests) == 4
+
+
+def test_the_library_of_shapes_is_not_imported_for_an_ordinary_text() -> None:
+    """It takes 0.3 s."""
+    code = (
+        "import sys; from nocap.config.outward import redact; from pathlib import Path\n"
+        f"for path in Path({str(REPO / 'conf')!r}).rglob('*.yaml'): redact(path.read_text())\n"
+        "redact({'identity': '0123abcd4567', 'sha256': 'ab12' * 16, 'started': '2026-11-20T10:11:12+0100'})\n"
+        "assert 'detect_secrets' not in sys.modules; redact('AKIA' + 'A1B2' * 4); assert 'detect_secrets' in sys.modules"
+    )
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=environ | {"PYTHONPATH": str(REPO)})
+
+
+# --- terminal control and markup -----------------------------------------------------------------------------------------------------
+
+ESCAPES = ("\x1b[31m", "\x1b]0;owned\x07", "\x1b[2J\x1b[H", "\x9b31m", "\x1b[8m", "\x1b[1A\x1b[K")
+ESCAPES += ("\r", "\b\b", "\u202e", "\u2028", "\x00", "\x7f", "\ud800")
+EVIL = "".join(ESCAPES) + "</script><script>alert(1)</script><!-- end of board --> [x](javascript:alert(1)) | [y]: data:text/html,z"
+
+
+def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) -> Path:
+    """A run's folder whose every text is hostile, and which contradicts itself nowhere."""
+    config = {"seed": seed, "data": {"kind": f"{evil}{seed % 2}"}}
+    parts = {"config": config, "data": evil, "source": {evil: evil}, "environment": {"torch": evil}}
+    folder = root / "runs" / f"{name}-{digest(parts)}"
+    folder.mkdir(parents=True)
+    data = {"source": {evil: evil}, "train": [{"sha256": "a"}], "val": [{"sha256": "b"}]}
+    manifest = {"identity": digest(parts), "name": evil, "arm": f"{evil}{seed % 2}", "parts": parts, "data": data}
+    more = {"versions": {evil: evil}, "git": {"commit": evil, "diff": ""}, "hardware": {"name": evil, "fingerprint": evil, "host": evil}}
+    (folder / "manifest.json").write_text(json.dumps({**manifest, **more, "attempts": [{"started": evil}]}))
+    times = {"tokens": 10, "tokens_per_s": 5.0, "clock_s": {"train": 2.0}}
+    found = {"status": "finished", "seed": seed, "val_loss": 3.0 + seed / 100, "steps": 2, **times, "kernel": {"train": evil}}
+    (folder / "summary.json").write_text(json.dumps({**found, "tracker": evil, "error": evil, **summary}))
+    rows = [{"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)} for step in range(3)]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return folder
+
+
+def controls(text: str) -> list[str]:
+    return [escape for escape in ESCAPES if escape in text]
+
+
+def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(4):
+        hostile(tmp_path, f"r\x1b[31m\u202e{seed}", seed)
+    hostile(tmp_path, "bad\x1b]0;x\x07", 9, status=EVIL)
+    (tmp_path / "runs" / "broken\x1b[2J-00000000000a").mkdir()
+    (tmp_path / "runs" / "broken\x1b[2J-00000000000a" / "manifest.json").write_text(EVIL.encode("utf-8", "replace").decode())
+    files = {suffix: tmp_path / f"out.{suffix}" for suffix in ("json", "csv", "html")}
+    compare.main([str(tmp_path), *(word for suffix, path in files.items() for word in (f"--{suffix}", str(path)))])
+    compare.main(["--why", *(str(hostile(tmp_path, "plain", seed)) for seed in (4, 5))])
+    with pytest.raises(SystemExit) as ended:
+        compare.main([str(tmp_path / f"{EVIL[:40]}nothing")])
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert controls(shown.out) == controls(shown.err) == []
+    assert r"\x1b[31m" in shown.out
+    assert r"\x1b" in shown.err
+    assert controls(files["html"].read_text()) == controls(files["json"].read_text()) == []
+    page = files["html"].read_text()
+    assert page.count("<script") == 3  # its own: data, plotly, the page's
+    assert "alert(1)</script>" not in page
+    json.loads(files["json"].read_text())
+
+
+def test_a_hostile_study_writes_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
+    claim = {**results["claims"][0], "statement": EVIL, "id": EVIL, "where": EVIL, "arm": EVIL}
+    results |= {"claims": [claim], "command": f"x ` {EVIL}\n```\n# y", "date": EVIL, "study": f"../{EVIL}"}
+    results["hardware"] = {**results["hardware"], "name": EVIL}
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "results.cpu.x.json").write_text(json.dumps(results))
+    readme = tmp_path / "README-top.md"
+    readme.write_text(f"# Mine, <b>as I want it</b>\n{leaderboard.START}\n{leaderboard.END}\nAfter.\n")
+    leaderboard.write(tmp_path, readme)
+    for path in (readme, tmp_path / "README.md"):
+        text = path.read_text()
+        assert controls(text) == []
+        assert "<script" not in text
+        assert "](javascript:" not in text
+        assert "]: data:" not in text
+        assert "javascript:" not in text.replace("#javascript:", "")
+    assert readme.read_text().startswith("# Mine, <b>as I want it</b>\n")
+    assert readme.read_text().count(leaderboard.END) == 1
+    leaderboard.write(tmp_path, readme)
+    assert readme.read_text().endswith(f"{leaderboard.END}\nAfter.\n")
+
+
+def test_markdown_cells_end_where_they_should() -> None:
+    (_, _, row) = markdown(["a", "b"], [["x\\| y | z", "line\nbreak"]])
+    assert row == r"| x\| y \| z | line break |"
+    links = "see [this](../README.md), [that](https://x.org) and a "
+    assert tame(links + "< b") == links + "&lt; b"
+    assert tame("[a](JavaScript:x)") == "[a](#JavaScript:x)"
+
+
+def test_a_spreadsheet_computes_no_cell(tmp_path: Path) -> None:
+    names = ("=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "plain")
+    records = [replace(record_of("flash", "gelu4x", seed), name=name) for seed, name in enumerate(names)]
+    shown = [row["name"] for row in csv.DictReader(io.StringIO(to_csv(rows(records))))]
+    assert [name[0] for name in shown] == ["'"] * 5 + ["p"]
+
+
+def test_a_terminal_gets_its_own_style_only(tmp_path: Path) -> None:
+    """On a terminal a table's head is bold, and a record's bytes are words."""
+    hostile(tmp_path, "a", 1)
+    _, out = on_a_terminal("-m", "nocap.compare", str(tmp_path), cwd=tmp_path)
+    assert "\x1b[1m" in out
+    assert controls(out.replace("\r\n", "\n")) == []
+
+
+def test_visible_keeps_what_people_write() -> None:
+    for text in ("a − b × 2 – “x” …\n\tüé漢字 🙂", "0123 ~!@#$%^&*()"):
+        assert visible(text) == text
+
+
+def test_a_guard_is_a_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    with guarded():
+        inner = sys.stdout
+        with guarded():
+            assert sys.stdout is inner
+        sys.stdout.writelines(iter(["a\x1b[31m", "b\n"]))
+        assert sys.stdout.write("cd\n") == 3
+        assert isinstance(sys.stdout.encoding, str)
+    assert sys.stdout is not inner
+    assert capsys.readouterr().out == "a\\x1b[31mb\ncd\n"

@@ -1,0 +1,330 @@
+"""CUDA paths on a pretended GPU (tests/pretend.py): that they run, and what they choose and count. Nothing numeric is asserted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO
+from tests.pretend import COUNTS, Pretended
+
+pytestmark = pytest.mark.pretend
+
+ORDER = ("challenge", "nocap", "nocap", "challenge")
+CHALLENGE = """
+import sys
+n = int(sys.argv[sys.argv.index("--num_iterations") + 1])
+print(f"step:0/{n} | val loss 10.98")
+for i in range(n):
+    print(f"step:{i}/{n} | loss {9 - i / n:.6f} | train_time:{0.5 * i + 0.5:.2f}s | step_avg:500.00ms")
+print(f"step:{n}/{n} | val loss 9.0")
+print("peak memory consumption: 9829 MiB")
+"""
+
+
+# --- the GPU day
+
+
+@pytest.mark.timeout(1500)
+def test_the_steps_of_a_gpu_day(tmp_path: Path, pretended: Pretended) -> None:
+    """Small, one after the other. cuDNN is not pretended: its arm fails, and stops nothing."""
+    (tmp_path / "challenge").mkdir()
+    (tmp_path / "challenge" / "train_gpt2.py").write_text(CHALLENGE)
+    words = ["--small", "--out", str(tmp_path / "out"), "--challenge", str(tmp_path / "challenge")]
+    done = pretended.python(str(REPO / "experiments" / "gpu_day" / "day.py"), *words, timeout=1500)
+    day = json.loads((tmp_path / "out" / "day.json").read_text())
+    failed = {row["step"]: row["tail"] for row in day["rows"] if row["rc"] != 0}
+    assert failed.keys() <= {"bench"}, done.out
+    found = {row["step"]: json.loads((tmp_path / "out" / row["json"]).read_text()) for row in day["rows"] if row["json"]}
+    assert list(found) == ["products", "attention", "challenge", "bench", "graphs", "profile", "resume", "suite"]
+    assert {row["name"] for row in found["products"]["rows"]} == {"qkv", "attention_out", "mlp_up", "mlp_down", "head", "head_padded"}
+    assert found["attention"]["choice"] == "flash"
+    turns = found["challenge"]["runs"]
+    assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == [(who, None, 10) for who in ORDER]
+    assert found["resume"]["exit_codes"] == [0, -9, 0]
+    assert [arm["status"] for arm in found["graphs"]["arms"]] == ["measured"] * 3
+    kernels = {"trainer.compile=regional": "measured", "attention.kernel=cudnn": "failed"}
+    statuses = {arm["label"]: arm["status"] for arm in found["bench"]["arms"]}
+    assert all(statuses[label] in (status, "not measured") for label, status in kernels.items()), statuses
+
+
+# --- memory
+
+
+BENCH = """
+import sys, torch
+from nocap.measure.arms import compose_arms
+from nocap.measure.bench import bench
+from nocap.training import memory
+base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off", "trainer.val_tokens=524288"]
+arms = compose_arms(base, ["", "trainer.micro_batch=2048 trainer.batch_tokens=524288", "mlp=gelu3x"])
+print(*(arm["status"] for arm in bench(arms, seconds=100, rounds=8)["arms"]), sep=", ")
+memory.give_back(torch.device("cuda"))
+print(torch.cuda.memory_allocated() // 2**20, "MiB")
+"""
+
+
+def test_an_arm_that_does_not_fit_leaves_nothing(pretended: Pretended) -> None:
+    done = pretended.python("-c", BENCH, gb=4)
+    statuses, left = done.out.splitlines()
+    assert statuses == "measured, does not fit, measured", done.err
+    assert int(left.removesuffix(" MiB")) < 64  # of 4 GiB that were full
+
+
+HUNGRY = """
+import torch
+def build(request):
+    held = torch.zeros(10, device=request.device, requires_grad=True)
+    def step(tokens):
+        return [held * torch.zeros(2**29, 1, device=request.device) for _ in range(2)][0].sum()
+    step.parameters, step.settings = [held], {}
+    return step
+"""
+RACE = """
+import itertools, sys, torch
+from nocap.measure import external
+from nocap.measure.arms import compose_arms
+from nocap.measure.bench import bench
+from nocap.training import memory
+ticks = itertools.count()
+external._bits = lambda p: next(ticks)  # nothing computes here, so no update can be seen
+base = ["model=nano", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off"]
+arms = compose_arms(base, ["", "mlp=gelu3x"])
+arms[1:1] = external.compose_externals(base, ["hungry.py", sys.argv[1]], arms[0])
+found = bench(arms, seconds=100, rounds=8)
+print(*(arm["status"] for arm in found["arms"]), sep=", ")
+print([arm["memory_mib"] and arm["memory_mib"]["peak"] > 0 for arm in found["arms"]])
+memory.give_back(torch.device("cuda"))
+print(torch.cuda.memory_allocated() // 2**20, "MiB")
+"""
+
+
+def test_an_external_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretended: Pretended) -> None:
+    (pretended.folder / "hungry.py").write_text(HUNGRY)
+    done = pretended.python("-c", RACE, str(REPO / "experiments" / "peers" / "bigram.py"), gb=10)
+    assert done.code == 0, done.err
+    statuses, peaks, left = done.out.splitlines()
+    assert statuses == "measured, does not fit, measured, measured"
+    assert peaks == "[True, None, True, True]"
+    assert int(left.removesuffix(" MiB")) < 64
+
+
+SLIDING = """
+import sys, yaml
+from nocap.config.compose import compose
+from nocap.measure.steps import at_length, attention_ms
+study = yaml.safe_load(open(sys.argv[1]))
+scale = study["scales"]["gpu"]
+for arm in study["arms"].values():
+    attention_ms(at_length(compose([*scale["bench"], *arm, "tracker=none", "trainer.device=cuda"]), max(scale["curve"])))
+"""
+
+
+def test_the_longest_sequences_of_the_sliding_study_fit(pretended: Pretended) -> None:
+    done = pretended.python("-c", SLIDING, str(REPO / "experiments" / "sliding" / "study.yaml"), gb=80)
+    assert done.code == 0, done.err
+
+
+def test_the_profiles_slack_is_not_what_the_roof_was_measured_with(tmp_path: Path, pretended: Pretended) -> None:
+    words = ("model=nano", "tokenizer=bytes", "trainer.device=cuda", "trainer.compile=off", "--repeats", "1", "--json", "p.json")
+    done = pretended.python("-m", "nocap.profile", *words)
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "p.json").read_text())["memory_mib"]["measured"]["slack"] < 100  # of buffers of 4.8 GB
+
+
+# --- kernels and peaks
+
+KERNELS = """
+from nocap.config.compose import compose
+from nocap.config.trainer import Precision
+from nocap.options.attention import kernel_name
+for words in ([], ["attention.kernel=flash"], ["attention.kernel=cudnn"]):
+    run = compose(["experiment=nocap_baseline", "tracker=none", "trainer.device=cuda", *words])
+    print(kernel_name(run, run.trainer.precision), kernel_name(run, run.trainer.val_precision))
+"""
+
+
+@pytest.mark.parametrize(("cc", "chosen"), [(80, "flash"), (89, "flash"), (90, "cudnn"), (100, "cudnn")])
+def test_the_baseline_gets_the_kernel_that_torch_chooses(pretended: Pretended, cc: int, chosen: str) -> None:
+    done = pretended.python("-c", KERNELS, cc=cc)
+    assert done.out.splitlines() == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], done.err
+
+
+PEAK = "from nocap.config import hardware as h, trainer as t; print(h.peak_flops(t.Device.cuda, t.Precision.bf16)[0])"
+CHIPS = {
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA H200 MIG 1g.18gb": None,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 4090 D": None,
+}
+
+
+def test_mfu_is_of_the_chip_that_the_driver_names(pretended: Pretended) -> None:
+    assert {name: pretended.python("-c", PEAK, name=name).out.strip() for name in CHIPS} == {
+        name: str(peak) for name, peak in CHIPS.items()
+    }
+
+
+# --- graphs
+
+FLEX = """
+import torch
+from torch._dynamo.utils import counters
+from nocap.config.compose import compose
+from nocap.measure.steps import at_length
+base = compose(["model=nano", "attention=sliding", "attention.window=64", "trainer.device=cuda", "tracker=none"])
+for n in range(1, 11):
+    run = at_length(base, 128 * n)
+    run.attention.prepare(run, torch.device("cuda"))
+    q = torch.zeros(1, 4, 128 * n, 16, device="cuda", dtype=torch.bfloat16)
+    run.attention.mixer(run, 0)(q, q, q)
+print(counters["stats"]["unique_graphs"])
+"""
+
+
+def test_flexattention_stays_compiled_beyond_eight_shapes(pretended: Pretended) -> None:
+    done = pretended.python("-c", FLEX)
+    assert done.out == "10\n", done.err
+    assert "flex_attention" not in done.err  # torch warns where it materialises the scores
+
+
+STEPS = (
+    COUNTS
+    + """
+import json, sys, time
+from torch._dynamo.utils import counters as dynamo
+from nocap.config.compose import compose
+from nocap.measure.contestant import random_tokens
+from nocap.training.ledger import Ledger
+from nocap.training.loop import warm_up
+from nocap.training.step import build, configure_numerics, take_step
+run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=synthetic", "trainer.device=cuda", *sys.argv[1:]])
+configure_numerics(run)
+with random_tokens(run) as job:
+    trainee, ledger = build(job), Ledger(started=time.monotonic())
+warm_up(job, trainee, ledger)
+seen = []
+for step in range(6):
+    before = counts()
+    take_step(job, trainee, ledger, step=step)
+    seen.append([now - then for now, then in zip(counts(), before)])
+    assert trainee.ahead[0] == step + 1  # read before the wait
+    graphs = dynamo["stats"]["unique_graphs"]
+    if step == 1:
+        warm = graphs
+unseen = trainee.graphed.unseen_mib if trainee.graphed else 0.0
+print(json.dumps({"warm": warm, "graphs": graphs, "steps": seen, "cuda_graphs": graph_counts(), "unseen_mib": unseen}))
+"""
+)
+
+
+def steps_of(pretended: Pretended, *words: str) -> dict[str, Any]:
+    """Graphs after the warm-up and after six steps; launches, waits and copies of each step."""
+    done = pretended.python("-c", STEPS, *words)
+    assert done.code == 0, done.err
+    assert "TensorFloat32" not in done.err  # the warm-up validates in fp32
+    return json.loads(done.out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("compile_", ["regional", "full"])
+def test_a_warm_step_compiles_nothing_and_waits_once(pretended: Pretended, compile_: str) -> None:
+    """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the device once, and copies once."""
+    found = steps_of(pretended, f"trainer.compile={compile_}")
+    assert found["graphs"] == found["warm"] == {"regional": 4, "full": 2}[compile_]
+    launches, waits, copies = zip(*found["steps"][2:5], strict=True)
+    assert set(copies) == {1}
+    assert set(waits) == {1}
+    assert len(set(launches)) == 1
+
+
+def test_the_tuned_step_compiles_nothing_more(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its choices for products cut to cuBLAS: Triton's would take many minutes."""
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "ATEN")
+    found = steps_of(pretended, "trainer.compile=max")
+    assert found["graphs"] == found["warm"] == 4
+
+
+# --- CUDA graphs
+
+
+def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended: Pretended) -> None:
+    """Of a step of four micro-batches without a compiler."""
+    words = ("trainer.compile=off", "trainer.micro_batch=2")
+    plain, graphed = steps_of(pretended, *words), steps_of(pretended, *words, "trainer.cuda_graphs=true")
+    assert (plain["cuda_graphs"], graphed["cuda_graphs"]) == ([0, 0], [1, 4 * 6])
+    (before, *waits), (after, *same) = plain["steps"][3], graphed["steps"][3]
+    assert waits == same == [1, 1]
+    assert before > 4 * 40
+    assert after < 30  # tokens, sums, norm and update
+    assert graphed["unseen_mib"] > 1  # what the forward keeps, which the allocator has forgotten
+
+
+def test_a_compiled_step_in_a_cuda_graph_compiles_nothing_more(pretended: Pretended) -> None:
+    found = steps_of(pretended, "trainer.compile=regional", "trainer.cuda_graphs=true")
+    assert found["graphs"] == found["warm"] == 4
+    assert found["cuda_graphs"] == [1, 6]
+    assert found["steps"][3] == found["steps"][4]
+    assert found["steps"][3][0] < 25  # 71 without
+
+
+SHORT = ("model=nano", "data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000", "tracker=none", "trainer.device=cuda")
+SHORT += ("trainer.steps=6", "trainer.val_tokens=4096", "trainer.checkpoint_every=2", "trainer.compile=off", "trainer.cuda_graphs=true")
+
+
+def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoint(tmp_path: Path, pretended: Pretended) -> None:
+    done = pretended.python("-m", "nocap.train", *SHORT, "output_dir=one")
+    assert done.code == 0, done.err
+    rows = [json.loads(line) for line in next((tmp_path / "one").glob("runs/*/metrics.jsonl")).read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(7))
+    saved = next((tmp_path / "one").glob("runs/*/checkpoints/step-*"))
+    done = pretended.python("-m", "nocap.train", *SHORT, "trainer.steps=8", f"trainer.init_from={saved}", "output_dir=two")
+    assert done.code == 0, done.err
+    assert "beginning from step 6" in done.out
+
+
+READS = """
+from nocap.measure.arms import compose_arms
+from nocap.measure.bench import bench
+from nocap.model.gpt import Head
+forward = Head.forward
+Head.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args))[1]
+arms = compose_arms(["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"], ["", "trainer.cuda_graphs=true"])
+print(*(arm["status"] + ": " + str(arm["reason"]) for arm in bench(arms, seconds=60, rounds=8)["arms"]), sep="\\n")
+"""
+
+
+def test_a_forward_that_reads_from_the_device_is_refused_in_a_cuda_graph(pretended: Pretended) -> None:
+    """A capture that fails spoils nothing: the other arm is timed after it."""
+    done = pretended.python("-c", READS)
+    plain, graphed = done.out.splitlines()
+    assert plain == "measured: None", done.err
+    assert graphed.startswith("failed: InputError: trainer.cuda_graphs must be false for a model that reads from the device")
+
+
+RANKS = """
+import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
+from torch._dynamo.utils import counters
+from nocap.config.compose import compose
+from nocap.measure.contestant import random_tokens
+from nocap.training.step import build
+run = compose(["model=small", "trainer.device=cuda", "trainer.compile=regional", "data=synthetic", "trainer.micro_batch=1", "tracker=none"])
+with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:
+    if ranks := int(sys.argv[1]):
+        dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 1), rank=0, world_size=1)
+        job = dataclasses.replace(job, world=dataclasses.replace(job.world, size=2))
+    trainee = build(job)
+    tokens = torch.zeros(1, run.model.seq_len + 1, dtype=torch.long, device="cuda")
+    trainee.forward(tokens[:, :-1], tokens[:, 1:]).total.backward()
+print(counters["aot_autograd"]["total"], flush=True)
+os._exit(0)  # gloo's teardown aborts now and then
+"""
+
+
+def test_ddp_cuts_no_compiled_region(pretended: Pretended) -> None:
+    """NCCL is not pretended: gloo's ranks, whose tensors are on the GPU."""
+    assert [pretended.python("-c", RANKS, ranks).out for ranks in "01"] == ["2\n", "2\n"]

@@ -1,0 +1,304 @@
+"""Sittings: which sessions are one, when the next is held, what their spread is, and that an interval covers tomorrow's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from nocap.judge import sittings as clock
+from nocap.judge import stats
+from nocap.judge.sittings import between_sittings, dealt
+from nocap.judge.verdict import Reason, Word
+from nocap.store.measurement import Per
+from nocap.store.record import write_json
+from nocap.study import sittings as study_sittings
+from nocap.study.cells import StoppedError
+from nocap.study.evidence import Evidence
+from nocap.study.looks import judge
+from nocap.study.plan import prepare, sittings_of
+from nocap.study.sessions import Session, SessionError
+from nocap.study.sittings import Place, Sittings, places_of
+from tests.studies import LOSS, NOW, SEEN, SPEED, Json, at, claim, later, loaded, record, session, study
+
+BEGAN = datetime.fromisoformat(NOW)
+
+
+def spans(*minutes: tuple[float, float]) -> list[clock.Span]:
+    return [(BEGAN + timedelta(minutes=start), BEGAN + timedelta(minutes=end)) for start, end in minutes]
+
+
+# --- the clock ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_close_together_are_one_sitting():
+    assert clock.sittings(spans((0, 1), (2, 3), (7.9, 9), (14, 15)), apart_min=5) == [1, 1, 1, 2]  # between an end and a start
+    assert clock.sittings(spans((14, 15), (0, 8), (8, 13)), apart_min=5) == [1, 1, 1]  # long ones, back to back, in any order
+    assert clock.sittings(spans((20, 21), (0, 10), (1, 2)), apart_min=5) == [2, 1, 1]
+    assert clock.sittings(spans((0, 1), (1, 2)), apart_min=0) == [1, 2]
+    assert clock.sittings([], apart_min=5) == []
+
+
+def test_hands_are_dealt_in_turns():
+    assert dealt([1.0, 2.0, 3.0, 4.0, 5.0], 2) == [3.0, 3.0]
+    assert dealt([1.0, 2.0, 4.0], 3) == [1.0, 2.0, 4.0]
+
+
+# --- the attack: one quiet sitting -------------------------------------------------------------------------------------------------
+
+
+def speeds(sessions: Sequence[tuple[float, float]], *, seeds: int = 3) -> Evidence:
+    """Sessions as (minute of its start, log of the arm's speed over the baseline's), and losses that pass any guard."""
+    bench = [
+        session(
+            {"mha": {**SEEN, "tokens_per_s": 1e3}, "mqa": {**SEEN, "tokens_per_s": 1e3 * math.exp(x)}}, seed=i % seeds, started=later(at)
+        )
+        for i, (at, x) in enumerate(sessions)
+    ]
+    runs = {(arm, seed): record(arm, seed, 12, 3.0 + 0.001 * seed) for arm in ("mha", "mqa") for seed in range(seeds)}
+    return Evidence(bench=bench, runs=runs)
+
+
+def test_an_interval_covers_tomorrows_sitting(tmp_path: Path):
+    """Sittings differ by 10%, sessions of one by 0.5%. The interval of three sessions of a sitting misses; of three sittings it covers."""
+    one = loaded(tmp_path / "made", study(claims=[SPEED, LOSS]))
+    rng, true, held, missed = np.random.default_rng(8), math.log(1.25), 0, 0
+    for _ in range(1000):
+        today, apart = true + rng.normal(0, 0.1), true + rng.normal(0, 0.1, 3)
+        quiet, spread = today + rng.normal(0, 0.005, 3), apart + rng.normal(0, 0.005, 3)
+        found = stats.interval(quiet)  # as it was: sessions of one sitting as if they were independent
+        missed += not found.low <= true <= found.high
+        judging = judge(one.claims[0], one, "cpu", speeds([(10.0 * i, x) for i, x in enumerate(spread)]))
+        measured = judging.verdict().interval
+        assert measured is not None
+        held += measured.low <= 1.25 <= measured.high
+    assert missed / 1000 > 0.85
+    assert held / 1000 >= 0.93  # more, as these sittings are independent: the interval allows for a correlation of .5
+
+
+@pytest.mark.parametrize(
+    ("minutes", "n", "word"), [((0, 1, 2), 1, Word.inconclusive), ((0, 1, 10), 2, Word.inconclusive), ((0, 10, 20), 3, None)]
+)
+def test_fewer_than_three_sittings_decide_nothing(tmp_path: Path, minutes: Sequence[float], n: int, word: Word | None):
+    one = loaded(tmp_path / "made", study(claims=[SPEED, LOSS]))
+    judging = judge(one.claims[0], one, "cpu", speeds([(at, 0.25 + 0.001 * at) for at in minutes]))
+    found = judging.found.values()
+    verdict = judging.verdict()
+    assert (verdict.n, verdict.per) == (n, Per.sitting)
+    assert (verdict.word, verdict.reason) == ((word, Reason.sittings) if word else (Word.confirmed, None))
+    assert (judging.more_seeds(), verdict.interval is None) == (None, n < 3)
+    assert [m.repeat for m in found if m.metric.name == "tokens_per_s" and m.arm == "mqa"] == list(range(1, n + 1))
+
+
+def test_a_sitting_is_the_log_mean_of_its_sessions(tmp_path: Path):
+    one = loaded(tmp_path / "made", study(claims=[SPEED, LOSS]))
+    found = judge(one.claims[0], one, "cpu", speeds([(0, 0.1), (1, 0.3), (10, 0.2), (20, 0.2)])).found.values()
+    values = [m.value for m in found if (m.arm, m.metric.name) == ("mqa", "tokens_per_s")]
+    assert values == pytest.approx([1e3 * math.exp(0.2)] * 3)
+
+
+def test_a_sitting_in_which_an_arm_was_not_timed_has_no_pair(tmp_path: Path):
+    one = loaded(tmp_path / "made", study(claims=[SPEED, LOSS]))
+    evidence = speeds([(10.0 * i, 0.2) for i in range(4)])
+    alone = [*evidence.bench[:1], session({"mha": {**SEEN, "tokens_per_s": 1e3}}, started=later(10)), *evidence.bench[2:]]
+    found = judge(one.claims[0], one, "cpu", replace(evidence, bench=alone)).found.values()
+    assert [m.repeat for m in found if m.metric.name == "tokens_per_s"] == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_count_is_exact_and_needs_one_session(tmp_path: Path):
+    cache = claim(SPEED, id="M.kv", metric="kv_bytes", expected=[4.0, None], mechanism={"rule": "kv", "formula": "f"}, guards=[])
+    one = loaded(tmp_path / "made", study(claims=[cache, LOSS]))
+    counted = Evidence(bench=[session({"mha": {"kv_bytes": 512}, "mqa": {"kv_bytes": 128}})])
+    judging = judge(one.claims[0], one, "cpu", counted)
+    verdict = judging.verdict()
+    assert (verdict.word, verdict.per, verdict.n, len(judging.found)) == (Word.confirmed, Per.exact, 1, 2)
+    assert verdict.interval is not None
+    assert (verdict.interval.low, verdict.interval.mid, verdict.interval.high) == pytest.approx((4.0, 4.0, 4.0))
+    differs = [*counted.bench, session({"mha": {"kv_bytes": 512}, "mqa": {"kv_bytes": 120}}, seed=1)]
+    assert judge(one.claims[0], one, "cpu", replace(counted, bench=differs)).verdict().reason is Reason.sittings
+    plan = prepare(one, "cpu", output_dir=str(tmp_path / "out"))
+    assert sittings_of(plan, "bench") == 1
+    assert [len(place.sessions) for place in places_of(plan, plan.train)] == [1]
+
+
+# --- when they are held ------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A made machine: a session takes a minute, and waiting passes at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.minute, self.held, self.waits, self.fails = 0.0, list[tuple[str, int, int, float]](), list[float](), False
+        monkeypatch.setattr(study_sittings, "run_all", self.run_all)
+        monkeypatch.setattr(study_sittings, "datetime", self)
+        monkeypatch.setattr(study_sittings.time, "sleep", self.sleep)
+        monkeypatch.setattr(Session, "key", lambda one: "key")
+
+    def now(self) -> datetime:
+        return BEGAN + timedelta(minutes=self.minute)
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds / 60)
+        self.minute += seconds / 60
+
+    def run_all(self, sessions: Sequence[Session], folder: Path, *, log: Any) -> None:
+        for one in sessions:
+            if self.fails:
+                raise SessionError("no")
+            self.held.append((one.what, one.seed, one.repeat, self.minute))
+            started, self.minute = later(self.minute), self.minute + 1
+            path = one.path(folder)
+            path.parent.mkdir(exist_ok=True, parents=True)
+            write_json(path, {"seed": one.seed, "started": started, "ended": later(self.minute), "arms": {arm: [] for arm in one.arms}})
+
+
+def place(folder: Path, seeds: Sequence[int], *, arms: Sequence[str] = ("mha",), sittings: int = 3) -> Place:
+    made: dict[str, Any] = {"kind": "parts", "how": {}}
+    sessions = [Session(**made, what=arm, seed=seed, arms={arm: object()}) for seed in seeds for arm in arms]  # type: ignore[dict-item]
+    return Place(name="parts", sessions=sessions, sittings=sittings, apart_min=5, folder=folder)
+
+
+def test_seeds_are_dealt_over_sittings_that_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made, log = Clock(monkeypatch), list[str]()
+    timing = Sittings([place(tmp_path, range(6))], problems=[], log=log.append)
+    timing.hold_due()
+    made.minute += 3  # a training that is too short
+    timing.hold_due()
+    made.minute += 10  # and one that is long enough
+    timing.hold_due()
+    timing.hold_all()
+    assert [(seed, minute) for _, seed, _, minute in made.held] == [(0, 0), (3, 1), (1, 15), (4, 16), (2, 22), (5, 23)]
+    assert made.waits == [pytest.approx(5)]
+    assert log == ["waiting 5.0 min: sittings of timing are 5 minutes apart"]
+    assert timing.waiting() == []
+    timing.hold_all()
+    assert len(made.held) == 6
+
+
+def test_fewer_seeds_than_sittings_are_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = Clock(monkeypatch)
+    Sittings([place(tmp_path, [4], arms=("mha", "mqa"))], problems=[], log=print).hold_all()
+    assert [row[:3] for row in made.held] == [("mha", 4, 1), ("mqa", 4, 1), ("mha", 4, 2), ("mqa", 4, 2), ("mha", 4, 3), ("mqa", 4, 3)]
+    more = place(tmp_path, [4], arms=("mha", "mqa"), sittings=4)  # on another day
+    assert (more.held(), more.left(), len(more.results())) == (3, 1, 6)
+    made.minute += 1000
+    Sittings([more], problems=[], log=print).hold_all()
+    assert more.held() == 4
+    assert made.waits == [pytest.approx(5)] * 2
+
+
+def test_sessions_back_to_back_of_before_are_one_sitting_and_two_more_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = Clock(monkeypatch)
+    old = place(tmp_path, range(3))
+    made.run_all(old.sessions, tmp_path, log=print)
+    assert (old.held(), old.left()) == (1, 2)
+    Sittings([old], problems=[], log=print).hold_all()
+    assert old.held() == 3
+    assert [row[2] for row in made.held] == [1, 1, 1, 2, 2]
+
+
+def test_a_sitting_that_was_cut_short_is_held_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = Clock(monkeypatch)
+    both = place(tmp_path, [0, 1, 2], arms=("mha", "mqa"))
+    made.run_all(both.sessions[:1], tmp_path, log=print)
+    Sittings([both], problems=[], log=print).hold_all()
+    assert both.held() == 3
+    assert {(what, seed) for what, seed, _, _ in made.held} == {(arm, seed) for arm in ("mha", "mqa") for seed in range(3)}
+
+
+def test_a_place_whose_session_fails_is_given_up_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made, problems = Clock(monkeypatch), list[str]()
+    made.fails = True
+    Sittings([place(tmp_path, [0])], problems=problems, log=print).hold_all()
+    assert problems == ["parts: no"]
+
+
+def test_a_request_to_stop_while_waiting_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = Clock(monkeypatch)
+    timing = Sittings([place(tmp_path, range(3))], problems=[], log=print)
+
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_sittings.time, "sleep", stop)
+    with pytest.raises(StoppedError, match="stopped while waiting; what was trained and timed is kept"):
+        timing.hold_all()
+    assert len(made.held) == 1
+
+
+# --- the noise between sittings ----------------------------------------------------------------------------------------------------
+
+
+def test_the_noise_of_a_sitting_is_the_textbooks_anova():
+    """Balanced: the variance of a sitting's mean is MSB / m, with its degrees of freedom, whatever the sessions' own noise is."""
+    values = np.array([[[3.0, 3.2], [4.0, 4.4], [5.1, 5.0]], [[1.0, 1.1], [0.2, 0.1], [1.9, 2.2]]])
+    means = values.mean(axis=2)
+    found = between_sittings(values.tolist(), sessions=2)
+    assert found is not None
+    assert found.sd == pytest.approx(math.sqrt(means.var(axis=1, ddof=1).mean()))
+    assert (found.df, found.sittings) == (pytest.approx(4), 6)
+    single = between_sittings([[[x] for x in row] for row in means.tolist()])
+    assert single is not None
+    assert (single.sd, single.df) == (pytest.approx(found.sd), 4)
+    within = values.var(axis=2, ddof=1).mean()
+    one = between_sittings(values.tolist(), sessions=1)  # σ² between, and a session's own
+    assert one is not None
+    assert one.sd**2 == pytest.approx(found.sd**2 + within / 2)
+    assert between_sittings([[[1.0, 2.0, 3.0]], []]) is None  # one sitting says nothing
+
+
+def test_the_noise_between_sittings_is_found(tmp_path: Path):
+    rng, found = np.random.default_rng(2), []
+    for _ in range(300):
+        series = [[(b + rng.normal(0, 0.005, n)).tolist() for b, n in zip(rng.normal(0, 0.1, 3), (3, 1, 2), strict=True)] for _ in range(4)]
+        one = between_sittings(series, sessions=3)
+        assert one is not None
+        found.append(one.sd**2)
+        assert 7 < one.df < 9
+    assert np.mean(found) == pytest.approx(0.1**2 + 0.005**2 / 3, rel=0.05)
+    quiet = between_sittings([rng.normal(0, 0.01, (3, 4)).tolist() for _ in range(50)], sessions=4)
+    assert quiet is not None
+    assert quiet.sd == pytest.approx(0.005, rel=0.15)
+    assert scipy_stats.chi2.sf(0, quiet.df) == 1
+
+
+def test_a_machines_noise_is_read_from_its_sessions(tmp_path: Path):
+    logs, folder = [0.10, 0.25, 0.16], tmp_path / "made" / "cpu" / "sessions"
+    folder.mkdir(parents=True)
+    for i, x in enumerate(logs):
+        arms = {"mha": {"tokens_per_s": 1e3}, "mqa": {"tokens_per_s": 1e3 * math.exp(x)}}
+        timed: Json = {**session(arms, seed=i, started=later(10 * i)), "kind": "steps", "arms": dict.fromkeys(arms, 0)}
+        write_json(folder / f"bench-s{i}-0123456789ab.json", {**timed, "hardware": {"fingerprint": "here"}})
+        write_json(folder / f"bench-s{i}-ba9876543210.json", {**timed, "hardware": {"fingerprint": "elsewhere"}})
+        write_json(folder / f".bench-s{i}-0123456789ab.request.json", timed)
+    found = study_sittings.known_noise(tmp_path, fingerprint="here")
+    assert found is not None
+    assert (found.sd, found.df, found.sittings) == (pytest.approx(np.std(logs, ddof=1)), 2, 3)
+    assert study_sittings.known_noise(tmp_path, fingerprint="nowhere") is None
+    assert study_sittings.known_noise(tmp_path, fingerprint="here", apart_min=60) is None
+
+
+def test_a_study_says_what_its_sittings_cost(tmp_path: Path):
+    one = loaded(tmp_path / "made", study(claims=[SPEED, LOSS], scales=at(apart_min=5, sittings=4)))
+    plan = prepare(one, "cpu", output_dir=str(tmp_path / "out"))
+    from nocap.study import preview
+
+    places = places_of(plan, plan.train)
+    assert [(place.name, place.sittings, len(place.sessions)) for place in places] == [("bench", 4, 3)]
+    (row,) = preview._waiting(places, 300.0)
+    assert row == (["waiting", "4 sittings of timing, 5 min apart: 15.0 min that training may fill", "", ""], 600.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"), [({"sittings": 0}, "sittings must be at least 1"), ({"apart_min": -1}, "apart_min must be at least 0")]
+)
+def test_refusals(tmp_path: Path, changed: Json, reason: str):
+    with pytest.raises(ValueError, match=reason):
+        loaded(tmp_path / "made", study(scales=at(**changed)))

@@ -1,0 +1,164 @@
+"""The soak sees what it is there to see, and goes on after it was killed itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attempts import spawn, wait_until
+from tests.conftest import REPO, Undisturbed
+from tests.soak import Soak, differences, left, said
+
+JOB = {"seed": 3, "job": 0, "kind": "pool", "commit": None, "killed": {"parent": 1, "worker": 2}, "moments": 2, "s": 60.0, "lost": None}
+
+
+def line(**changed: Any) -> str:
+    return json.dumps({**JOB, **changed}) + "\n"
+
+
+def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    twin, root = (Path(shutil.copytree(undisturbed.output_dir, tmp_path / name)) for name in ("twin", "root"))
+    run = root / "runs" / undisturbed.run_dir.name
+    (model,) = run.glob("checkpoints/*/model.safetensors")
+
+    def changes(path: Path, old: str, new: str) -> list[str]:
+        """The file changed, compared, and put back."""
+        before = path.read_text() if path.exists() else None
+        path.write_text((before or "").replace(old, new) if old else new)
+        found = differences(left(root), left(twin))
+        if before is None:
+            path.unlink()
+        else:
+            path.write_text(before)
+        return [one.removeprefix(f"{run.relative_to(root)}/") for one in found]
+
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert changes(run / "metrics.jsonl", '"clock/wall_s": ', '"clock/wall_s": 9') == []
+    assert changes(run / "summary.json", '"wall": ', '"wall": 9') == []
+    assert changes(run / "train.log", "", "other lines\n") == []
+    assert changes(run / "metrics.jsonl", '"train/loss": ', '"train/loss": 9') == ["metrics.jsonl differs"]
+    assert changes(run / "metrics.jsonl", rows[7], "") == ["metrics.jsonl differs"]
+    assert changes(run / "metrics.jsonl", rows[7], 2 * rows[7]) == ["metrics.jsonl differs"]
+    assert changes(run / "summary.json", '"val_loss": ', '"val_loss": 9') == ["summary.json differs"]
+    assert changes(run / "config.yaml", "seed: 0", "seed: 1") == ["config.yaml differs"]
+    assert changes(run / ".step-00000008.tmp", "", "") == [".step-00000008.tmp is left over"]
+
+    content = bytearray(model.read_bytes())
+    content[-1] ^= 1
+    model.write_bytes(content)
+    model.with_name("optimizer.safetensors").unlink()
+    place = model.parent.relative_to(root)
+    assert differences(left(root), left(twin)) == [f"{place}/optimizer.safetensors is missing", f"{place}/model.safetensors differs"]
+
+
+def test_twins_ledgers_say_the_same_in_the_end() -> None:
+    ended = {
+        "event": "run",
+        "identity": "a",
+        "status": "finished",
+        "val_loss": 3.0,
+        "at": "now",
+        "started": "now",
+        "folder": "x",
+        "previous": [],
+    }
+    other = {**ended, "identity": "b"}
+    killed = [
+        {**ended, "status": "begun"},
+        {**other, "at": "later", "folder": "y", "previous": ["0"]},
+        {**ended, "status": "failed"},
+        ended,
+    ]
+    assert said([ended, other]) == said(killed)
+    assert said([ended, other]) != said([ended])
+    assert said([ended, ended]) != said([ended])
+    assert said([ended]) != said([{**ended, "val_loss": 2.0}])
+
+
+@pytest.mark.parametrize(("value", "lost"), [(1, None), (2, "AssertionError: rows.json differs (see ")])
+def test_a_job_that_ends_elsewhere_is_lost_and_kept(value: int, lost: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disturbed(words: list[str], root: Path, chance: object, *, more: Callable[[], bool]) -> Iterator[list[str]]:
+        while more():
+            yield ["worker", "parent"]
+        (root / "rows.json").write_text(f'{{"loss": {value}}}')
+
+    monkeypatch.setattr("tests.soak.finish", lambda words, root: (root / "rows.json").write_text('{"loss": 1}'))
+    monkeypatch.setattr("tests.soak.disturbed", disturbed)
+    soak = Soak(folder=tmp_path, seed=0, kills=5)
+    soak.run(lanes=1)
+    (job,) = soak.jobs
+    assert (job["killed"], job["moments"]) == ({"parent": 3, "worker": 3}, 3)
+    assert (job["lost"] or "").startswith(lost or "")
+    assert len(list(tmp_path.glob("job-0-*"))) == len(soak.result()["lost"]) == (0 if lost is None else 1)
+
+
+def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
+    state = tmp_path / "state.jsonl"
+    state.write_text(line() + line(job=4, kind="study", lost="something") + line(job=1)[:-9])
+    for name in ("job-1-half", "job-4-lost"):
+        (tmp_path / name).mkdir()
+    soak = Soak(folder=tmp_path, seed=3, kills=7)
+    soak.resume()
+    assert state.read_text() == line() + line(job=4, kind="study", lost="something")
+    assert [path.name for path in tmp_path.glob("job-*")] == ["job-4-lost"]
+    assert (soak.injected, soak.more()) == (6, True)
+    assert not Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()
+    found = soak.result()
+    assert (found["sigkills"], found["moments"], found["runs"], found["lane_minutes"]) == (6, 4, 15, 2.0)
+    assert found["injected"]["study"] == found["injected"]["pool"] == {"parent": 1, "worker": 2}
+    assert found["lost"] == ["job 4, study: something"]
+    with pytest.raises(ValueError, match=r"--seed must be that of .*state.jsonl, got 4"):
+        Soak(folder=tmp_path, seed=4, kills=6).resume()
+
+
+def soaked(folder: Path, *words: str) -> dict[str, Any]:
+    """What a soak counted, to its end. It fails where a job was lost."""
+    counts = folder / "result.json"
+    command = [sys.executable, "-m", "tests.soak", "--folder", str(folder), "--json", str(counts), *words]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPO)}, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    found: dict[str, Any] = json.loads(counts.read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_short_soak_that_is_killed_itself(tmp_path: Path) -> None:
+    words = ("--kills", "9", "--lanes", "1", "--seed", "1")  # of which the first job takes eight at most
+    first = spawn("-m", "tests.soak", "--folder", str(tmp_path), *words, cwd=REPO)
+    wait_until(lambda: (tmp_path / "state.jsonl").exists() and (tmp_path / "state.jsonl").stat().st_size > 9, "a job's end", limit_s=600)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    before = (tmp_path / "state.jsonl").read_text()
+    found = soaked(tmp_path, *words)
+    assert (tmp_path / "state.jsonl").read_text().startswith(before)
+    assert found["sigkills"] >= 9
+    assert found["lost"] == []
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(2 * 3600)
+def test_a_thousand_kills_lose_nothing() -> None:
+    """It goes on where the last one was cut short: the state is in outputs/soak."""
+    found = soaked(REPO / "outputs" / "soak", "--kills", "1000")
+    assert found["sigkills"] >= 1000
+    assert all(found["injected"].values())
+
+
+def test_a_part_of_a_grid_of_the_twin_may_be_left() -> None:
+    def grid(*runs: str) -> list[Any]:
+        return [{"name": "g", "cells": [{"run": run} for run in runs]}]
+
+    twin = {"grids/a/grid.json": grid("x", "y", "z")}
+    assert differences({**twin, "grids/b/grid.json": grid("x", "z")}, twin) == []
+    assert differences({**twin, "grids/b/grid.json": grid("x", "other")}, twin) == ["grids/b/grid.json is left over"]
+    assert differences({"grids/b/grid.json": grid("x", "z")}, twin) == ["grids/a/grid.json is missing"]
