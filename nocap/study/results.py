@@ -11,7 +11,7 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.judge import stats
 from nocap.judge.claim import LEAST_PAIRS, Claim
-from nocap.judge.verdict import Verdict, Word
+from nocap.judge.verdict import Judge, Verdict, Word
 from nocap.store.git import git_state
 from nocap.store.measurement import METRICS, Per, Scale
 from nocap.store.runs import Record, dig
@@ -63,10 +63,29 @@ def shape(arm: Composed, *, steps: bool = True) -> str:
 
 
 def _claim(claim: Claim, plan: StudyPlan, done: Done, ledger: Ledger, machine: str) -> Results:
-    study, at = plan.study, plan.scale
-    judging = judge(claim, study, at, done.evidence)
-    verdict, looks, shown = judging.last_complete(), taken(judging), at_its_look(judging)
+    study, judging = plan.study, judge(claim, plan.study, plan.scale, done.evidence)
+    looks, shown = taken(judging), at_its_look(judging)
     stands = standing(plan, claim, done.evidence, ledger, machine=machine, looks=len(looks))
+    return {
+        **_as_stated(claim, judging, study),
+        **_verdict(claim, judging),
+        "guards": _guards(claim, judging),
+        "hash": stands.hash,
+        "registered": stands.at and {"at": stands.at, "hash": stands.hash},
+        "exploratory": stands.exploratory,
+        "older_baseline": stands.older_baseline,
+        "ledger": stands.notes,
+        "looks": {"declared": claim.looks or [len(claim.seeds)], "taken": [{"n": one.n, "word": one.word.value} for one in looks]},
+        "where": _where(claim, plan.at, study.sides(claim), done.arms),
+        "seeds": {
+            arm: {str(m.repeat): m.value for m in shown.found.values() if m.arm == arm and m.metric.name == claim.metric}
+            for arm in (claim.arm, study.against(claim))
+        },
+    }
+
+
+def _as_stated(claim: Claim, judging: Judge, study: Study) -> Results:
+    """As the study has it, margins translated."""
     return {
         "id": claim.id,
         "statement": claim.statement,
@@ -82,12 +101,18 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done, ledger: Ledger, machine: s
         "direction": claim.direction.value,
         "two_sided": claim.two_sided,
         "alpha": claim.alpha,
-        "slack": judging.claim.slack.get(at, 0.0),
-        "slack_as": _stated(claim.slack.get(at)),
+        "slack": judging.claim.slack.get(judging.at, 0.0),
+        "slack_as": _stated(claim.slack.get(judging.at)),
         "target": claim.target,
         "bound": judging.claim.mechanism.bound,
         "bound_rule": claim.mechanism.rule.value,
         "bound_formula": claim.mechanism.formula,
+    }
+
+
+def _verdict(claim: Claim, judging: Judge) -> Results:
+    verdict = judging.last_complete()
+    return {
         "word": verdict.word.value,
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
@@ -103,30 +128,23 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done, ledger: Ledger, machine: s
         "diverged": verdict.diverged,
         "censored": verdict.censored,
         "at_most": verdict.at_most,
-        "more_seeds": shown.more_seeds() if verdict.word is Word.inconclusive else None,
-        "guards": [
-            {
-                "metric": guard.metric,
-                "scale": guard.scale.value,
-                "margin": translated_guard.margin(at),
-                "margin_as": _stated(guard.margin(at)),
-                "noise": judging.declared(guard.metric),
-                "worse": worse.ends() if (worse := shown.worse(METRICS[guard.metric], guard.scale)) else None,
-            }
-            for guard, translated_guard in zip(claim.guards, judging.claim.guards, strict=True)
-        ],
-        "hash": stands.hash,
-        "registered": stands.at and {"at": stands.at, "hash": stands.hash},
-        "exploratory": stands.exploratory,
-        "older_baseline": stands.older_baseline,
-        "ledger": stands.notes,
-        "looks": {"declared": claim.looks or [len(claim.seeds)], "taken": [{"n": one.n, "word": one.word.value} for one in looks]},
-        "where": _where(claim, plan.at, study.sides(claim), done.arms),
-        "seeds": {
-            arm: {str(m.repeat): m.value for m in shown.found.values() if m.arm == arm and m.metric.name == claim.metric}
-            for arm in (claim.arm, study.against(claim))
-        },
+        "more_seeds": at_its_look(judging).more_seeds() if verdict.word is Word.inconclusive else None,
     }
+
+
+def _guards(claim: Claim, judging: Judge) -> list[Results]:
+    shown = at_its_look(judging)
+    return [
+        {
+            "metric": guard.metric,
+            "scale": guard.scale.value,
+            "margin": translated.margin(judging.at),
+            "margin_as": _stated(guard.margin(judging.at)),
+            "noise": judging.declared(guard.metric),
+            "worse": worse.ends() if (worse := shown.worse(METRICS[guard.metric], guard.scale)) else None,
+        }
+        for guard, translated in zip(claim.guards, judging.claim.guards, strict=True)
+    ]
 
 
 def _seeds_left(claim: Claim, verdict: Verdict) -> int:
