@@ -90,6 +90,12 @@ def test_an_error_names_the_file_with_its_traceback(tmp_path: Path, capsys: pyte
 # --- terminals ---------------------------------------------------------------------------------------------------------------------
 
 
+def its_terminal() -> None:
+    """Of a new session. A hang-up stops it, even where these tests run under nohup."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))  # opening makes it the session's terminal
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def on_a_terminal_that_closes(tmp_path: Path, *before: str) -> tuple[int, Path]:
     """Train on a terminal of its own, close that after a row; the exit code, and the run's folder."""
     out = tmp_path / "out"
@@ -102,7 +108,7 @@ def on_a_terminal_that_closes(tmp_path: Path, *before: str) -> tuple[int, Path]:
         stdout=end,
         stderr=end,
         start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # which makes it the session's terminal
+        preexec_fn=its_terminal,
     )
     os.close(end)
     try:
