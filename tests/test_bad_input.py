@@ -257,7 +257,7 @@ def test_random_words_at_every_door(empty: Path, monkeypatch: pytest.MonkeyPatch
             code = at_the_door(door, words, patched)
         took, printed = time.process_time() - began, capsys.readouterr()
         assert code in (0, 2, "started"), (door, words, code, printed.err)
-        assert took < (5 * SECONDS if number < 2 * len(STARTS) else 2 * SECONDS), (door, words, took)
+        assert took < 5 * SECONDS, (door, words, took)  # the first ones import; a busy machine takes twice as long
         lines = [line for line in printed.err.splitlines() if line.startswith("nocap: ")]
         assert code != 2 or "usage:" in printed.err or lines, (door, words, printed.err)
         assert "Traceback" not in printed.err
