@@ -158,8 +158,9 @@ def test_muon_leaves_tables_of_embeddings_to_adamw(strangers: Any):
     assert id(named["blocks.0.mlp.f.up.weight"]) in held
 
 
-def test_a_table_inside_a_block_resumes_under_muon(strangers: Any, tmp_path: Path):
-    run = strangers("ideas=[my_value_embeddings]", "optimizer=muon")
+@pytest.mark.parametrize("words", [("ideas=[my_value_embeddings]", "optimizer=muon"), ("ideas=[averaged_weights]",)])
+def test_a_table_inside_a_block_and_what_is_kept_around_the_step_resume(strangers: Any, tmp_path: Path, words: tuple[str, ...]):
+    run = strangers(*words)
     job, trainee = trainee_of(run, tmp_path)
     take_step(job, trainee, Ledger(started=0.0), step=0)
     writer = checkpoint.Writer(tmp_path / "checkpoints", background=False)
@@ -275,7 +276,7 @@ def test_a_joint_without_a_part_is_refused(tmp_path: Path, joint: str, builder: 
 
 def test_a_part_without_a_joint_is_refused(tmp_path: Path):
     run = from_outside(tmp_path, "ideas", "blur", BLUR.format(says=True).replace("def embed(", "def embedd("))
-    with pytest.raises(InputError, match="must have a joint for what its build made: one of embed, readout, loss"):
+    with pytest.raises(InputError, match="must have a joint for what its build made: one of embed, readout, unembed, loss"):
         build_model(run, vocab_size=V)
 
 
