@@ -366,6 +366,11 @@ def test_a_neutral_idea_changes_no_bit(name: str, tmp_path_factory: pytest.TempP
         (("model.n_layer=1",), {"value_residual": {}}, "model.n_layer must be at least 2 beside ideas.value_residual, got 1"),
         (("model.n_layer=1",), {"unet_skips": {}}, "model.n_layer must be at least 2 beside ideas.unet_skips, got 1"),
         (("model.n_layer=1",), {"backout": {}}, "model.n_layer must be at least 2 beside ideas.backout, got 1"),
+        (
+            ("trainer.activation_checkpointing=attention", "trainer.compile=regional"),
+            {"value_residual": {}},
+            "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual where trainer.compile is on: ",
+        ),
         ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
         ((), {"smear": {"channels": 33}}, "ideas.smear.channels must be at most model.d_model=32, got 33"),
         ((), {"shared_layers": {"repeat": 5}}, "ideas.shared_layers.repeat must be at most model.n_layer=4, got 5"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key, require
+from nocap.config.trainer import ActivationCheckpointing, Compile
 from nocap.options.ideas import WithRate
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class ValueResidual(WithRate):
     def check(self, run: Run) -> None:
         WithRate.check(self, run)
         require(run.model.n_layer > 1, "model.n_layer", "be at least 2 beside ideas.value_residual", run.model.n_layer)
+        again, t = (ActivationCheckpointing.block, ActivationCheckpointing.attention), run.trainer
+        rule = "be off or mlp beside ideas.value_residual where trainer.compile is on: no value can leave what is computed again"
+        ok = t.compile is Compile.off or t.activation_checkpointing not in again
+        require(ok, "trainer.activation_checkpointing", rule, t.activation_checkpointing.value)
 
     def build_layer(self, run: Run, layer: int) -> nn.Module:
         import torch
