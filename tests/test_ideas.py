@@ -36,7 +36,7 @@ V = 257
 def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     """Compose with the ideas of the strangers' folders."""
     monkeypatch.setenv(outside.VARIABLE, '{"folders": [], "files": []}')
-    outside.use([STRANGERS / name for name in ("x0", "value_embeddings", "multi_token", "lion", "softcap")])
+    outside.use([STRANGERS / name for name in ("my_x0", "my_value_embeddings", "multi_token", "lion", "softcap")])
     return lambda *words: compose([*SMALL, *words])
 
 
@@ -64,7 +64,7 @@ def step(run: Run, folder: Path, steps: int = 1) -> list[Any]:
 
 def test_new_parameters_leave_the_draws_of_the_rest_as_they_are(strangers: Any):
     plain = dict(build_model(strangers(), vocab_size=V).named_parameters())
-    more = dict(build_model(strangers("ideas=[x0,value_embeddings,multi_token]"), vocab_size=V).named_parameters())
+    more = dict(build_model(strangers("ideas=[my_x0,my_value_embeddings,multi_token]"), vocab_size=V).named_parameters())
     assert more.keys() > plain.keys()
     assert all(torch.equal(p, more[name]) for name, p in plain.items())
 
@@ -72,18 +72,20 @@ def test_new_parameters_leave_the_draws_of_the_rest_as_they_are(strangers: Any):
 def test_an_ideas_draws_do_not_depend_on_its_neighbours(strangers: Any):
     alone, beside = (
         dict(build_model(strangers(f"ideas={ideas}"), vocab_size=V).named_parameters())
-        for ideas in ("[value_embeddings]", "[multi_token,value_embeddings,x0]")
+        for ideas in ("[my_value_embeddings]", "[multi_token,my_value_embeddings,my_x0]")
     )
     assert all(torch.equal(p, beside[name]) for name, p in alone.items())
 
 
 def test_a_neutral_idea_changes_no_bit(strangers: Any, tmp_path: Path):
-    plain, neutral = (step(strangers(*words), tmp_path, 2) for words in ((), ("ideas=[x0]", "ideas.x0.share=0", "ideas.x0.lr=1e-30")))
+    plain, neutral = (
+        step(strangers(*words), tmp_path, 2) for words in ((), ("ideas=[my_x0]", "ideas.my_x0.share=0", "ideas.my_x0.lr=1e-30"))
+    )
     assert [update.loss for update in plain] == [update.loss for update in neutral]
 
 
 def test_the_order_of_the_command_line_is_none_of_the_run(strangers: Any):
-    first, second = (strangers(f"ideas={ideas}") for ideas in ("[x0,value_embeddings]", "[value_embeddings,x0]"))
+    first, second = (strangers(f"ideas={ideas}") for ideas in ("[my_x0,my_value_embeddings]", "[my_value_embeddings,my_x0]"))
     assert to_plain(first) == to_plain(second)
     assert len({digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}) == 1
 
@@ -92,7 +94,7 @@ def test_the_order_of_the_command_line_is_none_of_the_run(strangers: Any):
 
 
 def test_x0_against_its_formula(strangers: Any):
-    run = strangers("ideas=[x0]", "ideas.x0.share=0.25")
+    run = strangers("ideas=[my_x0]", "ideas.my_x0.share=0.25")
     model, plain = (build_model(one, vocab_size=V) for one in (run, strangers()))
     tokens_BT = torch.arange(32).reshape(2, 16)
     x0 = x = plain.embedding(tokens_BT)
@@ -124,12 +126,12 @@ def test_validation_has_the_next_token_loss_alone(strangers: Any, tmp_path: Path
 
 
 def test_rates_are_factors_on_groups(strangers: Any):
-    run = strangers("ideas=[x0]", "ideas.x0.lr=5")
+    run = strangers("ideas=[my_x0]", "ideas.my_x0.lr=5")
     model = build_model(run, vocab_size=V)
     (optimizer,) = build_optimizers(run, model)
     names = {id(p): name for name, p in model.named_parameters()}
     rates = {names[id(p)]: group["peak_lr"] for group in optimizer.param_groups for p in group["params"]}
-    assert rates["blocks.0.ideas.x0.lambdas"] == 5 * run.optimizer.lr
+    assert rates["blocks.0.ideas.my_x0.lambdas"] == 5 * run.optimizer.lr
     assert rates["blocks.0.mlp.f.up.weight"] == run.optimizer.lr
     assert len(rates) == len(names)
 
@@ -147,17 +149,18 @@ def test_every_learning_rate_has_a_name():
 
 
 def test_muon_leaves_tables_of_embeddings_to_adamw(strangers: Any):
-    run = strangers("ideas=[value_embeddings]", "optimizer=muon")
+    run = strangers("ideas=[my_value_embeddings]", "optimizer=muon")
     model = build_model(run, vocab_size=V)
     _adamw, muon = build_optimizers(run, model)
     held = {id(p) for group in muon.param_groups for p in group["params"]}
     named = dict(model.named_parameters())
-    assert id(named["blocks.0.ideas.value_embeddings.table.weight"]) not in held
+    assert id(named["blocks.0.ideas.my_value_embeddings.table.weight"]) not in held
     assert id(named["blocks.0.mlp.f.up.weight"]) in held
 
 
-def test_a_table_inside_a_block_resumes_under_muon(strangers: Any, tmp_path: Path):
-    run = strangers("ideas=[value_embeddings]", "optimizer=muon")
+@pytest.mark.parametrize("words", [("ideas=[my_value_embeddings]", "optimizer=muon"), ("ideas=[averaged_weights]",)])
+def test_a_table_inside_a_block_and_what_is_kept_around_the_step_resume(strangers: Any, tmp_path: Path, words: tuple[str, ...]):
+    run = strangers(*words)
     job, trainee = trainee_of(run, tmp_path)
     take_step(job, trainee, Ledger(started=0.0), step=0)
     writer = checkpoint.Writer(tmp_path / "checkpoints", background=False)
@@ -206,7 +209,7 @@ def test_an_unknown_mixer_is_counted(strangers: Any):
 
 
 def test_ideas_that_take_each_token_by_itself_decode_from_a_cache(strangers: Any):
-    run = strangers("ideas=[x0,value_embeddings,multi_token]", "attention=sliding", "attention.window=5")
+    run = strangers("ideas=[my_x0,my_value_embeddings,multi_token]", "attention=sliding", "attention.window=5")
     model = build_model(run, vocab_size=V).eval()
     cached, again = Cached(model, run, batch=1, capacity=30), Recompute(model)
     tokens_T = torch.arange(30) * 7 % V
@@ -221,15 +224,15 @@ def test_a_mixer_that_says_nothing_has_no_cache(strangers: Any):
         check_cached(build_model(run, vocab_size=V).eval(), run)
 
 
-SMEAR = """
+BLUR = """
 from dataclasses import dataclass
 import torch
 from nocap.options.ideas import Idea
 
 @dataclass(kw_only=True)
-class Smear(Idea):
+class Blur(Idea):
     PER_TOKEN = {says}
-    kind: str = "smear"
+    kind: str = "blur"
     def build(self, run, *, vocab_size):
         return torch.nn.Module()
     def embed(self, part, x_BTC, context):
@@ -239,7 +242,7 @@ class Smear(Idea):
 
 @pytest.mark.parametrize(("says", "why"), [(False, "PER_TOKEN"), (True, "look")])
 def test_an_idea_that_looks_across_tokens_is_recomputed_whatever_it_says(tmp_path: Path, says: bool, why: str):
-    run = from_outside(tmp_path, "ideas", "smear", SMEAR.format(says=says))
+    run = from_outside(tmp_path, "ideas", "blur", BLUR.format(says=says))
     model = build_model(run, vocab_size=V).eval()
     with pytest.raises(UncachedError, match=why):
         check_cached(model, run)
@@ -264,22 +267,22 @@ def from_outside(folder: Path, group: str, name: str, source: str, *words: str) 
     ("joint", "builder"), [("embed", "build"), ("enter", "build_layer"), ("readout", "build"), ("after_step", "build_around")]
 )
 def test_a_joint_without_a_part_is_refused(tmp_path: Path, joint: str, builder: str):
-    source = SMEAR.format(says=True).replace("build(self, run, *, vocab_size)", "nothing(self)").replace("embed", joint)
+    source = BLUR.format(says=True).replace("build(self, run, *, vocab_size)", "nothing(self)").replace("embed", joint)
     source = source.replace("x_BTC, context)", "model, *, step)") if joint == "after_step" else source
-    run = from_outside(tmp_path, "ideas", "smear", source)
-    with pytest.raises(InputError, match=f"ideas.smear must have a part for its {joint}: from its {builder}"):
+    run = from_outside(tmp_path, "ideas", "blur", source)
+    with pytest.raises(InputError, match=f"ideas.blur must have a part for its {joint}: from its {builder}"):
         build_model(run, vocab_size=V)
 
 
 def test_a_part_without_a_joint_is_refused(tmp_path: Path):
-    run = from_outside(tmp_path, "ideas", "smear", SMEAR.format(says=True).replace("def embed(", "def embedd("))
-    with pytest.raises(InputError, match="must have a joint for what its build made: one of embed, readout, loss"):
+    run = from_outside(tmp_path, "ideas", "blur", BLUR.format(says=True).replace("def embed(", "def embedd("))
+    with pytest.raises(InputError, match="must have a joint for what its build made: one of embed, readout, unembed, loss"):
         build_model(run, vocab_size=V)
 
 
 def test_a_wrong_signature_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"Smear.embed\(self, x_BTC\) must take \(self, part, x_BTC, context\)"):
-        from_outside(tmp_path, "ideas", "smear", SMEAR.format(says=True).replace("part, x_BTC, context", "x_BTC"))
+    with pytest.raises(ValueError, match=r"Blur.embed\(self, x_BTC\) must take \(self, part, x_BTC, context\)"):
+        from_outside(tmp_path, "ideas", "blur", BLUR.format(says=True).replace("part, x_BTC, context", "x_BTC"))
 
 
 @pytest.mark.parametrize(
@@ -427,7 +430,7 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
 
 
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
-    outside.use([STRANGERS / "x0"])
-    run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
-    with pytest.raises(InputError, match=r"ideas.x0 must have a part for its enter: from its build_layer, in model.kind=bigram"):
+    outside.use([STRANGERS / "my_x0"])
+    run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[my_x0]")
+    with pytest.raises(InputError, match=r"ideas.my_x0 must have a part for its enter: from its build_layer, in model.kind=bigram"):
         build_model(run, vocab_size=V)

@@ -22,14 +22,14 @@ from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_
 
 STRANGERS = REPO / "tests" / "strangers"
 MINE = [word for word in SMALL if not word.startswith("data")]  # for a data source of its own
-NAMES = ("softcap", "geglu", "lion", "multi_token", "x0", "value_embeddings", "counting", "csv_rows")
+NAMES = ("softcap", "geglu", "lion", "multi_token", "my_x0", "my_value_embeddings", "counting", "csv_rows")
 WORDS = {  # how each is asked for
     "softcap": ("attention=softcap",),
     "geglu": ("mlp=geglu",),
     "lion": ("optimizer=lion",),
     "multi_token": ("ideas=[multi_token]",),
-    "x0": ("ideas=[x0]",),
-    "value_embeddings": ("ideas=[value_embeddings]",),
+    "my_x0": ("ideas=[my_x0]",),
+    "my_value_embeddings": ("ideas=[my_value_embeddings]",),
     "counting": ("data=counting",),
     "csv_rows": ("tracker=csv_rows",),
 }
@@ -56,7 +56,7 @@ def test_an_idea_is_one_short_file_and_one_yaml(name: str):
 
 
 ALONE = [pytest.param((name,), marks=pytest.mark.slow, id=name) for name in NAMES]
-TOGETHER = pytest.param(("x0", "value_embeddings"), marks=pytest.mark.slow, id="x0 and value_embeddings")
+TOGETHER = pytest.param(("my_x0", "my_value_embeddings"), marks=pytest.mark.slow, id="my_x0 and my_value_embeddings")
 
 
 @pytest.mark.parametrize("names", [pytest.param(NAMES, marks=pytest.mark.slow, id="all at once"), TOGETHER, *ALONE])

@@ -114,7 +114,7 @@ class Head(nn.Module):
         self.unembed = (Padded if run.model.pad_logits else nn.Linear)(run.model.d_model, vocab_size, bias=False)
         self.softcap, self.objective, self.chunks = run.model.logit_softcap, run.objective, run.objective.loss_chunks
         self.chunk_step = chunk_step
-        self.joined: Joined = ()  # the model's ideas, whose losses are added to this one
+        self.joined: Joined = ()  # the model's ideas: some change what is unembedded, some add a loss to this one
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the head as one region. Where its loss is in chunks, compile `chunk_step`: else each chunk would be compiled anew."""
@@ -123,8 +123,15 @@ class Head(nn.Module):
         else:
             super().compile(*args, **kwargs)
 
+    def normed(self, x_BTC: Tensor) -> Tensor:
+        """What the matrix multiplies."""
+        x_BTC = self.norm(x_BTC)
+        for _, idea, part in self.joined:
+            x_BTC = idea.unembed(part, x_BTC)
+        return x_BTC
+
     def logits(self, x_BTC: Tensor) -> Tensor:
-        logits_BTV: Tensor = self.unembed(self.norm(x_BTC))
+        logits_BTV: Tensor = self.unembed(self.normed(x_BTC))
         if self.softcap is not None:
             logits_BTV = self.softcap * torch.tanh(logits_BTV / self.softcap)
         return logits_BTV
@@ -144,7 +151,7 @@ class Head(nn.Module):
         """Mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
         if self.chunks > 1:
             return chunked_cross_entropy(
-                self.norm(x_BTC).flatten(0, 1),
+                self.normed(x_BTC).flatten(0, 1),
                 self.unembed.weight,
                 targets_BT.flatten(),
                 chunks=self.chunks,

@@ -6,7 +6,9 @@
     qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix build_layer
     leave(part, x_BTC, context)     a block's output                                         build_layer
     readout(part, x_BTC, context)   before the head's norm                                   build
+    unembed(part, x_BTC)            after it: times the head's matrix it gives the logits    build
     loss(part, x_BTC, …)            a part of the training loss                              build
+    built(run, model)               the model when its first weights are drawn
     rates(name)                     a parameter's share of learning rate and weight decay
     before_step, after_step         around the optimizer's step                              build_around
     validating(part, model)         the weights that are validated                           build_around
@@ -21,6 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nocap.config.keys import key, require
 from nocap.config.option import Option
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 # The joints, by what builds the part that they are called with.
 JOINTS = {
-    "build": ("embed", "readout", "loss"),
+    "build": ("embed", "readout", "unembed", "loss"),
     "build_layer": ("enter", "qkv", "leave"),
     "build_around": ("before_step", "after_step", "validating"),
 }
@@ -84,10 +87,17 @@ class Idea(Option):
     def readout(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         return x_BTC
 
+    def unembed(self, part: Any, x_BTC: Tensor) -> Tensor:
+        """Of all that meets the head's matrix: in the training loss and its parts, in validation, in generation; before a soft-cap."""
+        return x_BTC
+
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Tensor | None:
         """A scalar that is added to the training loss, logged as `train/loss_NAME`. `x_BTC` is before the head's norm;
         `head.next_token(x, t)` is the mean cross-entropy of the head's logits, in nats."""
         return None
+
+    def built(self, run: Run, model: LanguageModel) -> None:
+        """Set first weights, or tie some of them to others. The draws are over: those of the rest stay the same."""
 
     # --- joints of the step ---
 
@@ -104,6 +114,20 @@ class Idea(Option):
     def validating(self, part: Any, model: LanguageModel) -> AbstractContextManager[object]:
         """Inside, the model has the weights that are validated, and generated from."""
         return nullcontext()
+
+
+@dataclass(kw_only=True, slots=True)
+class WithRate(Idea):
+    """An idea whose parameters have a factor of their own on the learning rate. Its yaml is named as its kind."""
+
+    lr: float = key(gt=0, le=1e6)
+
+    def check(self, run: Run) -> None:
+        name = next(name for name, idea in run.ideas.items() if idea is self)
+        require(name == self.kind, f"ideas.{name}", f"be named {self.kind}, as its kind is: so lr finds its parameters", name)
+
+    def rates(self, name: str) -> Rate:
+        return Rate(lr=self.lr) if f"ideas.{self.kind}." in name else Rate()
 
 
 def overrides(idea: Idea, *joints: str) -> bool:

@@ -9,9 +9,9 @@ from nocap.options.ideas import Idea, Rate
 
 
 @dataclass(kw_only=True)
-class X0(Idea):
+class MyX0(Idea):
     PER_TOKEN = True
-    kind: str = "x0"
+    kind: str = "my_x0"
     share: float  # λ₁ at the start; λ₀ starts at 1
     lr: float  # the λs' learning rate, as a factor
 
@@ -23,4 +23,4 @@ class X0(Idea):
         return lambdas[0] * x_BTC + lambdas[1] * context.x0_BTC
 
     def rates(self, name):
-        return Rate(lr=self.lr) if ".ideas.x0." in name else Rate()
+        return Rate(lr=self.lr) if ".ideas.my_x0." in name else Rate()

@@ -17,13 +17,13 @@ class Table(nn.Module):
 
 
 @dataclass(kw_only=True)
-class ValueEmbeddings(Idea):
+class MyValueEmbeddings(Idea):
     PER_TOKEN = True
-    kind: str = "value_embeddings"
+    kind: str = "my_value_embeddings"
     every: int  # layers
 
     def __post_init__(self):
-        require(self.every >= 1, "ideas.value_embeddings.every", "be at least 1", self.every)
+        require(self.every >= 1, "ideas.my_value_embeddings.every", "be at least 1", self.every)
 
     def build_layer(self, run, layer):
         width = run.attention.n_kv_heads * run.model.d_model // run.model.n_head

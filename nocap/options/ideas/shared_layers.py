@@ -1,0 +1,37 @@
+"""Shared layers: so many layers in a row have one set of weights, as ALBERT's (arXiv:1909.11942).
+
+The FLOPs stay, the parameters do not. What ideas keep for a layer stays the layer's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nocap.config.keys import InputError, key, require
+from nocap.options.ideas import Idea
+
+if TYPE_CHECKING:
+    from nocap.config.run import Run
+
+
+@dataclass(kw_only=True, slots=True)
+class SharedLayers(Idea):
+    PER_TOKEN = True
+    kind: str = "shared_layers"
+    repeat: int = key(ge=2, le=4096)
+
+    def check(self, run: Run) -> None:
+        n_layer = run.model.n_layer
+        require(self.repeat <= n_layer, "ideas.shared_layers.repeat", f"be at most model.n_layer={n_layer}", self.repeat)
+
+    def built(self, run: Run, model: Any) -> None:
+        blocks = list(getattr(model, "blocks", ()))
+        own = [{name: p for name, p in block.named_parameters() if not name.startswith("ideas.")} for block in blocks]
+        shapes = [{name: p.shape for name, p in weights.items()} for weights in own]
+        if not shapes or any(one != shapes[0] for one in shapes):
+            raise InputError(f"model.kind={run.model.kind} must have blocks with weights of the same shapes for ideas.shared_layers")
+        for layer, block in enumerate(blocks):
+            for name, weight in own[layer - layer % self.repeat].items():
+                place, _, last = name.rpartition(".")
+                setattr(block.get_submodule(place), last, weight)

@@ -1,0 +1,42 @@
+"""Smear: each token's embedding gets a gated share of the token's before it (modded-nanogpt).
+
+x_t ← x_t + λ·σ(w·x_t)·x_{t-1}, w over the first channels. λ and w are learned; w starts at 0. At λ = 0 the model is the one without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nocap.config.keys import key, require
+from nocap.options.ideas import WithRate
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nocap.config.run import Run
+    from nocap.model.gpt import Context
+
+
+@dataclass(kw_only=True, slots=True)
+class Smear(WithRate):
+    kind: str = "smear"
+    channels: int = key(ge=1, le=2**20)
+    start: float = key(ge=-1e3, le=1e3)
+
+    def check(self, run: Run) -> None:
+        WithRate.check(self, run)
+        rule = f"be at most model.d_model={run.model.d_model}"
+        require(self.channels <= run.model.d_model, "ideas.smear.channels", rule, self.channels)
+
+    def build(self, run: Run, *, vocab_size: int) -> nn.Module:
+        import torch
+        from torch import nn
+
+        return nn.ParameterDict({"gate": nn.Parameter(torch.zeros(self.channels)), "share": nn.Parameter(torch.tensor(self.start))})
+
+    def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
+        from torch.nn.functional import pad
+
+        gate_BT1 = (x_BTC[..., : self.channels] * part["gate"]).sum(2, keepdim=True).sigmoid()
+        return x_BTC + part["share"] * gate_BT1 * pad(x_BTC, (0, 0, 1, 0))[:, :-1]

@@ -1,0 +1,194 @@
+"""Every idea of the shelf, alone and beside every other: found in its folder, so that a new one is tried without a word here.
+
+Ideas are on or off: in a few sets, of every two that may stand beside each other both are on once, and each is on once without the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nocap.checks.table import lines
+from nocap.checks.trial import Candidate, Trial
+from nocap.config import registry
+from nocap.config.compose import compose
+from nocap.config.run import Run
+from nocap.model.gpt import build_model
+from nocap.training import checkpoint
+from nocap.training.ledger import Ledger
+from nocap.training.optimizer_trial import optimizer_shapes
+from nocap.training.step import take_step, validate
+from tests.conftest import REPO, SMALL
+from tests.test_ideas import V, trainee_of
+
+IDEAS = sorted(path.stem for path in (REPO / "conf" / "ideas").glob("*.yaml"))
+SHAPE = ("model.n_layer=3", "model.d_model=32", "model.seq_len=32", "trainer.batch_tokens=512", "trainer.val_tokens=512")
+BESIDE = (  # what sets of ideas meet in turn
+    (),
+    ("optimizer=muon", "attention=gqa"),
+    ("trainer.precision=bf16", "model.residual_precision=bf16"),
+    ("trainer.activation_checkpointing=block", "objective.loss_chunks=4", "model.logit_softcap=15"),
+    ("attention=hybrid", "position=learned", "norm=layernorm", "optimizer=muon"),
+    ("trainer.activation_checkpointing=attention", "mlp=swiglu", "attention.merge_qkv=true", "model.qk_norm=true"),
+)
+
+Set = frozenset[str]
+
+
+# --- the design --------------------------------------------------------------------------------------------------------------------
+
+
+def covering(names: Iterable[str], apart: frozenset[Set] = frozenset(), tries: int = 40) -> list[Set]:
+    """Sets in which every two names that are not kept `apart` meet, and each is once without the other: by turns the best of some sets,
+    each grown name by name, in or out as more of what is missing asks for it."""
+    names, chance = sorted(names), random.Random(0)
+    missing = {(a, b, *states) for a, b in itertools.combinations(names, 2) for states in ((1, 0), (0, 1), (1, 1))}
+    missing -= {(*sorted(pair), 1, 1) for pair in apart}
+    found: list[Set] = []
+    while missing:
+        grown = [_grown(chance.sample(names, len(names)), missing, apart, chance) for _ in range(tries)]
+        best = max(grown, key=lambda one: len(missing & _met(one, names)))
+        a, b, with_a, with_b = min(missing)
+        if not missing & _met(best, names):  # nothing was asked for where it could be given: give the first what it asks
+            best = frozenset([*[a] * with_a, *[b] * with_b])
+        missing -= _met(best, names)
+        found.append(best)
+    return found
+
+
+def _met(one: Set, names: list[str]) -> set[tuple[str, str, int, int]]:
+    return {(a, b, int(a in one), int(b in one)) for a, b in itertools.combinations(names, 2)}
+
+
+def _grown(order: list[str], missing: set[Any], apart: frozenset[Set], chance: random.Random) -> Set:
+    state: dict[str, int] = {}
+    for name in order:
+        free = not any(frozenset((name, other)) in apart for other, on in state.items() if on)
+
+        def asked(on: int, name: str = name) -> float:
+            pairs = ((name, other, on, its) if name < other else (other, name, its, on) for other, its in state.items())
+            return sum(pair in missing for pair in pairs) + chance.random()
+
+        state[name] = int(free and asked(1) > asked(0))
+    return frozenset(name for name, on in state.items() if on)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 30])
+def test_the_design_covers_every_two_in_few_sets(n: int) -> None:
+    names = [f"idea{i:02}" for i in range(n)]
+    apart = frozenset(frozenset(names[i : i + 2]) for i in range(0, n - 1, 5))
+    sets = covering(names, apart)
+    for a, b in itertools.combinations(names, 2):
+        seen = {(a in one, b in one) for one in sets}
+        both = frozenset((a, b)) not in apart
+        assert {(True, False), (False, True)} <= seen
+        assert ((True, True) in seen) == both
+    assert len(sets) <= 14
+    assert covering(names, apart) == sets
+
+
+def test_every_idea_of_the_shelf_has_its_yaml() -> None:
+    chosen = [re.findall(r"/schema/ideas/(\w+)@_here_", (REPO / "conf" / "ideas" / f"{name}.yaml").read_text()) for name in IDEAS]
+    assert set(registry.options("ideas")) == {kind for kinds in chosen for kind in kinds}
+
+
+# --- together ----------------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def small(*words: str) -> Run:
+    return compose([*SMALL, *SHAPE, *words])
+
+
+def with_ideas(names: Iterable[str], *words: str) -> Run:
+    return replace(small(*words), ideas={name: small(f"ideas=[{name}]").ideas[name] for name in names})
+
+
+def refusal(names: Iterable[str], *words: str) -> str | None:
+    """The line by which they are refused, as a command prints it; any other error is one."""
+    try:
+        build_model(with_ideas(names, *words), vocab_size=V)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path: Path) -> None:
+    refused = {frozenset([name]): line for name in IDEAS if (line := refusal([name]))}  # it needs a key: a file, a run
+    usable = [name for name in IDEAS if frozenset([name]) not in refused]
+    pairs = {frozenset(pair): line for pair in itertools.combinations(usable, 2) if (line := refusal(pair))}
+    assert [line for line in (*refused.values(), *pairs.values()) if "\n" in line] == []
+    sets = covering(usable, frozenset(pairs))
+    assert len(sets) <= 14
+    for number, (names, words) in enumerate(zip(sets, itertools.cycle(BESIDE), strict=False)):
+        try:
+            _trains_and_resumes(with_ideas(names, *(() if refusal(names, *words) else words)), tmp_path / str(number))
+        except Exception as error:
+            error.add_note(f"ideas=[{','.join(sorted(names))}] {' '.join(words)}")
+            raise
+
+
+def _trains_and_resumes(run: Run, folder: Path) -> None:
+    folder.mkdir()
+    ledger = Ledger(started=0.0)
+    job, trainee = trainee_of(run, folder)
+    assert all(take_step(job, trainee, ledger, step=step).finite for step in range(2))
+    writer = checkpoint.Writer(folder / "checkpoints", background=False)
+    assert writer.save(step=2, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True) == []
+    path = checkpoint.find(writer.root).path
+    assert path is not None
+    assert checkpoint.misfit(path, model=trainee.model, optimizer_shapes=optimizer_shapes(run, trainee.model)) is None
+    again = trainee_of(run, folder)[1]
+    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
+    for step in (2, 3):
+        first, second = (take_step(job, each, ledger, step=step) for each in (trainee, again))
+        assert first.finite
+        assert (first.loss, first.grad_norm) == (second.loss, second.grad_norm)
+    states = [each.model.state_dict() for each in (trainee, again)]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    losses = [validate(each.model, each.val, run=run, world=job.world) for each in (trainee, again)]
+    assert losses[0] == losses[1]
+
+
+# --- what `nocap check` runs -------------------------------------------------------------------------------------------------------
+
+
+def failed(names: Iterable[str], folder: Path) -> list[str]:
+    """The checks that these ideas do not pass together."""
+    (folder / "nothing").mkdir()
+    candidate = Candidate(folder=folder / "nothing", group="ideas", name=",".join(names), yaml=REPO / "conf" / "ideas")
+    found = list(lines(Trial(candidate=candidate, more=(), folder=folder), lambda check: True))
+    print(*(f"{line.status:<4} {line.name:<8}  {line.detail}  {line.seconds:.1f} s" for line in found), sep="\n")
+    return [f"{line.name}: {line.detail}" for line in found if line.status == "FAIL"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
+@pytest.mark.parametrize("name", IDEAS)
+def test_an_idea_passes_what_nocap_check_runs(name: str, tmp_path: Path) -> None:
+    if line := refusal([name]):
+        pytest.skip(line)
+    assert failed([name], tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path: Path) -> None:
+    names: list[str] = []
+    for name in IDEAS:
+        names += [name] * (refusal([*names, name]) is None)
+    assert len(names) > len(IDEAS) / 2
+    assert failed(names, tmp_path) == []
