@@ -161,9 +161,7 @@ def count(run: Run, *, vocab_size: int) -> Count:
             loss.total.backward()
         size, around = memory.n_bytes(model.parameters()), memory.n_bytes(model.kept_around())
     state = 4 * optimizer_numbers(optimizer_shapes(run, model), model)
-    return Count(
-        work=counter.work, kept=kept, part=ranges.part, parameters=size, optimizer=state, around=around, largest=counter.largest
-    )
+    return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, optimizer=state, around=around, largest=counter.largest)
 
 
 class _WorkCounter(TorchDispatchMode):

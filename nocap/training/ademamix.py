@@ -16,17 +16,15 @@ class AdEMAMix(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a c
     α rises from 0 and β₃ from β₁, over `ramp_steps`.
     """
 
-    def __init__(
-        self, params: Any, *, lr: float, betas: tuple[float, float, float], alpha: float, ramp_steps: int, eps: float, weight_decay: float = 0.0
-    ) -> None:
-        how = {"betas": betas, "alpha": alpha, "ramp_steps": ramp_steps, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {"lr": lr, "step": 0, **how})
+    def __init__(self, params: Any, *, lr: float, betas: tuple[float, float, float], alpha: float, ramp_steps: int, eps: float) -> None:
+        how = {"betas": betas, "alpha": alpha, "ramp_steps": ramp_steps, "eps": eps}
+        super().__init__(params, {"lr": lr, "step": 0, "weight_decay": 0.0, **how})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         assert closure is None
         zeros = torch.zeros_like
-        for group, params, grads, fast, slow, squares in held(self, exp_avg=zeros, exp_avg_slow=zeros, exp_avg_sq=zeros):
+        for group, params, grads, (fast, slow, squares) in held(self, exp_avg=zeros, exp_avg_slow=zeros, exp_avg_sq=zeros):
             group["step"] += 1
             step, lr, (beta1, beta2, _) = group["step"], group["lr"], group["betas"]
             alpha, beta3 = ramped(group, step)

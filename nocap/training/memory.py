@@ -17,10 +17,8 @@ from torch.utils._pytree import tree_leaves
 MIB = 2**20
 
 
-def parts_mib(
-    parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer], around: Iterable[Tensor] = ()
-) -> dict[str, float]:
-    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state, with what ideas keep around its step."""
+def parts_mib(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer], around: Iterable[Tensor] = ()) -> dict[str, float]:
+    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state, with what ideas keep `around` it."""
     held = n_bytes(parameters)
     state = n_bytes(t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor))
     return {"parameters": held / MIB, "gradients": held / MIB, "optimizer": (state + n_bytes(around)) / MIB}

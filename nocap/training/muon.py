@@ -49,7 +49,7 @@ class Muon(undecorated(torch.optim.Muon)):  # type: ignore[misc]  # a class made
         **torchs: Any,
     ) -> None:
         super().__init__(params, **torchs)
-        for group in self.param_groups:
+        for group in (self.defaults, *self.param_groups):
             group.update(polar_express=polar_express, row_beta2=row_beta2, warmup=warmup, step=0)
 
     @torch.no_grad()

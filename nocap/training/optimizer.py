@@ -45,17 +45,16 @@ def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def held(
     optimizer: torch.optim.Optimizer, **fields: Callable[[Tensor], Tensor]
-) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor], *tuple[list[Tensor], ...]]]:
-    """For an optimizer's step, each group with its parameters that have a gradient, their gradients, and what is kept of each under these
-    names, which at first is the function of the parameter."""
+) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor], list[list[Tensor]]]]:
+    """For an optimizer's step, each group with its parameters that have a gradient, their gradients, and for each of these names what is
+    kept of the parameters, which at first is the function of them."""
     for group in optimizer.param_groups:
         params = [p for p in group["params"] if p.grad is not None]
         for p in params:
             if not optimizer.state[p]:
                 optimizer.state[p].update({name: first(p.detach()) for name, first in fields.items()})
         if params:
-            kept = ([optimizer.state[p][name] for p in params] for name in fields)
-            yield group, params, [p.grad for p in params], *kept
+            yield group, params, [p.grad for p in params], [[optimizer.state[p][name] for p in params] for name in fields]
 
 
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
@@ -110,7 +109,8 @@ def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
         InputError: no group has a weight decay that the optimizer does not keep to itself.
     """
     if not any(group.get("weight_decay") for optimizer in optimizers for group in optimizer.param_groups):
-        raise InputError(f"optimizer.cautious_decay must be false beside optimizer.kind={run.optimizer.kind}, whose groups have no weight_decay")
+        kind = run.optimizer.kind
+        raise InputError(f"optimizer.cautious_decay must be false beside optimizer.kind={kind}, whose groups have no weight_decay")
     waiting: list[tuple[dict[str, Any], float, list[tuple[nn.Parameter, Tensor]]]] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:

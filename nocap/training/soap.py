@@ -56,5 +56,5 @@ def _first(grad: Tensor, beta2: float) -> dict[str, Tensor]:
     state = {"exp_avg": torch.zeros_like(grad), "exp_avg_sq": torch.zeros_like(grad)}
     for side, product in (("left", grad @ grad.mT), ("right", grad.mT @ grad)):
         state[side] = (1 - beta2) * product
-        state[f"{side}_basis"] = torch.linalg.eigh(product).eigenvectors.flip(1).contiguous()
+        state[f"{side}_basis"] = torch.linalg.eigh(state[side]).eigenvectors.flip(1).contiguous()
     return state

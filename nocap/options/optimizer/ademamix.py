@@ -28,8 +28,16 @@ class AdEMAMix(AdamW):
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         from nocap.training import ademamix
 
-        how = {"betas": (self.beta1, self.beta2, self.beta3), "alpha": self.alpha, "ramp_steps": self.ramp_steps, "eps": self.eps}
-        return [ademamix.AdEMAMix(self.groups(dict(model.named_parameters())), lr=self.lr, **how)]
+        return [
+            ademamix.AdEMAMix(
+                self.groups(dict(model.named_parameters())),
+                lr=self.lr,
+                betas=(self.beta1, self.beta2, self.beta3),
+                alpha=self.alpha,
+                ramp_steps=self.ramp_steps,
+                eps=self.eps,
+            )
+        ]
 
     def elementwise(self) -> bool:
         return True

@@ -35,11 +35,11 @@ class Muon(AdamW):
     kind: str = "muon"
     muon_lr: float = key(gt=0, le=1000)
     momentum: float = key(ge=0, lt=1)
-    momentum_start: float = key(ge=0, lt=1)
-    momentum_warmup_steps: int = key(ge=0, le=10**9)  # in which the momentum goes from `momentum_start` to `momentum` in a straight line
+    momentum_start: float = key(ge=0, lt=1, default=0.85)
+    momentum_warmup_steps: int = key(ge=0, le=10**9, default=0)  # from `momentum_start` to `momentum` in a straight line
     ns_steps: int = key(ge=1, le=99)  # iterations
-    iteration: Iteration
-    row_beta2: float | None = key(ge=0, lt=1)  # of the rows' second moments, to which updates are scaled: NorMuon (arXiv:2510.05491)
+    iteration: Iteration = Iteration.newton_schulz
+    row_beta2: float | None = key(ge=0, lt=1, default=None)  # NorMuon (arXiv:2510.05491): of the rows' second moments; it has 0.95
     scale: MuonScale
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:

@@ -41,8 +41,8 @@ class ScheduleFree(AdamW):
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         from nocap.training import schedule_free
 
-        how = {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
-        return [schedule_free.ScheduleFree(self.groups(dict(model.named_parameters())), **how)]
+        groups = self.groups(dict(model.named_parameters()))
+        return [schedule_free.ScheduleFree(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps)]
 
     def elementwise(self) -> bool:
         return True

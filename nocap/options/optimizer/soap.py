@@ -26,5 +26,5 @@ class Soap(AdamW):
 
         hidden = hidden_matrices(model)
         rest = {name: p for name, p in model.named_parameters() if name not in hidden}
-        how = {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "basis_every": self.basis_every}
-        return [self.adamw(rest), soap.Soap(self.groups(hidden), **how)]
+        betas = self.beta1, self.beta2
+        return [self.adamw(rest), soap.Soap(self.groups(hidden), lr=self.lr, betas=betas, eps=self.eps, basis_every=self.basis_every)]
