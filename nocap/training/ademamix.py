@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nocap.training.optimizer import held, undecorated
+from nocap.training.optimizer import each_group, undecorated
 
 
 class AdEMAMix(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a class made at run time
@@ -24,7 +24,7 @@ class AdEMAMix(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a c
     def step(self, closure: None = None) -> None:
         assert closure is None
         zeros = torch.zeros_like
-        for group, params, grads, (fast, slow, squares) in held(self, exp_avg=zeros, exp_avg_slow=zeros, exp_avg_sq=zeros):
+        for group, params, grads, (fast, slow, squares) in each_group(self, exp_avg=zeros, exp_avg_slow=zeros, exp_avg_sq=zeros):
             group["step"] += 1
             step, lr, (beta1, beta2, _) = group["step"], group["lr"], group["betas"]
             alpha, beta3 = ramped(group, step)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from nocap.training.optimizer import held, undecorated
+from nocap.training.optimizer import each_group, undecorated
 
 
 class Lion(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a class made at run time
@@ -18,7 +18,7 @@ class Lion(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a class
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         assert closure is None
-        for group, params, grads, (momenta,) in held(self, momentum=torch.zeros_like):
+        for group, params, grads, (momenta,) in each_group(self, momentum=torch.zeros_like):
             beta1, beta2 = group["betas"]
             updates = torch._foreach_lerp(momenta, grads, 1 - beta1)
             torch._foreach_sign_(updates)

@@ -17,8 +17,8 @@ from nocap.training.optimizer import undecorated
 
 AT_ONCE = {"cpu": 2**17, "cuda": 2**26}  # numbers in a stack: a CPU gains with small matrices only, a GPU must have room for some copies
 # Polar Express: for each iteration the odd polynomial ax + bx³ + cx⁵ that is nearest to 1 on the interval in which the iterations before it
-# leave the singular values, from [0.001, 1] on; an interval counts as beginning at 0.024 of its end at least. So the paper's section 4 and
-# its list; tests/test_optimizers.py derives them again.
+# leave the singular values, from [0.001, 1] on; an interval counts as beginning at 0.024 of its end at least. The numbers are the paper's
+# list; tests/test_optimizers.py derives them again.
 POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -29,7 +29,7 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),  # and for all after it
 )
-SAFETY = 1.01  # beyond 1 the polynomials but the last diverge: a singular value that rounding made so large still converges
+SAFETY = 1.01  # each but the last is used of x / 1.01, as there: a singular value that rounding puts beyond the interval still converges
 
 
 class Muon(undecorated(torch.optim.Muon)):  # type: ignore[misc]  # a class made at run time

@@ -43,7 +43,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables}
 
 
-def held(
+def each_group(
     optimizer: torch.optim.Optimizer, **fields: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor], list[list[Tensor]]]]:
     """For an optimizer's step, each group with its parameters that have a gradient, their gradients, and for each of these names what is

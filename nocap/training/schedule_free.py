@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nocap.training.optimizer import held, undecorated
+from nocap.training.optimizer import each_group, undecorated
 
 
 class ScheduleFree(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a class made at run time
@@ -24,7 +24,7 @@ class ScheduleFree(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  #
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         assert closure is None
-        for group, y, grads, (z, squares) in held(self, z=torch.clone, exp_avg_sq=torch.zeros_like):
+        for group, y, grads, (z, squares) in each_group(self, z=torch.clone, exp_avg_sq=torch.zeros_like):
             group["step"] += 1
             beta1, beta2 = group["betas"]
             rate = group["lr"] * math.sqrt(1 - beta2 ** group["step"])
