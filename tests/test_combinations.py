@@ -66,7 +66,8 @@ def losses(run: Run) -> list[float]:
 
 
 GROUPS = ("attention", "mlp", "schedule", "optimizer")
-ALL = list(itertools.product(*map(options, GROUPS)))
+REFUSED = {(schedule, "schedule_free") for schedule in options("schedule") if schedule != "constant"}  # it takes the place of a decay
+ALL = [found for found in itertools.product(*map(options, GROUPS)) if found[2:] not in REFUSED]
 
 
 def pairwise() -> list[tuple[str, ...]]:
@@ -85,6 +86,12 @@ def pairs(combination: tuple[str, ...]) -> set[tuple[tuple[str, str], ...]]:
 
 FEW = pairwise()
 REST = [pytest.param(combination, marks=pytest.mark.slow) for combination in ALL if combination not in FEW]
+
+
+@pytest.mark.parametrize("refused", sorted(REFUSED), ids="-".join)
+def test_what_is_left_out_is_refused(refused: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="schedule must stay at its peak beside optimizer=schedule_free"):
+        small(f"schedule={refused[0]}", f"optimizer={refused[1]}", "trainer.steps=100")
 
 
 @pytest.mark.parametrize("combination", [*FEW, *REST], ids="-".join)

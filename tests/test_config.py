@@ -23,7 +23,7 @@ OPTIONS = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for 
 EXPERIMENTS = OPTIONS.pop("experiment")
 OPTIONS.pop("hydra")  # its groups are Hydra's own; `launcher` is one of nocap's too
 CHOICES = [(group, option) for group, options in OPTIONS.items() for option in options]
-MANDATORY = {"text": ["data.path=notes/*.md"], "shards": ["data.train=a_*.bin", "data.val=b_*.bin"]}
+MANDATORY = {"text": ["data.path=notes/*.md"], "shards": ["data.train=a_*.bin", "data.val=b_*.bin"], "schedule_free": ["schedule=constant"]}
 ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
 HAS_GPU = bool(hardware.torch_build()["cuda"] and hardware.cuda_devices())
 
@@ -57,7 +57,7 @@ def test_every_option_composes_and_builds(group: str, option: str):
     tokens = torch.arange(33)[None] % 50
     loss = model(tokens[:, :-1], tokens[:, 1:]).total
     loss.backward()
-    for optimizer in optimizers:
+    for optimizer in [*optimizers, *optimizers]:  # twice: SOAP's first makes its bases
         optimizer.step()
     assert np.isfinite(loss.item())
     assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
@@ -258,6 +258,22 @@ REFUSED = [
     ("trainer.device=cpu trainer.cuda_graphs=true", "trainer.cuda_graphs", "false", "trainer.device=cpu", "True"),
     ("trainer.device=cuda trainer.cuda_graphs=true trainer.devices=2", "trainer.cuda_graphs", "false", "trainer.devices=2", "True"),
     ("trainer.device=cuda trainer.cuda_graphs=true ideas=[averaged_weights]", "trainer.cuda_graphs", "ideas.averaged_weights", "True"),
+    ("optimizer.cautious_decay=true optimizer.weight_decay=0", "optimizer.cautious_decay", "optimizer.weight_decay=0", "True"),
+    ("optimizer.beta2_half_life_tokens=1e5 optimizer.beta2=0.9", "optimizer.beta2", "optimizer.beta2_half_life_tokens=100000", "0.9"),
+    ("optimizer.beta2_half_life_tokens=0", "optimizer.beta2_half_life_tokens", "above 0", "null", "0.0"),
+    ("optimizer.beta2_half_life_tokens=long", "optimizer.beta2_half_life_tokens", "long"),
+    ("optimizer=lion optimizer.beta2_half_life_tokens=1e5", "optimizer.beta2_half_life_tokens"),
+    ("optimizer=muon optimizer.iteration=newton", "optimizer.iteration", "newton", "newton_schulz", "polar_express"),
+    ("optimizer=muon optimizer.row_beta2=1", "optimizer.row_beta2", "below 1", "1.0"),
+    ("optimizer=muon optimizer.momentum_warmup_steps=-1", "optimizer.momentum_warmup_steps", "at least 0", "-1"),
+    ("optimizer=ademamix optimizer.beta3=0.5", "optimizer.beta3", "at least optimizer.beta1=0.9", "0.5"),
+    ("optimizer=soap optimizer.basis_every=0", "optimizer.basis_every", "at least 1", "0"),
+    ("optimizer=schedule_free", "schedule", "constant", "wsd"),
+    ("optimizer=schedule_free schedule=constant optimizer.beta1=0", "optimizer.beta1", "above 0", "0.0"),
+    ("optimizer=schedule_free schedule=constant optimizer.cautious_decay=true", "optimizer.cautious_decay", "false", "True"),
+    ("optimizer=schedule_free schedule=constant ideas=[averaged_weights]", "ideas", "averaged_weights", "schedule_free"),
+    ("ideas=[tail_average] ideas.tail_average.share=0", "ideas.tail_average.share", "above 0", "0.0"),
+    ("trainer.device=cuda trainer.cuda_graphs=true ideas=[tail_average]", "trainer.cuda_graphs", "ideas.tail_average", "True"),
     ("trainer.activation_checkpointing=layer", "trainer.activation_checkpointing", "layer", "off", "block", "attention", "mlp"),
     ("trainer.device=tpu", "trainer.device", "tpu", "cpu", "cuda"),
     ("attention.kernel=magic", "attention.kernel", "magic", "fused"),

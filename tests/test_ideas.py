@@ -36,7 +36,7 @@ V = 257
 def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     """Compose with the ideas of the strangers' folders."""
     monkeypatch.setenv(outside.VARIABLE, '{"folders": [], "files": []}')
-    outside.use([STRANGERS / name for name in ("my_x0", "my_value_embeddings", "multi_token", "lion", "softcap")])
+    outside.use([STRANGERS / name for name in ("my_x0", "my_value_embeddings", "multi_token", "signum", "softcap")])
     return lambda *words: compose([*SMALL, *words])
 
 

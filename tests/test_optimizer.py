@@ -220,12 +220,14 @@ def test_the_schedule_multiplies_each_optimizers_own_peak():
 
 STEPS = """
 import sys
+from functools import partial
 import torch
 from nocap.training.muon import Muon
 from nocap.training.optimizer import undecorated
+from nocap.training.soap import Soap
 
 p = torch.nn.Parameter(torch.ones(2, 2))
-for kind in (undecorated(torch.optim.AdamW), Muon):
+for kind in (undecorated(torch.optim.AdamW), Muon, partial(Soap, lr=0.1, betas=(0.9, 0.9), eps=1e-8, basis_every=1)):
     optimizer = kind([p])
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
     p.grad = torch.ones(2, 2)

@@ -22,11 +22,11 @@ from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_
 
 STRANGERS = REPO / "tests" / "strangers"
 MINE = [word for word in SMALL if not word.startswith("data")]  # for a data source of its own
-NAMES = ("softcap", "geglu", "lion", "multi_token", "my_x0", "my_value_embeddings", "counting", "csv_rows")
+NAMES = ("softcap", "geglu", "signum", "multi_token", "my_x0", "my_value_embeddings", "counting", "csv_rows")
 WORDS = {  # how each is asked for
     "softcap": ("attention=softcap",),
     "geglu": ("mlp=geglu",),
-    "lion": ("optimizer=lion",),
+    "signum": ("optimizer=signum",),
     "multi_token": ("ideas=[multi_token]",),
     "my_x0": ("ideas=[my_x0]",),
     "my_value_embeddings": ("ideas=[my_value_embeddings]",),

@@ -72,7 +72,7 @@ claims:
 """
 
 
-@pytest.mark.parametrize("name", ["my_x0", "lion", "softcap"])
+@pytest.mark.parametrize("name", ["my_x0", "signum", "softcap"])
 def test_a_study(door: Door, tmp_path: Path, name: str):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "study.yaml").write_text(STUDY.format(words=", ".join(SMALL), idea=WORDS[name][0]))

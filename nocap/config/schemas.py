@@ -18,6 +18,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device, Trainer
 from nocap.options.attention.softmax import Kernel
 from nocap.options.model import Model
+from nocap.options.optimizer.adamw import beta2_of
 from nocap.options.tokenizer import Tokenizer
 
 
@@ -60,6 +61,11 @@ def _gqa_heads(n_head: int) -> int:
     raise ValueError(f"attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit attention.n_kv_heads, got {n_head}")
 
 
+def _beta2(default: float, half_life: float | None, batch: int) -> float:
+    """A half-life that is no positive number is refused where it is read."""
+    return default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
+
+
 def _device(value: Device | str) -> Device:
     """An interpolated enum arrives as a member, or as text where a default's own interpolation made it."""
     return value if isinstance(value, Device) else Device[value]
@@ -85,6 +91,7 @@ _RESOLVERS: dict[str, Callable[..., object]] = {
     "fraction": lambda share, whole: math.floor(_number(share) * _number(whole)),
     "least": lambda a, b: min(_number(a), _number(b)),
     "times": lambda a, b: _number(a) * _number(b),
+    "beta2": _beta2,
     "device": lambda: defaults.device().name,
     "precision": lambda device, model, tokenizer: defaults.precision(_device(device), _work(model, tokenizer))[0].name,
     "threads": lambda device, devices: defaults.threads(_device(device), devices),

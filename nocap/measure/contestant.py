@@ -131,7 +131,7 @@ class Contestant:
             flops_basis=basis,
             params=count_parameters(model)["total"],
             kernel=kernel_name(run, run.trainer.precision),
-            memory_mib=self._memory(memory.parts_mib(model.parameters(), self._trainee.optimizers)),
+            memory_mib=self._memory(memory.parts_mib(model.parameters(), self._trainee.optimizers, model.kept_around())),
         )
 
     def _memory(self, parts_mib: dict[str, float]) -> dict[str, float]:

@@ -63,12 +63,10 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
         raise InputError(f"{run_dir} must hold a {'valid ' if found.invalid else ''}checkpoint, got none")
     encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
     model = build_model(run, vocab_size=encoding.n_vocab)
-    checkpoint.load_model(found.path, model)
+    checkpoint.load_validated(found.path, model, run)
     if not all(bool(p.isfinite().all()) for p in model.parameters()):
         raise ValueError(f"{found.path} must hold finite weights, got some that are not: the run diverged")
-    model = model.to(device).eval()
-    model.validating().__enter__()  # to stay
-    return Trained(run=run, model=model, encoding=encoding, step=found.step)
+    return Trained(run=run, model=model.to(device).eval(), encoding=encoding, step=found.step)
 
 
 def other_code(run_dir: Path) -> list[str]:

@@ -280,7 +280,7 @@ def _memory(counted: Count, measured: Measured) -> dict[str, Any]:
         "counted": {
             "parameters": p,
             "gradients": p,
-            "optimizer": counted.optimizer / MIB,
+            "optimizer": (counted.optimizer + counted.around) / MIB,
             "activations": sum(counted.kept.values()) / MIB,
             "kept": _mib_by_part(counted.kept, counted.part),
         },

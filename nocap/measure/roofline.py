@@ -115,7 +115,8 @@ class Count:
     kept: dict[str, int]
     part: dict[str, str]
     parameters: int  # bytes
-    optimizer: int  # bytes of its state, as far as it is as large as the parameters
+    optimizer: int  # bytes of its state, as far as its shapes follow from the parameters'
+    around: int  # bytes that ideas keep around the step
     largest: int  # bytes of the largest tensor that an operation makes
 
     def by_part(self) -> dict[str, Work]:
@@ -130,7 +131,7 @@ class Count:
     @property
     def needed_bytes(self) -> int:
         """Memory that a step holds for certain: parameters, gradients, optimizer state, and what one forward keeps."""
-        return 2 * self.parameters + self.optimizer + sum(self.kept.values()) + self.largest
+        return 2 * self.parameters + self.optimizer + self.around + sum(self.kept.values()) + self.largest
 
 
 def by_part(amounts: dict[str, int], part: dict[str, str]) -> dict[str, int]:
@@ -158,9 +159,9 @@ def count(run: Run, *, vocab_size: int) -> Count:
             with memory.saved_for_backward(list(model.parameters()), on_save=keep), autocast(run, run.trainer.precision):
                 loss = model(tokens, tokens)
             loss.total.backward()
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        size, around = memory.n_bytes(model.parameters()), memory.n_bytes(model.kept_around())
     state = 4 * optimizer_numbers(optimizer_shapes(run, model), model)
-    return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, optimizer=state, largest=counter.largest)
+    return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, optimizer=state, around=around, largest=counter.largest)
 
 
 class _WorkCounter(TorchDispatchMode):

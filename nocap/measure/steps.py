@@ -64,7 +64,8 @@ def measurable(run: Run) -> Run:
     t = run.trainer
     micro = t.micro_batch * run.model.seq_len * t.devices
     tokens = min(microbatches(run), MOST_MICROBATCHES) * micro
-    return replace(run, trainer=replace(t, compile=Compile.off, cuda_graphs=False, batch_tokens=tokens))
+    trainer = replace(t, compile=Compile.off, cuda_graphs=False, batch_tokens=tokens)
+    return replace(run, trainer=trainer, optimizer=run.optimizer.at_batch(tokens))
 
 
 def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
@@ -137,7 +138,7 @@ def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
 
 def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Device, *, resident_mib: float) -> dict[str, float]:
     """MiB of the step's memory in parts, as measured. Slack is what the process took for the step and no tensor had at the peak."""
-    parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers)
+    parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
     peak = parts["parameters"] + parts["optimizer"] + seen.peak / memory.MIB  # gradients come and go within the step
     slack = resident_mib - peak
     if device is Device.cuda:
@@ -234,7 +235,8 @@ def at_length(run: Run, T: int) -> Run:
     """The run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
     t = run.trainer
     tokens = t.micro_batch * T
-    return replace(run, model=replace(run.model, seq_len=T), trainer=replace(t, batch_tokens=tokens * t.devices, val_tokens=tokens))
+    trainer = replace(t, batch_tokens=tokens * t.devices, val_tokens=tokens)
+    return replace(run, model=replace(run.model, seq_len=T), trainer=trainer, optimizer=run.optimizer.at_batch(trainer.batch_tokens))
 
 
 def with_window(run: Run, T: int, *, window: int) -> Run:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -59,9 +59,26 @@ class LanguageModel(nn.Module):
             idea.built(run, self)
         self.around, self.joined_around = joined(run, "around", lambda idea: idea.build_around(run, self))
 
+    def kept_around(self) -> list[Tensor]:
+        """What ideas keep around the step, which is memory beside the optimizers' state."""
+        return [buffer for _, _, part in self.joined_around for buffer in part.buffers()]
+
     def validating(self) -> AbstractContextManager[object]:
         """Inside, the weights are those that are validated and generated from."""
         with ExitStack() as stack:
             for _, idea, part in self.joined_around:
                 stack.enter_context(idea.validating(part, self))
             return stack.pop_all()
+
+
+@contextmanager
+def lent(weights: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Inside, each parameter has the numbers of the tensor beside it; afterwards its own."""
+    pairs = [(p, p.detach().clone(), tensor) for p, tensor in weights]
+    for p, _, tensor in pairs:
+        p.data.copy_(tensor)
+    try:
+        yield
+    finally:
+        for p, own, _ in pairs:
+            p.data.copy_(own)

@@ -22,9 +22,12 @@ from torch import nn
 
 from nocap.config.bounded import JSON_BYTES, parse_json, read_text
 from nocap.config.keys import InputError
+from nocap.config.run import Run
+from nocap.model.language_model import LanguageModel
+from nocap.options.optimizer import Optimizer
 from nocap.store.checkpoints import MANIFEST, delete, half_saved, is_folder, name_of, newest_first, sha256, step_of, temporary_of
 from nocap.store.record import SHAPES, check_shape, read_rows
-from nocap.training.optimizer import Optimizers
+from nocap.training.optimizer import Optimizers, build_optimizers
 from nocap.training.state import MODEL, OPTIMIZER, Shapes, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
 
 STATE, ROWS = "state.json", "metrics.jsonl"  # older checkpoints have no rows
@@ -203,6 +206,23 @@ def load_model(path: Path, model: nn.Module) -> None:
     if problem := difference(MODEL, _shapes(path / MODEL), shapes_of(weights(model))):
         raise ValueError(f"{path}: {problem}")
     put_weights(model, load_file(path / MODEL))
+
+
+def load_validated(path: Path, model: LanguageModel, run: Run) -> None:
+    """Put those weights of a checkpoint into the model, for good, that its run validates.
+
+    Errors:
+        ValueError: they are another model's.
+    """
+    load_model(path, model)
+    optimizers: Optimizers = []
+    if type(run.optimizer).validating is not Optimizer.validating:  # they depend on its state
+        optimizers = build_optimizers(run, model)
+        load(path, model=model, optimizers=optimizers)
+    with run.optimizer.validating(optimizers), model.validating():
+        chosen = [(p, p.detach().clone()) for p in model.parameters()]
+    for p, tensor in chosen:
+        p.data.copy_(tensor)
 
 
 def _problem(path: Path) -> str | None:

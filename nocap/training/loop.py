@@ -66,7 +66,7 @@ def train(job: Job) -> Outcome:
 def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
     """Validation loss in nats per token."""
     settle(job, trainee, ledger)
-    with ledger.charge("val"):
+    with ledger.charge("val"), job.run.optimizer.validating(trainee.optimizers):
         return validate(trainee.model, trainee.val, run=job.run, world=job.world, heartbeat=lambda: job.heartbeat(step))
 
 

@@ -17,14 +17,14 @@ from torch.utils._pytree import tree_leaves
 MIB = 2**20
 
 
-def parts_mib(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
-    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state."""
-    held = _bytes(parameters)
-    state = _bytes(t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor))
-    return {"parameters": held / MIB, "gradients": held / MIB, "optimizer": state / MIB}
+def parts_mib(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer], around: Iterable[Tensor] = ()) -> dict[str, float]:
+    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state, with what ideas keep `around` it."""
+    held = n_bytes(parameters)
+    state = n_bytes(t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor))
+    return {"parameters": held / MIB, "gradients": held / MIB, "optimizer": (state + n_bytes(around)) / MIB}
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def n_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nocap.config.keys import InputError
 
@@ -43,6 +43,20 @@ def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables}
 
 
+def each_group(
+    optimizer: torch.optim.Optimizer, **fields: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor], list[list[Tensor]]]]:
+    """For an optimizer's step, each group with its parameters that have a gradient, their gradients, and for each of these names what is
+    kept of the parameters, which at first is the function of them."""
+    for group in optimizer.param_groups:
+        params = [p for p in group["params"] if p.grad is not None]
+        for p in params:
+            if not optimizer.state[p]:
+                optimizer.state[p].update({name: first(p.detach()) for name, first in fields.items()})
+        if params:
+            yield group, params, [p.grad for p in params], [[optimizer.state[p][name] for p in params] for name in fields]
+
+
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
     """The run's optimizers, their groups split where an idea scales a rate. Each group carries `peak_lr`, which the schedule multiplies.
 
@@ -52,6 +66,8 @@ def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
     optimizers = run.optimizer.build(model)
     _check_shares(run, model, optimizers)
     _scale(run, model, optimizers)
+    if run.optimizer.cautious_decay:
+        _decay_cautiously(run, optimizers)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if not isinstance(group.get("lr"), float):
@@ -84,6 +100,36 @@ def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
                 rates = {"lr": group["lr"] * lr, "weight_decay": group.get("weight_decay", 0.0) * decay}
                 optimizer.add_param_group({**group, "params": params, **rates})
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+
+
+def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
+    """p ← p - lr·(u + λ·1[u·p ≥ 0]·p), whatever optimizer makes the update u (arXiv:2510.12402).
+
+    Errors:
+        InputError: no group has a weight decay that the optimizer does not keep to itself.
+    """
+    if not any(group.get("weight_decay") for optimizer in optimizers for group in optimizer.param_groups):
+        kind = run.optimizer.kind
+        raise InputError(f"optimizer.cautious_decay must be false beside optimizer.kind={kind}, whose groups have no weight_decay")
+    waiting: list[tuple[dict[str, Any], float, list[tuple[nn.Parameter, Tensor]]]] = []
+
+    def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in (group for group in optimizer.param_groups if group.get("weight_decay")):
+            waiting.append((group, group["weight_decay"], [(p, p.detach().clone()) for p in group["params"] if p.grad is not None]))
+            group["weight_decay"] = 0.0  # so that the step makes the update alone
+
+    @torch.no_grad()
+    def decay(*_: object) -> None:
+        for group, weight_decay, pairs in waiting:
+            group["weight_decay"] = weight_decay
+            for p, before in pairs:
+                shrinks = (before - p).mul_(before) >= 0
+                p.sub_(before.mul_(shrinks), alpha=group["lr"] * weight_decay)
+        waiting.clear()
+
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(keep)
+        optimizer.register_step_post_hook(decay)
 
 
 def set_lr(optimizers: Optimizers, factor: float) -> None:

@@ -142,7 +142,7 @@ class Recorder:
             self._log(self.checkpoints.settle())
             self._check_rows()
         device, t = self.job.world.device, self.job.run.trainer
-        parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers)
+        parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
         totals = {
             "params": count_parameters(trainee.model),
             "flops_per_token": self.flops,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nocap.config.keys import key
+from nocap.config.keys import key, require
 from nocap.config.option import Option
 
 if TYPE_CHECKING:
@@ -24,7 +25,20 @@ class Optimizer(Option):
 
     lr: float = key(gt=0, le=1000)
     weight_decay: float = key(ge=0, le=1000)
+    cautious_decay: bool = False  # decay only the numbers that the update does not move away from zero (arXiv:2510.12402)
+
+    def __post_init__(self) -> None:
+        rule = "be false beside optimizer.weight_decay=0"
+        require(not self.cautious_decay or self.weight_decay > 0, "optimizer.cautious_decay", rule, self.cautious_decay)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has the usual groups."""
         raise NotImplementedError(f"optimizer.kind={self.kind} must define build")
+
+    def validating(self, optimizers: list[torch.optim.Optimizer]) -> AbstractContextManager[object]:
+        """Inside, the parameters have the weights that are validated, and generated from."""
+        return nullcontext()
+
+    def at_batch(self, tokens: int) -> Optimizer:
+        """The same optimizer for steps of so many tokens, where a key depends on them."""
+        return self

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import key
+from nocap.config.keys import key, require
 from nocap.options.optimizer import Optimizer
 
 if TYPE_CHECKING:
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+
+    from nocap.config.run import Run
+
+
+def beta2_of(half_life_tokens: float, batch_tokens: int) -> float:
+    """The β₂ of a step with which a gradient's weight halves every so many tokens, whatever the batch (arXiv:2507.07101)."""
+    return 0.5 ** (batch_tokens / half_life_tokens)
 
 
 class Decay(Enum):
@@ -28,8 +35,19 @@ class AdamW(Optimizer):
     kind: str = "adamw"
     beta1: float = key(ge=0, lt=1)
     beta2: float = key(ge=0, lt=1)
+    beta2_half_life_tokens: float | None = key(gt=0, le=1e12, default=None)  # in place of beta2, which is recorded as what follows
     eps: float = key(gt=0, le=1)
     decay: Decay
+
+    def check(self, run: Run) -> None:
+        if self.beta2_half_life_tokens is not None:
+            follows = beta2_of(self.beta2_half_life_tokens, run.trainer.batch_tokens)
+            rule = f"be left to optimizer.beta2_half_life_tokens={self.beta2_half_life_tokens:g}, from which {follows:.6g} follows"
+            require(self.beta2 == follows, "optimizer.beta2", rule, self.beta2)
+
+    def at_batch(self, tokens: int) -> AdamW:
+        half_life = self.beta2_half_life_tokens
+        return self if half_life is None else replace(self, beta2=beta2_of(half_life, tokens))
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         return [self.adamw(dict(model.named_parameters()))]
@@ -41,7 +59,13 @@ class AdamW(Optimizer):
         """For these parameters only."""
         import torch
 
-        from nocap.training.optimizer import decayed, undecorated
+        from nocap.training.optimizer import undecorated
 
-        groups = decayed(named, self.weight_decay, everything=self.decay is Decay.all)
-        return undecorated(torch.optim.AdamW)(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+        betas = self.beta1, self.beta2
+        return undecorated(torch.optim.AdamW)(self.groups(named), lr=self.lr, betas=betas, eps=self.eps, fused=True)
+
+    def groups(self, named: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
+        """These parameters by whether they decay."""
+        from nocap.training.optimizer import decayed
+
+        return decayed(named, self.weight_decay, everything=self.decay is Decay.all)

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+class Iteration(Enum):
+    """The polynomials that bring a matrix's singular values to 1."""
+
+    newton_schulz = "newton_schulz"  # one for all iterations, which leaves them within about 0.3 of 1
+    polar_express = "polar_express"  # one for each, the best for what the one before leaves (arXiv:2505.16932)
+
+
 class MuonScale(Enum):
     """How Muon's step is scaled by a matrix's shape (torch's `adjust_lr_fn`)."""
 
@@ -28,7 +35,11 @@ class Muon(AdamW):
     kind: str = "muon"
     muon_lr: float = key(gt=0, le=1000)
     momentum: float = key(ge=0, lt=1)
-    ns_steps: int = key(ge=1, le=99)  # Newton-Schulz iterations
+    momentum_start: float = key(ge=0, lt=1, default=0.85)
+    momentum_warmup_steps: int = key(ge=0, le=10**9, default=0)  # from `momentum_start` to `momentum` in a straight line
+    ns_steps: int = key(ge=1, le=99)  # iterations
+    iteration: Iteration = Iteration.newton_schulz
+    row_beta2: float | None = key(ge=0, lt=1, default=None)  # NorMuon (arXiv:2510.05491): of the rows' second moments; it has 0.95
     scale: MuonScale
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -45,5 +56,8 @@ class Muon(AdamW):
             nesterov=True,
             ns_steps=self.ns_steps,
             adjust_lr_fn=self.scale.value,
+            polar_express=self.iteration is Iteration.polar_express,
+            row_beta2=self.row_beta2,
+            warmup=(self.momentum_start, self.momentum_warmup_steps),
         )
         return [self.adamw(rest), matrices]
