@@ -96,9 +96,8 @@ def space_of_words(words: Sequence[str], place: str) -> Space:
     """
     overrides = OverridesParser.create().parse_overrides(list(words))
     fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override() or isinstance(one.value(), Glob)]
-    require(
-        bool(overrides) and not fixed, place, "be sweeps, as in [optimizer.lr=tag(log, interval(1e-4, 1e-2))]", ", ".join(fixed) or "none"
-    )
+    rule = "be sweeps, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
+    require(bool(overrides) and not fixed, place, rule, ", ".join(fixed) or "none")
     return space_of(overrides)
 
 
@@ -203,7 +202,10 @@ def _random(seed: int, n: int, d: int) -> np.ndarray:
 def _sobol(seed: int, n: int, d: int) -> np.ndarray:
     from scipy.stats.qmc import Sobol
 
-    return np.asarray(Sobol(d, scramble=True, seed=seed).fast_forward(n).random(1)[0])
+    sequence = Sobol(d, scramble=True, seed=seed)
+    if n:  # SciPy goes forward by one or more
+        sequence.fast_forward(n)
+    return np.asarray(sequence.random(1)[0])
 
 
 def _rounded(distribution: BaseDistribution, value: Any) -> Any:

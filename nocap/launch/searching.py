@@ -149,8 +149,10 @@ class Searching:
                 if is_fault(error):
                     raise
                 found.pop(words, None)
-                hint = "; whole numbers are drawn by int(interval(…))" if "converted to Integer" in str(error) else ""
-                refused.setdefault(f"{error}{hint}", " ".join(words))
+                name = str(error).partition(":")[0]
+                if name in self.space and "converted to Integer" in str(error):
+                    error = ValueError(f"{name} must be whole numbers, as int(interval(…)) draws them, got {describe(self.space[name])}")
+                refused.setdefault(str(error), " ".join(words))
         if refused:
             everywhere = len(refused) == 1 and not found
             raise RefusedError([reason if everywhere else f"{where}: {reason}" for reason, where in refused.items()])
