@@ -17,6 +17,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.config.compose import compose
+from nocap.launch.search import asked, ends, space_of
 from tests.tools import run_docs
 from tests.tools.run_docs import ROOT, Block, blocks, matches, pages, simple_commands, split_commands
 
@@ -75,13 +76,19 @@ def test_overrides_compose(block: Block) -> None:
 
 
 def _arms(arguments: list[str]) -> Iterator[list[str]]:
-    """The overrides of the first cell of a grid and, for each value that it sweeps, of a cell that has it; of each arm of a bench."""
+    """The overrides of the first cell of a grid and, for each value that it sweeps, of a cell that has it; of each end of a search; of each
+    arm of a bench."""
     arms = [shlex.split(arguments[i + 1]) for i, word in enumerate(arguments) if word == "--arm"]
     shared = [word for i, word in enumerate(arguments) if re.match(r"(?!hydra)[a-z_.]+=", word) and arguments[i - 1] != "--arm"]
     if arms:
         yield from ([*shared, *arm] for arm in arms)
         return
+    searched, shared = asked(shared)
     parsed = OverridesParser.create().parse_overrides(shared)
+    if searched is not None:
+        fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
+        yield from ([*fixed, *words] for words in ends(space_of([one for one in parsed if one.is_sweep_override()])))
+        return
     values = {o.key_or_group: list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed}
     first = [f"{key}={found[0]}" if found else o.input_line or "" for o, (key, found) in zip(parsed, values.items(), strict=True)]
     yield first

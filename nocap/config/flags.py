@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
@@ -48,4 +49,6 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     require(not (flags.run and flags.multirun), "--run", "be left out with --multirun", "both")
     flags.question = any(getattr(flags, name) for name in QUESTIONS)
     flags.grid = not flags.run and (flags.multirun or "hydra.mode=MULTIRUN" in flags.overrides)
+    searched = [word for word in flags.overrides if re.match(r"search[.=]", word)]
+    require(flags.grid or not searched, "search", "be given with --multirun", " ".join(searched))
     return flags

@@ -41,17 +41,14 @@ class Grid:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         delete(half_written(self.folder, (FILE, REPORT), older_than_s=60))  # another process may be writing one
-        cells = [
-            {
-                "identity": cell.plan.identity,
-                "run": cell.plan.run_dir.name,
-                "arm": cell.plan.arm,
-                "seed": cell.plan.run.seed,
-                "overrides": cell.overrides,
-            }
-            for cell in self.cells
-        ]
-        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": cells})
+        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]})
+
+
+def named(cell: Cell) -> dict[str, Any]:
+    """A cell in `grid.json`."""
+    planned = cell.plan
+    names = {"identity": planned.identity, "run": planned.run_dir.name, "arm": planned.arm, "seed": planned.run.seed}
+    return {**names, "overrides": cell.overrides}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +77,7 @@ def check(
     Errors:
         RefusedError: at least one cell is invalid. Nothing has been written but the data's cache.
     """
-    found, experiments, bad, datasets = [], set(), [], _Datasets()
+    found, experiments, bad, datasets = [], set(), [], Datasets()
     first: Composed | None = None
     for overrides in cells:
         label = " ".join(override for override in overrides if _key(override) in swept) or "the only cell"
@@ -108,7 +105,7 @@ def check(
     return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
 
 
-class _Datasets:
+class Datasets:
     """Each source is prepared once, also the one that fails."""
 
     def __init__(self) -> None:

@@ -31,13 +31,16 @@ from nocap.config.compose import Composer
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import check_keys, require
 from nocap.config.paths import conf_dir
+from nocap.launch import search
 from nocap.launch.attempt import clean, hold
 from nocap.launch.cell import cell as task
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
 from nocap.launch.plan import outcome
 from nocap.launch.runner import Runner
+from nocap.launch.searching import Searching
 from nocap.options.launcher import Launcher as Launching
 from nocap.options.launcher import One, Slots
+from nocap.show import table
 from nocap.store.identity import digest
 from nocap.store.record import read_json
 from nocap.store.verify import ENDED, SUMMARY
@@ -55,6 +58,7 @@ def multirun(overrides: Sequence[str]) -> int:
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
     gate.check_words(overrides)
+    searched, overrides = search.asked(overrides)
     gate.check_overrides(overrides, grid=True)
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="nocap"):
         hydra = GlobalHydra.instance().hydra
@@ -65,13 +69,17 @@ def multirun(overrides: Sequence[str]) -> int:
         context = HydraContext(hydra.config_loader, Callbacks())
         try:
             slots = _slots(config)
-            grid = _check(config, context)
+            searching = None if searched is None else _searching(searched, config, context, slots)
+            grid = _check(config, context) if searching is None else searching.grid
             with open_dict(config):
                 config.hydra.sweep.dir = str(grid.folder)
             launcher = None if slots else Plugins.instance().instantiate_launcher(context, task, config)
         except KeyboardInterrupt:
             print("nocap: stopped before the first cell", file=sys.stderr)
             return EXIT_CODES["preempted"]
+        if searching is not None:
+            assert slots is not None
+            return _search(searching, slots)
         grid.write()
         total, done = len(grid.cells), sum(outcome(cell.plan) is not None for cell in grid.cells)
         print(f"grid {grid.name}: {total} cells, {done} done, {total - done} to train", flush=True)
@@ -89,6 +97,16 @@ BASIC = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", 
 
 
 def _check(config: DictConfig, context: HydraContext) -> Grid:
+    overrides = _overrides(config, context)
+    last = {override.get_key_element(): override for override in overrides}  # the command line goes before a file's sweeps
+    swept = [override.key_or_group for override in last.values() if override.is_sweep_override()]
+    _check_size([override for override in last.values() if override.is_sweep_override()])
+    compose = Composer(context.config_loader, config).composed
+    return check(BasicSweeper.split_arguments(overrides, None)[0], swept=swept, compose=compose, log=print)
+
+
+def _overrides(config: DictConfig, context: HydraContext) -> list[Override]:
+    """All overrides of the cells, those of a file first."""
     hydra = config.hydra
     if named := [override for override in hydra.overrides.hydra if override.lstrip("+~").startswith("hydra.sweep.")]:
         raise ValueError(f"{named[0]}: a grid's folder is below output_dir, and its name follows from its cells")
@@ -97,12 +115,7 @@ def _check(config: DictConfig, context: HydraContext) -> Grid:
     require(sweeper == BASIC, "hydra/sweeper", "stay basic: nocap itself checks, skips and resumes the cells of a grid", sweeper)
     arguments = [*(f"{key}={value}" for key, value in params.items()), *hydra.overrides.task]
     gate.check_words(arguments)
-    overrides = OverridesParser.create(config_loader=context.config_loader).parse_overrides(arguments)
-    last = {override.get_key_element(): override for override in overrides}  # the command line goes before a file's sweeps
-    swept = [override.key_or_group for override in last.values() if override.is_sweep_override()]
-    _check_size([override for override in last.values() if override.is_sweep_override()])
-    compose = Composer(context.config_loader, config).composed
-    return check(BasicSweeper.split_arguments(overrides, None)[0], swept=swept, compose=compose, log=print)
+    return OverridesParser.create(config_loader=context.config_loader).parse_overrides(arguments)
 
 
 MOST_CELLS = 10_000
@@ -113,22 +126,19 @@ def _check_size(sweeps: Sequence[Override]) -> None:
     cells = 1
     for override in sweeps:
         key, swept = override.get_key_element(), override.value()
-        if isinstance(swept, Glob):
-            require(key in registry.groups(), key, "be a group where its options are chosen by glob", override.input_line)
-        elif isinstance(swept, IntervalSweep):
-            require(False, key, "be swept over values: nocap draws none from an interval", override.input_line)
+        _check_glob(override)
+        if isinstance(swept, IntervalSweep):
+            require(False, key, "be swept over values: only a search, as with search=tpe, draws from an interval", override.input_line)
         elif isinstance(swept, RangeSweep):
-            cells *= _length(key, swept)
+            cells *= search.range_length(key, swept)
         elif isinstance(swept, ChoiceSweep):
             cells *= len(swept.list)
         require(cells <= MOST_CELLS, key, f"make at most {MOST_CELLS:,} cells with what else is swept", override.input_line)
 
 
-def _length(key: str, swept: RangeSweep) -> int:
-    """How many values a range has."""
-    start, stop, step = swept.start or 0, swept.stop or 0, swept.step
-    require(all(map(math.isfinite, (start, stop, step))) and step != 0, key, "be a range of numbers with a step", swept.step)
-    return max(0, math.ceil((stop - start) / step))
+def _check_glob(override: Override) -> None:
+    ok = not isinstance(override.value(), Glob) or override.get_key_element() in registry.groups()
+    require(ok, override.get_key_element(), "be a group where its options are chosen by glob", override.input_line)
 
 
 def launcher_option(config: DictConfig) -> Launching | None:
@@ -204,6 +214,55 @@ def _read(cell: Cell, *, trained: bool = False, reason: str | None = None) -> Re
     return Result(status=summary["status"], trained=trained, summary=summary, reason=summary.get("error"))
 
 
+# --- a search ----------------------------------------------------------------------------------------------------------------------
+
+
+def _searching(searched: search.Search, config: DictConfig, context: HydraContext, slots: Slots | None) -> Searching:
+    chosen = config.hydra.runtime.choices["hydra/launcher"]
+    rule = "be basic or one of nocap's, such as pool, in a search, which begins a trial when another ends"
+    require(slots is not None, "hydra/launcher", rule, chosen)
+    last = {override.get_key_element(): override for override in _overrides(config, context)}
+    require("seed" not in last, "seed", f"be left to search.seed={searched.seed} in a search", "seed=…")
+    sweeps = [override for override in last.values() if override.is_sweep_override()]
+    for override in sweeps:
+        _check_glob(override)
+    fixed = [f"{override.get_key_element()}={override.get_value_element_as_str()}" for override in last.values() if override not in sweeps]
+    compose = Composer(context.config_loader, config).composed
+    return Searching(searched, search.space_of(sweeps), fixed=fixed, compose=compose)
+
+
+def _search(searching: Searching, slots: Slots) -> int:
+    """Carry out a search, and print what came of it. Its exit code."""
+    from nocap.launch import search_report
+
+    print("\n".join(search_report.head(searching)), flush=True)
+    searching.run(slots)
+    trials, folder = searching.trials(), _shown(searching.grid.folder)
+    by_status: dict[str, int] = {}
+    for trial in trials:
+        by_status[trial.status] = by_status.get(trial.status, 0) + 1
+    now = sum(result.trained and result.status == "finished" for result in searching.results.values())
+    counts = [f"{n} {SEARCHED.get(status, status)}" for status, n in by_status.items()]
+    print(f"search {searching.grid.name}: {', '.join(counts)}; {table.plural(now, 'run')} trained now", flush=True)
+    cells = {cell.plan.identity: cell for _, _, cell in searching.runs()}
+    left = {identity: result for identity, result in searching.results.items() if result.status not in ("finished", "diverged")}
+    for identity, result in left.items():
+        if not (searching.stopped and result.status == "waiting"):
+            _explain(cells[identity], result)
+    search_report.write(searching, trials, with_page=not searching.stopped)
+    if searching.stopped:
+        print("the same command goes on", flush=True)
+        return EXIT_CODES["preempted"]
+    names, rows = search_report.rows(searching, trials[: search_report.MOST])
+    print(f"\n{table.table(names, rows)}\n\n{search_report.note(searching)}\nreport: {folder}/{REPORT}", flush=True)
+    if any(result.status != "preempted" for result in left.values()):
+        return EXIT_CODES["failed"]
+    return EXIT_CODES["preempted"] if left else 0
+
+
+SEARCHED = {"open": "not finished", "refused": "that cannot be trained"}  # a trial's status, where that alone is unclear
+
+
 # --- the report --------------------------------------------------------------------------------------------------------------------
 
 STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where the status alone is unclear
@@ -240,7 +299,7 @@ def _explain(cell: Cell, result: Result) -> None:
 
 def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
     """Print the comparison. A report older than its runs is written and tracked again. An error here changes nothing about the grid."""
-    folder = os.path.relpath(grid.folder) if grid.folder.is_relative_to(Path.cwd()) else str(grid.folder)
+    folder = _shown(grid.folder)
     if any_finished:
         try:
             from nocap.judge.compare import compare
@@ -255,6 +314,10 @@ def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
         except Exception as error:
             print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
     print(f"compare: python -m nocap.compare {folder}", flush=True)
+
+
+def _shown(folder: Path) -> str:
+    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def _report_is_older(grid: Grid) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from nocap.config.outward import trusted, visible
+from nocap.config.run import Run
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import outcome
@@ -37,21 +38,31 @@ class _Running:
 
 
 class Runner:
-    def __init__(self, grid: Grid, *, slots: Slots, watch: Callable[[Cell, str], None] = lambda cell, event: None) -> None:
-        """`watch` is told of each cell that it is `begun`, before its worker starts, and then how it ended."""
-        self._watch = watch
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        slots: Slots,
+        watch: Callable[[Cell, str], None] = lambda cell, event: None,
+        more: Callable[[], Sequence[Cell]] = tuple,
+        total: int = 0,
+    ) -> None:
+        """`watch` is told of each cell that it is `begun`, before its worker starts, and then how it ended. `more`: asked for cells beyond
+        the grid's while none waits and there is room for one; with them there may be `total`."""
+        self._watch, self._more = watch, more
         self.stopping = False  # whether a request to stop came
-        self._slots, self._progress = slots, Progress(grid)
+        self._slots, self._progress = slots, Progress(grid, total=total)
         self._waiting, self._held = deque(grid.cells), deque[Cell]()
         self._running: list[_Running] = []
         self._results: dict[str, Result] = {}
         self._held_until = 0.0
+        self._last: Run | None = None  # that was started
 
     def run(self) -> dict[str, Result]:
         """Identity → how that cell ended."""
         with stop_handler(self._stop):
             try:
-                while self._running or (not self.stopping and (self._waiting or self._held)):
+                while self._running or (not self.stopping and (self._waiting or self._held or self._asked_for_more())):
                     if not self.stopping:
                         self._start_what_fits()
                     self._collect()
@@ -71,7 +82,7 @@ class Runner:
     def _start_what_fits(self) -> None:
         if not self._waiting and self._held and time.monotonic() >= self._held_until:
             self._waiting, self._held = self._held, deque()
-        while self._waiting and not self.stopping:
+        while not self.stopping and (self._waiting or self._asked_for_more()):
             cell = self._waiting[0]
             if not self._ended(cell):
                 if (share := self._slots.take(cell.plan.run)) is None:
@@ -79,6 +90,17 @@ class Runner:
                 if not self._start(cell, share):
                     self._slots.give_back(share)
             self._waiting.popleft()
+
+    def _asked_for_more(self) -> bool:
+        """Whether there are cells beyond those known. The later they are asked for, the more is known to choose them by."""
+        if self._last is not None:
+            if (share := self._slots.take(self._last)) is None:
+                return False
+            self._slots.give_back(share)
+        cells = self._more()
+        self._waiting.extend(cells)
+        self._progress.add(cells)
+        return bool(cells)
 
     def _ended(self, cell: Cell) -> bool:
         """Whether some process has brought this run to its end."""
@@ -100,6 +122,7 @@ class Runner:
                 if self.stopping:
                     attempt.stop()
                 self._progress.started(cell)
+                self._last = cell.plan.run
                 return True
         except HeldError as error:
             if cell.plan.identity not in self._results:
@@ -134,8 +157,9 @@ class Runner:
 class Progress:
     """What a person sees: a line for each cell that starts or ends, and on a terminal a bar for each cell that runs."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._place = {cell.plan.identity: place for place, cell in enumerate(grid.cells, start=1)}
+    def __init__(self, grid: Grid, *, total: int = 0) -> None:
+        self._place, self._total = dict[str, int](), total
+        self.add(grid.cells)
         self._next, self._tasks = 0.0, dict[str, "TaskID"]()
         self._bars = None
         if sys.stdout.isatty():
@@ -147,11 +171,15 @@ class Progress:
             screen = Console(file=trusted(sys.stdout))
             self._bars = progress.Progress(*columns, *clocks, console=screen, auto_refresh=False, transient=True, speed_estimate_period=1e9)
             steps = sum(cell.plan.run.trainer.steps for cell in grid.cells if outcome(cell.plan) is None)
-            self._all, self._done = self._bars.add_task("all cells", total=steps), 0
+            self._all, self._done = self._bars.add_task("all cells", total=None if total else steps), 0
             self._bars.start()
 
+    def add(self, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            self._place.setdefault(cell.plan.identity, len(self._place) + 1)
+
     def log(self, cell: Cell, event: str, more: str | None = None) -> None:
-        n = len(self._place)
+        n = max(len(self._place), self._total)
         place = f"{self._place[cell.plan.identity]:>{len(str(n))}}/{n}"
         line = "  ".join([f"[{place}] {event:<8} {cell.label}", *([more] if more else [])])
         if self._bars:

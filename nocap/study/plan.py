@@ -12,6 +12,7 @@ from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.config.trainer import Device, Trainer
 from nocap.judge.claim import BASELINE, LEAST_PAIRS, Rule
+from nocap.launch.search import ends, space_of_words
 from nocap.store.measurement import is_count
 from nocap.store.runs import Record
 from nocap.study.arms import arm_overrides, check_fair, compose_arms, engine_of, more, with_seed
@@ -99,18 +100,20 @@ def _check_targets(study: Study, train: Mapping[str, Composed]) -> None:
 
 
 def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Composed]:
-    """`ARM, trial N` → its composition, of every arm that is tuned.
+    """`ARM, trial N` → its composition, of every arm that is tuned; of a space that is searched, its ends.
 
     Errors:
         ValueError: a trial that does not compose, or is no fair comparison.
     """
-    found = {}
-    for arm, trials in study.tune.trials.items() if study.tune else ():
-        for i, overrides in enumerate(trials, start=1):
-            try:
-                found[f"{arm}, trial {i}"] = more(arms[arm], *overrides)
-            except ValueError as error:
-                raise ValueError(f"{arm}, trial {i}: {error}") from error
+    tune, found = study.tune, dict[str, Composed]()
+    listed = [(f"{arm}, trial {i}", arm, words) for arm, of in (tune.trials if tune else {}).items() for i, words in enumerate(of, start=1)]
+    spaces = {arm: ends(space_of_words(words, arm)) for arm, words in (tune.space if tune else {}).items()}
+    listed += [(f"{arm}, {' '.join(words)}", arm, list(words)) for arm, of in spaces.items() for words in of]
+    for name, arm, words in listed:
+        try:
+            found[name] = more(arms[arm], *words)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     if found:
         check_fair(found, baseline=next(iter(found)))
     return found
@@ -266,8 +269,8 @@ def steps_for(plan: StudyPlan, seconds_per_token: Mapping[str, float], budget_h:
     study, several, tune = plan.study, with_lengths(plan), plan.study.tune
     a_step = 0.0  # seconds of one step of every run
     for arm, one in plan.train.items():
-        runs = len(study.seeds) * (1 + (sum(plan.at.lengths) if arm in several else 0))
-        runs += len(tune.trials.get(arm, ())) * len(tune.seeds) if tune else 0
+        runs: float = len(study.seeds) * (1 + (sum(plan.at.lengths) if arm in several else 0))
+        runs += tune.whole_runs(arm) if tune else 0
         a_step += runs * seconds_per_token[arm] * one.run.trainer.batch_tokens
     steps = math.floor(budget_h * 3600 / OVERHEAD / a_step / MULTIPLE) * MULTIPLE
     require(steps >= MULTIPLE, "budget_h", f"allow {MULTIPLE} steps of every run, {MULTIPLE * a_step * OVERHEAD / 3600:.2g} h", budget_h)

@@ -78,9 +78,9 @@ def _training(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float]) -
     if racing(study):
         yield ["if a race needs them", f"one arm at {[round(share, 4) for share in halvings(plan.at)]}", "", ""], 0.0
     if tune is not None:
-        trials = {arm: len(overrides) * len(tune.seeds) for arm, overrides in tune.trials.items()}
-        cost = sum(seconds[arm] * n for arm, n in trials.items())
-        yield ["tuning", f"{len(trials)} arms, seeds {tune.seeds}", str(sum(trials.values())), ""], cost
+        cost = sum(seconds[arm] * tune.whole_runs(arm) for arm in tune.leaders)
+        n = sum(tune.n_trials(arm) for arm in tune.leaders) * len(tune.seeds)
+        yield ["tuning", f"{len(tune.leaders)} arms, seeds {tune.seeds}", str(n), ""], cost
 
 
 def _sessions(places: Sequence[Place], pace: Mapping[str, float]) -> Iterator[Row]:

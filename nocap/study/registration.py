@@ -16,6 +16,7 @@ from nocap.store.record import digest
 from nocap.study.arms import arm_overrides, engine_of, more
 from nocap.study.evidence import places
 from nocap.study.plan import StudyPlan
+from nocap.study.spec import Tune
 
 # Keys of a scale that are in the arms, or that only a reader or a plan uses; and the sittings, of which more may follow on other days: a
 # verdict says with how many it was looked at. The others count, also those that are added.
@@ -82,13 +83,23 @@ def _arm(plan: StudyPlan, arm: str, used: set[str]) -> dict[str, Any]:
         own = arm_overrides(study, at, arm, at.train)
         found["train"] = _counted(plan.train[arm], own, "identity")
         if tune is not None:
-            leader = tune.follow.get(arm, arm)  # its trials choose, and the arm takes their words
-            trials = [(more(plan.train[one], *words), words) for one in dict.fromkeys((leader, arm)) for words in tune.trials[leader]]
-            found["tune"] = {"seeds": tune.seeds, "trials": [_counted(one, [*own, *words], "identity") for one, words in trials]}
+            found["tune"] = _tuning(plan, tune, arm, own)
     if arm in plan.bench and used - {"train", "pace"}:
         found["bench"] = _counted(plan.bench[arm], arm_overrides(study, at, arm, at.bench), "step")
         found["engine"] = engine_of(study, at, arm) if "decoding" in used else None
     return found
+
+
+def _tuning(plan: StudyPlan, tune: Tune, arm: str, own: list[str]) -> dict[str, Any]:
+    """An arm's search: each of its trials, or what they follow from."""
+    leader = tune.follow.get(arm, arm)  # its trials choose, and the arm takes their words
+    arms = [plan.train[one] for one in dict.fromkeys((leader, arm))]
+    if tune.search is None:
+        trials = [(more(one, *words), words) for one in arms for words in tune.trials[leader]]
+        return {"seeds": tune.seeds, "trials": [_counted(one, [*own, *words], "identity") for one, words in trials]}
+    space = tune.space[leader]
+    of = [_counted(one, [*own, *space], "identity") for one in arms]
+    return {"seeds": tune.seeds, "search": _plain(asdict(tune.search)), "space": space, "of": of}
 
 
 def _counted(arm: Composed, words: Iterable[str], what: str) -> dict[str, Any]:

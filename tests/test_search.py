@@ -1,0 +1,572 @@
+"""Searches: what is proposed, what a kill leaves, and what is told of a trial; on losses that nobody trained for."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from optuna.distributions import FloatDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from nocap.config.compose import Composed, composed
+from nocap.config.flags import asked as flags_asked
+from nocap.launch import search_report, searching
+from nocap.launch.grid import Cell, Grid
+from nocap.launch.multirun import multirun
+from nocap.launch.search import Sampler, Search, Space, asked, describe, ends, propose, space_of, words_of
+from nocap.launch.searching import FILE, Searching, Trials
+from nocap.options.launcher import One
+from nocap.store import lock
+from nocap.store.files import write_file
+from tests.attempts import wait_until
+from tests.conftest import Door
+from tests.grids import CELL, Background, records, summaries, trained
+from tests.in_process import STEPS, TINY
+
+LR = "optimizer.lr=tag(log, interval(1e-4, 1e-1))"
+ARM = "attention=flash,gqa"
+
+
+def space(*words: str) -> Space:
+    return space_of(OverridesParser.create().parse_overrides(list(words)))
+
+
+# --- what is asked -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_words_of_a_search_are_taken_from_a_grids():
+    found, others = asked(["attention=gqa", "search=sobol", LR, "search.trials=40", "search.screen=0.25", "search.seed=7"])
+    assert found == Search(sampler=Sampler.sobol, trials=40, screen=0.25, seed=7)
+    assert others == ["attention=gqa", LR]
+    assert asked(["attention=gqa,mha"]) == (None, ["attention=gqa,mha"])
+    assert asked(["search=tpe", "search.screen=null"])[0] == Search(sampler=Sampler.tpe)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["search=tpf"], "search must be one of tpe, random, sobol, got tpf"),
+        (["search.trials=3"], "search must be one of tpe, random, sobol, beside its keys, got none"),
+        (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
+        (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
+        (["search=tpe", "search.screen=1"], "search.screen must be below 1, or null, got 1.0"),
+        (["search=tpe,random"], "search must be one value, got search=tpe,random"),
+        (["search=tpe", "search.seed=[1]"], "search.seed must be one value, got search.seed=[1]"),
+        (["search=tpe", "~search.seed"], "search.seed must be one value, got ~search.seed"),
+        (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
+    ],
+)
+def test_a_wrong_key_or_value_of_a_search(words: list[str], reason: str):
+    with pytest.raises(ValueError) as refused:
+        asked(words)
+    assert str(refused.value) == reason
+
+
+def test_a_search_is_a_multirun():
+    with pytest.raises(ValueError, match=r"^search must be given with --multirun, got search=tpe search.trials=4$"):
+        flags_asked(["search=tpe", "search.trials=4"])
+    assert flags_asked(["--multirun", "search=tpe"]).grid
+
+
+@pytest.mark.parametrize(
+    ("word", "described"),
+    [
+        ("optimizer.lr=interval(1e-4, 1e-2)", "0.0001 to 0.01"),
+        (LR, "0.0001 to 0.1, log"),
+        ("a=int(interval(1, 8))", "1 to 8, whole numbers"),
+        ("a=int(tag(log, interval(16, 1024)))", "16 to 1024, whole numbers, log"),
+        ("a=range(64, 257, 64)", "64 to 256, in steps of 64"),
+        ("a=range(5, 1, -1)", "2 to 5, whole numbers"),
+        ("a=range(0, 1, 0.1)", "0.0 to 0.9, in steps of 0.1"),
+        ("attention=flash,gqa", "flash, gqa"),
+        ("ideas=[x],[y,z]", "[x], [y,z]"),
+        ("a=choice(1, 2, 1)", "1, 2"),
+    ],
+)
+def test_hydras_sweeps_are_a_space(word: str, described: str):
+    assert [describe(one) for one in space(word).values()] == [described]
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("a=interval(2, 1)", "a must be an interval from a lower number to a higher"),
+        ("a=interval(0, inf)", "a must be an interval from a lower number to a higher"),
+        ("a=tag(log, interval(0, 1))", "a must be above 0 to be searched by its logarithm"),
+        ("a=tag(linear, interval(0, 1))", "a must have no tag but an interval's log"),
+        ("a=tag(log, range(1, 9))", "a must have no tag but an interval's log"),
+        ("a=shuffle(1, 2)", "a must not be shuffled"),
+        ("a=range(1, 2)", "a must be a range of at least two"),
+        ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
+    ],
+)
+def test_what_nothing_can_be_drawn_from(word: str, reason: str):
+    with pytest.raises(ValueError, match=f"^{reason}"):
+        space(word)
+
+
+# --- what is proposed --------------------------------------------------------------------------------------------------------------------
+
+MIXED = space(LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "c=range(0, 1, 0.25)", ARM)
+PLANE = space("x=interval(0, 1)", "y=interval(0, 1)")
+
+
+def drawn(search: Search, space: Space, n: int, loss: Callable[[dict[str, Any]], float] = lambda params: 0.0) -> list[FrozenTrial]:
+    found: list[FrozenTrial] = []
+    for _ in range(n):
+        params = propose(search, space, found)
+        found.append(create_trial(params=params, distributions=space, value=loss(params)))  # which refuses what is not in the space
+    return found
+
+
+@pytest.mark.parametrize("sampler", Sampler)
+def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
+    def params(seed: int) -> list[dict[str, Any]]:
+        return [trial.params for trial in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda found: found["a"])]
+
+    n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
+    first = params(1)
+    assert params(1) == first
+    assert all(a != b for a, b in zip(first, params(2), strict=True))
+    assert len({repr(one) for one in first}) == n
+
+
+@pytest.mark.parametrize("sampler", [Sampler.random, Sampler.sobol])
+def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
+    found = [trial.params for trial in drawn(Search(sampler=sampler), MIXED, 128)]
+    assert {one["a"] for one in found} == set(range(1, 9))
+    assert {one["c"] for one in found} == {0.0, 0.25, 0.5, 0.75}
+    assert {one["attention"] for one in found} == {"flash", "gqa"}
+    assert {one["b"] for one in found} >= {1, 2, 3, 4}  # by its logarithm half of the trials are below 8
+    assert 0.4 < np.mean([one["b"] < 8 for one in found]) < 0.6
+    assert 0.4 < np.mean([one["optimizer.lr"] < math.sqrt(1e-4 * 1e-1) for one in found]) < 0.6
+    assert all(float(f"{one['optimizer.lr']:.6g}") == one["optimizer.lr"] for one in found)  # what can be typed is what is trained
+    assert words_of(MIXED, {**found[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
+
+
+def test_sobols_points_cover_the_plane():
+    """The first 2^m points of the sequence, and each 2^m after them, are a net: one in each box of 4 × 4, of 2 × 8, of 8 × 2, of 16 × 1."""
+    points = np.array([[trial.params["x"], trial.params["y"]] for trial in drawn(Search(sampler=Sampler.sobol), PLANE, 32)])
+    for half in (points[:16], points[16:]):
+        for boxes in ((4, 4), (2, 8), (8, 2), (16, 1), (1, 16)):
+            assert len({tuple(box) for box in np.floor(half * boxes).astype(int)}) == 16
+    chance = np.array([[trial.params["x"], trial.params["y"]] for trial in drawn(Search(sampler=Sampler.random), PLANE, 16)])
+    assert len({tuple(box) for box in np.floor(chance * 4).astype(int)}) < 14
+
+
+def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
+    bowl = space("x=tag(log, interval(1e-4, 1e-1))", "y=interval(0, 1)", "z=interval(0, 1)")
+
+    def depth(params: dict[str, Any]) -> float:
+        return float((math.log10(params["x"]) + 2.3) ** 2 + (params["y"] - 0.3) ** 2 + (params["z"] - 0.8) ** 2)
+
+    def lowest(sampler: Sampler) -> float:
+        ends = [min(trial.value or 0.0 for trial in drawn(Search(sampler=sampler, seed=seed), bowl, 40, depth)) for seed in range(5)]
+        return float(np.median(ends))
+
+    assert lowest(Sampler.tpe) < lowest(Sampler.random) / 2
+
+
+def test_a_trial_that_runs_counts_as_bad():
+    """Twelve trials say that the bottom is near ½. Two that run there already keep the next one away."""
+    line, search = space("x=interval(0, 1)"), Search(sampler=Sampler.tpe, seed=3)
+    before = drawn(search, line, 12, lambda params: float((params["x"] - 0.5) ** 2))
+    running = create_trial(state=TrialState.RUNNING, params={"x": 0.5}, distributions=line)
+
+    def away(others: Sequence[FrozenTrial]) -> float:
+        seen = [propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)]
+        return float(np.median([abs(x - 0.5) for x in seen]))
+
+    assert away([running] * 2) > 1.5 * away([])
+
+
+def test_the_ends_of_a_space_are_each_tried_once():
+    assert ends(space("a=int(interval(1, 8))", ARM)) == [("a=1", "attention=flash"), ("a=8", "attention=flash"), ("a=1", "attention=gqa")]
+
+
+# --- carried out -------------------------------------------------------------------------------------------------------------------------
+
+OWN = ("optimizer.lr", "seed", "trainer.steps", "output_dir")
+
+
+@cache
+def _composed(words: tuple[str, ...]) -> Composed:
+    return composed(words)
+
+
+def quickly(words: Sequence[str]) -> Composed:
+    """As `composed` does, in less time where only these keys differ."""
+    own = {name: word.partition("=")[2] for word in words if (name := word.partition("=")[0]) in OWN}
+    found = _composed(tuple(word for word in words if word.partition("=")[0] not in OWN))
+    run = replace(found.run, seed=int(own.get("seed", 0)), output_dir=own["output_dir"])
+    run.optimizer = replace(run.optimizer, lr=float(own.get("optimizer.lr", 1e-3)))
+    run.trainer = replace(run.trainer, steps=int(own.get("trainer.steps", STEPS)))
+    return replace(found, overrides=tuple(words), run=run)
+
+
+class Kill(BaseException):
+    """What ends a process in the middle of a trial."""
+
+
+class Trainer:
+    """In place of the runner and the records: a run's loss is a function of its config, infinite where it diverges."""
+
+    def __init__(self, loss: Callable[[Any], float], *, at_once: int = 1) -> None:
+        self.loss, self.at_once, self.ends = loss, at_once, dict[str, dict[str, Any]]()
+        self.trained: list[str] = []
+        self.kill_at: int | None = None
+
+    def outcome(self, plan: Any) -> dict[str, Any] | None:
+        return self.ends.get(plan.identity)
+
+    def __call__(self, grid: Grid, *, slots: Any, watch: Any = None, more: Any = tuple, total: int = 0) -> Trainer:
+        self.grid, self.more, self.stopping = grid, more, False
+        return self
+
+    def run(self) -> dict[str, Any]:
+        waiting: list[Cell] = list(self.grid.cells)
+        while waiting or (waiting := list(self.more())):
+            while len(waiting) < self.at_once and (further := self.more()):
+                waiting += further
+            for cell in waiting:
+                if cell.plan.identity not in self.ends:
+                    if len(self.trained) == self.kill_at:
+                        raise Kill
+                    self.trained.append(cell.label)
+                    loss = self.loss(cell.plan.run)
+                    status = "finished" if math.isfinite(loss) else "diverged"
+                    self.ends[cell.plan.identity] = {"status": status, "val_loss": loss if math.isfinite(loss) else None}
+            waiting = []
+        return {}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
+    def made(loss: Callable[[Any], float], **more: Any) -> Trainer:
+        trainer = Trainer(loss, **more)
+        monkeypatch.setattr(searching, "Runner", trainer)
+        monkeypatch.setattr(searching, "outcome", trainer.outcome)
+        monkeypatch.setattr("nocap.store.identity.source_hashes", lambda *args: {})  # most of a cell's milliseconds
+        return trainer
+
+    return made
+
+
+def a_search(out: Path, search: Search, *words: str, seeds: Sequence[int] = (), fixed: Sequence[str] = ()) -> Searching:
+    return Searching(search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly, seeds=seeds)
+
+
+def carried(found: Searching) -> Searching:
+    found.run(One(), log=lambda line: None)
+    return found
+
+
+def bowl(run: Any) -> float:
+    return float((math.log10(run.optimizer.lr) + 2.5) ** 2)
+
+
+def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path: Path, fake: Any):
+    search = Search(sampler=Sampler.tpe, trials=13)
+    fake(bowl)
+    whole = carried(a_search(tmp_path / "whole", search)).trials()
+    trainer = fake(bowl)
+    for kill_at in (0, 12):
+        trainer.kill_at = kill_at
+        with pytest.raises(Kill):
+            carried(a_search(tmp_path / "cut", search))
+    trainer.kill_at = None
+    again = carried(a_search(tmp_path / "cut", search)).trials()
+    assert [trial.words for trial in again] == [trial.words for trial in whole]
+    assert [trial.val_loss for trial in again] == [trial.val_loss for trial in whole] == sorted(trial.val_loss or 0.0 for trial in whole)
+    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == list(range(1, 14))  # each once
+    assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15  # more trials are the same search
+    assert len(trainer.trained) == 15
+    assert [one.words for one in a_search(tmp_path / "cut", replace(search, trials=15)).trials()][:1] == [whole[0].words]  # as it is read
+
+
+def test_other_questions_are_other_searches(tmp_path: Path):
+    search = Search(sampler=Sampler.random)
+    first = a_search(tmp_path, search).grid
+    assert first.name.startswith("search-lr-")
+    assert a_search(tmp_path, replace(search, trials=3)).grid == first
+    others = [
+        a_search(tmp_path, replace(search, sampler=Sampler.sobol)),
+        a_search(tmp_path, replace(search, seed=1)),
+        a_search(tmp_path, replace(search, screen=0.5)),
+        a_search(tmp_path, search, "optimizer.lr=interval(1e-4, 1e-1)"),
+        a_search(tmp_path, search, fixed=["mlp=relu2"]),
+        a_search(tmp_path, search, seeds=(4, 5)),
+    ]
+    assert len({first.name, *(one.grid.name for one in others)}) == 7
+    assert not (tmp_path / "grids").exists()
+
+
+def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake: Any):
+    trainer, said = fake(lambda run: 1.0 + run.attention.n_kv_heads), list[str]()
+    found = a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha")
+    found.run(One(), log=said.append)
+    trials = found.trials()
+    assert len(trainer.trained) == 2
+    assert [trial.val_loss for trial in trials] == sorted([2.0 if "attention=mqa" in one.words else 3.0 for one in trials])
+    assert len(said) == 4
+    assert all(line.startswith("trained once, it is the same run: trial ") for line in said)
+    listed = search_report.as_json(found, trials)
+    assert (len(listed["trials"]), len(listed["cells"])) == (6, 2)
+
+
+def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, fake: Any):
+    said: list[str] = []
+    fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr)
+    search = Search(sampler=Sampler.sobol, trials=16)
+    found = a_search(tmp_path, search, LR, "model.n_head=int(interval(1, 4))")  # 16 wide: not 3
+    found.run(One(), log=said.append)
+    trials = found.trials()
+    status = {one.number: one.status for one in trials}
+    assert {"finished", "diverged", "refused"} == set(status.values())
+    for one in trials:
+        lr, heads = float(one.words[0].partition("=")[2]), one.words[1]
+        assert one.status == ("refused" if heads == "model.n_head=3" else "diverged" if lr > 1e-2 else "finished")
+        assert (one.val_loss == lr) == (one.status == "finished")
+    assert [one.status for one in trials] == sorted(status.values(), key=["finished", "diverged", "refused"].index)
+    assert [line.partition(" cannot be trained, which is its result: ")[2] for line in said] == [
+        "model.d_model must be divisible by model.n_head=3, got 16"
+    ] * list(status.values()).count("refused")
+    kept = Trials(found.grid.folder / FILE)
+    assert [trial.value == math.inf for trial in kept.all()] == [status[n + 1] != "finished" for n in range(16)]
+    kept.close()
+    names, rows = search_report.rows(found, trials)
+    assert (names, len(rows)) == (["trial", "val loss", "optimizer.lr", "model.n_head", ""], 16)
+    assert rows[-1][-1].startswith("cannot be trained: model.d_model must")
+    page = search_report.render(found, trials)
+    assert "cannot be trained: model.d_model must" in page
+    assert "Infinity" not in page.partition('id="data">')[2].partition("</script>")[0]
+
+
+def test_the_best_share_of_shorter_whole_schedules_is_trained_in_whole(tmp_path: Path, fake: Any):
+    """At full length the order is another, and what was proposed does not know."""
+
+    def loss(run: Any) -> float:
+        return bowl(run) + (10 * run.optimizer.lr if run.trainer.steps == STEPS else 0)
+
+    search = Search(sampler=Sampler.tpe, trials=12, screen=0.25)
+    trainer = fake(loss)
+    found = carried(a_search(tmp_path, search))
+    trials = found.trials()
+    steps = [label.partition(": ")[0] for label in trainer.trained]
+    assert steps[:12] == [f"trial {n}, 0.25 of its steps" for n in range(1, 13)]
+    best = sorted(trials, key=lambda trial: trial.screened or 0.0)[:3]
+    assert steps[12:] == [f"trial {one.number}" for one in best]
+    assert {cell.plan.run.trainer.steps for _, whole, cell in found.runs() if whole} == {STEPS}
+    assert {cell.plan.run.trainer.steps for _, whole, cell in found.runs() if not whole} == {2}
+    assert [one.val_loss is not None for one in trials] == [True] * 3 + [False] * 9
+    assert [one.number for one in trials[:3]] == [one.number for one in sorted(best, key=lambda trial: trial.val_loss or 0.0)]
+    assert all(one.screened is not None and one.status == "finished" for one in trials)
+    fake(bowl)
+    proposed = carried(a_search(tmp_path / "other", replace(search, screen=None), fixed=["trainer.val_every=0"])).trials()
+    assert {one.words for one in proposed} == {one.words for one in trials}
+    assert len(search_report.as_json(found, trials)["cells"]) == 3
+    assert search_report.rows(found, trials)[0][2] == "at 0.25 of the steps"
+
+
+def test_a_trials_loss_is_the_mean_over_its_seeds(tmp_path: Path, fake: Any):
+    trainer = fake(lambda run: run.seed + 0.5)
+    found = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=2), seeds=(3, 4)))
+    assert [trial.val_loss for trial in found.trials()] == [4.0, 4.0]
+    assert [label.partition(":")[0] + label[-7:] for label in trainer.trained] == [f"trial {n} seed={s}" for n in (1, 2) for s in (3, 4)]
+    fake(lambda run: math.inf if run.seed == 4 else 1.0)
+    assert [one.status for one in carried(a_search(tmp_path / "b", Search(sampler=Sampler.random, trials=2), seeds=(3, 4))).trials()] == [
+        "diverged",
+        "diverged",
+    ]
+
+
+def test_several_trials_at_once_are_each_told(tmp_path: Path, fake: Any):
+    trainer = fake(bowl, at_once=4)
+    found = carried(a_search(tmp_path, Search(sampler=Sampler.tpe, trials=14))).trials()
+    assert len(trainer.trained) == len({trial.words for trial in found}) == 14
+    assert all(trial.status == "finished" for trial in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("optimizer.lr=interval(-1, 1)",), "optimizer.lr=-1.0: optimizer.lr must be above 0, got -1.0"),
+        (
+            ("trainer.batch_tokens=interval(64, 128)",),
+            "trainer.batch_tokens must be whole numbers, as int(interval(…)) draws them, got 64.0 to 128.0",
+        ),
+        (("trainer.log_every=1,2",), "trainer.log_every must be a key that changes the run, at two values or more, got 1, 2"),
+        ((), "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))', got no such override"),
+    ],
+)
+def test_the_ends_are_checked_before_the_first_trial(tmp_path: Path, words: tuple[str, ...], reason: str):
+    with pytest.raises(ValueError) as refused:
+        Searching(Search(sampler=Sampler.tpe), space(*words), fixed=[*TINY, f"output_dir={tmp_path}"], compose=composed)
+    assert str(refused.value) == reason
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path, fake: Any):
+    fake(bowl)
+    found = a_search(tmp_path, Search(sampler=Sampler.random, trials=1))
+    found.grid.folder.mkdir(parents=True)
+    with lock.acquire(found.grid.folder / ".lock"), pytest.raises(lock.HeldError, match="must have one writer"):
+        carried(found)
+    assert not (found.grid.folder / FILE).exists()
+    write_file(found.grid.folder / FILE, b"not a database" * 1000)
+    with pytest.raises(ValueError, match=rf"{FILE} must be a search's trials, got file is not a database; move it away"):
+        carried(found)
+    (found.grid.folder / FILE).unlink()
+    (found.grid.folder / FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=rf"{FILE} must be a file, or not be there"):
+        carried(found)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for words, reason in {
+        ("seed=0,1", "optimizer.lr=0.1,0.2"): "seed must be left to search.seed=100",
+        ("attention=gqa", "hydra/launcher=submitit_local"): "hydra/launcher must be basic or one of nocap's",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{reason}"):
+            multirun([*TINY, "search=tpe", *words])
+    with pytest.raises(ValueError, match="only a search, as with search=tpe, draws from an interval"):
+        multirun([*TINY, LR])
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_a_search_imports_optuna():
+    code = "import sys, nocap.train, nocap.launch.multirun, nocap.study.__main__; print({'torch', 'optuna'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_a_range_ends_before_its_stop():
+    (found,) = space("a=range(0, 0.4, 0.1)").values()
+    assert isinstance(found, FloatDistribution)
+    assert {trial.params["a"] for trial in drawn(Search(sampler=Sampler.sobol), {"a": found}, 8)} == {0.0, 0.1, 0.2, 0.3}
+
+
+def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
+    fake(bowl)
+    found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=4)))
+    search_report.write(found, found.trials())
+    assert sorted(path.name for path in found.grid.folder.iterdir()) == [".lock", "grid.json", "report.html", FILE]
+    written = json.loads((found.grid.folder / "grid.json").read_text())
+    assert written["search"] == {"sampler": "sobol", "trials": 4, "screen": None, "seed": 100, "seeds": [100]}
+    assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
+    assert [cell["seed"] for cell in written["cells"]] == [100] * 4
+    assert [cell["overrides"][-2] for cell in written["cells"]] == [trial["overrides"][0] for trial in written["trials"]]
+    losses = [trial["val_loss"] for trial in written["trials"]]
+    assert losses == sorted(losses)
+    page = (found.grid.folder / "report.html").read_text()
+    assert "4 trials; the lowest loss is" in page
+    assert not {"confirmed", "refuted", "Better", "verdict"} & set(page.partition("<main>")[2].partition("<script")[0].split())
+
+
+# --- in whole ----------------------------------------------------------------------------------------------------------------------------
+
+
+def listed(out: Path) -> dict[str, Any]:
+    (folder,) = (out / "grids").iterdir()
+    return dict(json.loads((folder / "grid.json").read_text()))
+
+
+@pytest.mark.slow
+def test_a_search_in_a_pool_with_screening(tmp_path: Path, door: Door):
+    out = tmp_path / "out"
+    words = ("--multirun", *CELL, "search=tpe", "search.trials=4", "search.screen=0.5", LR, ARM, "hydra/launcher=pool", f"output_dir={out}")
+    words = (*words, "trainer.steps=6", "trainer.threads=1")
+    done = door(*words)
+    assert (done.code, done.err) == (0, "")
+    head, *space_, _ = done.out.splitlines()[:4]
+    assert re.fullmatch(r"search search-lr-attention-\w{12}: tpe, 4 trials on seed 100; all at 0.5 of their steps, then .*", head)
+    assert space_ == ["  optimizer.lr: 0.0001 to 0.1, log", "  attention: flash, gqa"]
+    assert len([one for one in trained(done.out) if "0.5 of its steps" in one]) == 4
+    assert len([one for one in trained(done.out) if "0.5 of its steps" not in one]) == 2
+    assert "4 finished; 6 runs trained now" in done.out
+    assert "chosen on seed 100: what the settings are worth, other seeds tell" in done.out
+    assert {(summary["seed"], summary["status"]) for summary in summaries(out).values()} == {(100, "finished")}
+    found = listed(out)
+    assert len(found["cells"]) == 2
+    assert [trial["val_loss"] is not None for trial in found["trials"]] == [True, True, False, False]
+    again = door(*words)
+    assert (again.code, again.err, trained(again.out)) == (0, "", [])
+    assert again.out.partition("\ntrial ")[2] == done.out.partition("\ntrial ")[2]
+    assert listed(out) == found
+    compared = door(str(next((out / "grids").iterdir())), module="nocap.compare")
+    assert (compared.code, "2 arms from 2 runs" in compared.out) == (0, True), compared
+    shape = ("trainer.steps=6", "trainer.threads=1", f"output_dir={out}")
+    single = door(*CELL, *shape, *found["trials"][0]["overrides"], "seed=100")
+    assert single.out.startswith("already finished"), single
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_at_two_moments_a_search_repeats_nothing(tmp_path: Path, door: Door):
+    words = (*CELL, "search=random", "search.trials=4", LR, ARM)
+    words = (*words, "trainer.steps=100", "trainer.val_tokens=1024", "trainer.checkpoint_every=20")
+    whole = door("--multirun", *words, f"output_dir={tmp_path / 'whole'}", timeout=300)
+    assert (whole.code, whole.err) == (0, "")
+    out = tmp_path / "out"
+
+    def trains(after: int) -> bool:
+        ended, saved = len([*out.glob("runs/*/summary.json")]), {path.parents[1] for path in out.glob("runs/*/checkpoints/step-*")}
+        return ended == after and len(saved) > after
+
+    for ended in (1, 3):  # in the middle of the second trial, and of the last
+        running = Background(out, *words)
+        wait_until(partial(trains, ended), "a trial that has saved something")
+        assert running.end(signal.SIGKILL).code == -signal.SIGKILL
+    done = door("--multirun", *words, f"output_dir={out}", timeout=300)
+    assert (done.code, done.err, len(trained(done.out))) == (0, "", 1)
+    assert [trial["overrides"] for trial in listed(out)["trials"]] == [trial["overrides"] for trial in listed(tmp_path / "whole")["trials"]]
+    assert records(out) == records(tmp_path / "whole")
+    assert sorted(summary["attempts"] for summary in summaries(out).values()) == [1, 1, 2, 2]
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_search(tmp_path: Path, door: Door):
+    out = tmp_path / "out"
+    words = (*CELL, "search=random", "search.trials=2", LR, "trainer.steps=400", "trainer.val_tokens=1024")
+    running = Background(out, *words)
+    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
+    second = door("--multirun", *words, f"output_dir={out}")
+    assert (second.code, trained(second.out)) == (2, [])
+    assert re.search(rf"must have one writer, and process {running.process.pid} on ", second.err)
+    done = running.end(signal.SIGINT)
+    assert (done.code, done.out.splitlines()[-1]) == (75, "the same command goes on")
+    assert listed(out)["trials"][0]["status"] == "open"
+    again = door("--multirun", *words, f"output_dir={out}", timeout=300)
+    assert (again.code, len(listed(out)["trials"]), len(list(out.glob("runs/*")))) == (0, 2, 2)
+
+
+@pytest.mark.slow
+def test_a_broken_trial_stops_nobody_and_only_it_runs_again(tmp_path: Path, door: Door):
+    out = tmp_path / "out"
+    words = ("--multirun", *CELL, "search=sobol", "search.trials=3", LR, f"output_dir={out}")
+    space_, fixed = space(LR), [*CELL, f"output_dir={out}"]
+    first = Searching(Search(sampler=Sampler.sobol, trials=3), space_, fixed=fixed, compose=composed)
+    (cell,) = first.cells(words_of(space_, propose(first.search, space_, [])), "", share=None)
+    cell.plan.run_dir.mkdir(parents=True)
+    (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
+    done = door(*words)
+    assert (done.code, len(trained(done.out))) == (1, 3)
+    assert done.err.startswith("nocap: not finished: trial 1: optimizer.lr=")
+    assert [trial["status"] for trial in listed(out)["trials"]] == ["finished", "finished", "open"]
+    (cell.plan.run_dir / "checkpoints").unlink()
+    again = door(*words)
+    assert (again.code, len(trained(again.out)), len(listed(out)["cells"])) == (0, 1, 3)
