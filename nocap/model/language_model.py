@@ -54,7 +54,9 @@ class LanguageModel(nn.Module):
         return [self]
 
     def plug_in_around(self, run: Run) -> None:
-        """Let ideas build what they keep around the step; the last line of a constructor."""
+        """Let ideas change the first weights, then build what they keep around the step; the last line of a constructor."""
+        for idea in run.ideas.values():
+            idea.built(run, self)
         self.around, self.joined_around = joined(run, "around", lambda idea: idea.build_around(run, self))
 
     def validating(self) -> AbstractContextManager[object]:

@@ -126,6 +126,8 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         else:
             with ledger.charge("data"):
                 batch = fetch(job, trainee, step=step)
+        for _, idea, part in trainee.model.joined_around:
+            idea.before_forward(part, trainee.model, step=step)
         n = microbatches(run)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
         parts: dict[str, torch.Tensor] = {}
@@ -136,6 +138,8 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
             for name, of_it in loss.parts.items():
                 parts[name] = parts.get(name, 0.0) + of_it.double()
             job.heartbeat(step)
+        for _, idea, part in trainee.model.joined_around:
+            idea.before_clip(part, trainee.model, step=step)
         norms = torch._foreach_norm([p.grad for p in trainee.parameters if p.grad is not None])
         norm = torch.linalg.vector_norm(torch.stack(norms))  # as torch's get_total_norm, which also looks for several devices
         means = [losses / (n * world.size), *(part / (n * world.size) for part in parts.values())]

@@ -7,7 +7,10 @@
     leave(part, x_BTC, context)     a block's output                                         build_layer
     readout(part, x_BTC, context)   before the head's norm                                   build
     loss(part, x_BTC, …)            a part of the training loss                              build
+    built(run, model)               the model when its first weights are drawn
     rates(name)                     a parameter's share of learning rate and weight decay
+    before_forward(part, model, …)  a step's first forward                                   build_around
+    before_clip(part, model, …)     a step's gradients, before their norm is taken           build_around
     before_step, after_step         around the optimizer's step                              build_around
     validating(part, model)         the weights that are validated                           build_around
 
@@ -35,8 +38,9 @@ if TYPE_CHECKING:
 JOINTS = {
     "build": ("embed", "readout", "loss"),
     "build_layer": ("enter", "qkv", "leave"),
-    "build_around": ("before_step", "after_step", "validating"),
+    "build_around": ("before_forward", "before_clip", "before_step", "after_step", "validating"),
 }
+STEP_JOINTS = ("before_forward", "before_clip", "before_step", "after_step")
 MODEL_JOINTS = (*JOINTS["build"], *JOINTS["build_layer"])
 
 
@@ -89,11 +93,20 @@ class Idea(Option):
         `head.next_token(x, t)` is the mean cross-entropy of the head's logits, in nats."""
         return None
 
+    def built(self, run: Run, model: LanguageModel) -> None:
+        """Set first weights, or tie some of them to others. The draws are over: those of the rest stay the same."""
+
     # --- joints of the step ---
 
     def rates(self, name: str) -> Rate:
         """Of the parameter of this name in the model, which need not be the idea's own."""
         return Rate()
+
+    def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
+        """The step begins. What changes with the step is set here as a function of the step alone: so it needs no place in checkpoints."""
+
+    def before_clip(self, part: Any, model: LanguageModel, *, step: int) -> None:
+        """Gradients are there, summed over ranks. Of those that are None here, no norm is taken."""
 
     def before_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
         """Gradients are there, summed over ranks and clipped; weights are those of before."""
