@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,17 @@ import torch.nn.functional as F
 
 from nocap.config.compose import compose
 from nocap.config.run import Run
+from nocap.launch.plan import plan
+from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
+from nocap.store.runs import records
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer_trial import optimizer_shapes
-from nocap.training.step import Update, take_step
+from nocap.training.step import Update, take_step, validate
+from nocap.training.trained import trained
 from tests.attempts import attempt, state_of
-from tests.conftest import SMALL, the_run
+from tests.conftest import SMALL, Undisturbed, the_run
 from tests.test_combinations import losses, small
 from tests.test_ideas import trainee_of
 
@@ -106,19 +112,112 @@ def test_what_is_not_tied_is_not_untied():
         composed("ideas=[untie]", "model.tie_head=false")
 
 
+# --- distillation
+
+
+@pytest.fixture(scope="session")
+def teacher(undisturbed: Undisturbed) -> str:
+    return str(undisturbed.run_dir)
+
+
+def distilled(teacher: str, *words: str) -> Run:
+    return composed("ideas=[distill]", f"ideas.distill.run={teacher}", *words)
+
+
+def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
+    run = distilled(teacher, "ideas.distill.weight=0.3", "ideas.distill.temperature=1.5")
+    job, trainee = trainee_of(run, tmp_path)
+    theirs = trained(Path(teacher))[1]
+    tokens = torch.arange(34).reshape(2, 17) * 7 % V
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+    p, q = ((model.logits(inputs).flatten(0, 1) / 1.5).softmax(-1) for model in (theirs, trainee.model))
+    kl, ce = (p * (p / q).log()).sum(-1).mean(), F.cross_entropy(trainee.model.logits(inputs).flatten(0, 1), targets)
+    loss = trainee.model(inputs, tokens[:, 1:])
+    torch.testing.assert_close(loss.total, 0.7 * ce + 0.3 * 1.5**2 * kl)
+    loss.total.backward()
+    assert all(p.grad is None for p in theirs.parameters())
+    assert not any("teach" in name for name, _ in [*trainee.model.named_parameters(), *trainee.model.named_buffers()])
+    plain = composed()
+    assert validate(trainee.model, trainee.val, run=run, world=job.world) == validate(
+        build_model(plain, vocab_size=V), trainee.val, run=plain, world=job.world
+    )
+
+
+def test_distillation_of_no_weight_changes_no_bit(teacher: str, tmp_path: Path):
+    assert numbers(steps(distilled(teacher, "ideas.distill.weight=0"), tmp_path)) == numbers(steps(composed(), tmp_path))
+
+
+def test_a_teachers_forward_is_counted(teacher: str):
+    plain, taught = (flops_per_token(run, vocab_size=V) for run in (composed(), distilled(teacher)))
+    assert taught == (pytest.approx(plain[0] * 4 / 3), "arithmetic; counted: ideas=distill")  # a teacher of the same size, no backward
+
+
+def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(teacher: str, undisturbed: Undisturbed, tmp_path: Path):
+    clock = json.loads((undisturbed.run_dir / "summary.json").read_text())["clock_s"]
+    copy = shutil.copytree(teacher, tmp_path / "copies" / Path(teacher).name)
+    one, other = (plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy))
+    assert one.identity == other.identity
+    assert one.teachers["ideas.distill"].train_s == clock["train"] + clock["data"]
+    sums = next((copy / "checkpoints").iterdir()) / "manifest.json"
+    sums.write_text(sums.read_text().replace(json.loads(sums.read_text())["model.safetensors"], "0" * 64))
+    assert plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}).identity != one.identity
+
+
+@pytest.mark.slow
+def test_a_teachers_time_is_its_pupils_too(teacher: str, undisturbed: Undisturbed, tmp_path: Path):
+    clock = json.loads((undisturbed.run_dir / "summary.json").read_text())["clock_s"]
+    found = attempt_of(tmp_path / "out", "ideas=[distill]", f"ideas.distill.run={teacher}", "trainer.steps=2", "trainer.checkpoint_every=1")
+    seconds = json.loads((found / "summary.json").read_text())["clock_s"]
+    assert seconds["teacher"] == pytest.approx(clock["train"] + clock["data"])
+    record = records([found])[0]
+    assert record.train_s == pytest.approx(seconds["train"] + seconds["data"] + seconds["teacher"])
+    assert record.curve.train_s[0] >= seconds["teacher"]
+    assert seconds["wall"] == pytest.approx(sum(s for line, s in seconds.items() if line != "wall"))
+
+
+def attempt_of(out: Path, *words: str) -> Path:
+    with attempt(out, *words) as running:
+        code, _, err = running.end()
+    assert code == 0, err
+    return the_run(out)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("ideas.distill.run=/nowhere",), "ideas.distill.run must be the folder of a finished run"),
+        (("objective.loss_chunks=4",), "objective.loss_chunks must be 0 or 1 beside ideas.distill"),
+        (("ideas.distill.weight=1.5",), "ideas.distill.weight must be at most 1"),
+    ],
+)
+def test_a_teacher_that_cannot_teach_is_refused(teacher: str, words: tuple[str, ...], why: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=why):
+        plan(distilled(teacher, f"output_dir={tmp_path}", *words), choices={})
+
+
+def test_a_teacher_of_a_shorter_context_is_refused(teacher: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"ideas.distill.run must be a run of model.seq_len=256 or more, got 128"):
+        trainee_of(distilled(teacher, "model.seq_len=256", "trainer.batch_tokens=2048"), tmp_path)
+
+
 # --- all of them
 
 
 ALL = (
     ("ideas=[multi_token]", "ideas.multi_token.final=0"),
     ("ideas=[untie]", "ideas.untie.at=0.34"),
+    ("ideas=[distill]",),
 )
 
 
+def chosen(words: tuple[str, ...], teacher: str) -> tuple[str, ...]:
+    return (*words, f"ideas.distill.run={teacher}") if "distill" in words[0] else words
+
+
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words[0])
-def test_it_resumes_bit_for_bit(words: tuple[str, ...], tmp_path: Path):
+def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: Path):
     """From a checkpoint of step 3, before what changes at step 4, the next steps are those of the run that was not interrupted."""
-    run = composed(*words)
+    run = composed(*chosen(words, teacher))
     job, trainee = trainee_of(run, tmp_path)
     whole = [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(3)]
     writer = checkpoint.Writer(tmp_path / "checkpoints", background=False)
@@ -135,10 +234,10 @@ def test_it_resumes_bit_for_bit(words: tuple[str, ...], tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words[0])
-def test_two_ranks_equal_one(words: tuple[str, ...], tmp_path: Path):
+def test_two_ranks_equal_one(words: tuple[str, ...], teacher: str, tmp_path: Path):
     found = []
     for devices in (1, 2):
-        with attempt(tmp_path / str(devices), f"trainer.devices={devices}", *words) as running:
+        with attempt(tmp_path / str(devices), f"trainer.devices={devices}", *chosen(words, teacher)) as running:
             code, _, err = running.end()
         assert code == 0, err
         found.append(state_of(the_run(tmp_path / str(devices))))
@@ -149,8 +248,8 @@ def test_two_ranks_equal_one(words: tuple[str, ...], tmp_path: Path):
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 @pytest.mark.parametrize("mode", ["regional", "full"])
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words[0])
-def test_compiled_it_computes_what_eager_does(words: tuple[str, ...], mode: str):
+def test_compiled_it_computes_what_eager_does(words: tuple[str, ...], mode: str, teacher: str):
     torch.compiler.reset()
-    words = (*words, "trainer.precision=fp32")
+    words = (*chosen(words, teacher), "trainer.precision=fp32")
     eager = losses(small(*words, "trainer.compile=off"))
     assert losses(small(*words, f"trainer.compile={mode}")) == pytest.approx(eager, abs=2e-5)

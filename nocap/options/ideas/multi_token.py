@@ -28,7 +28,6 @@ class MultiToken(Idea):
     final: float = key(ge=0, le=1)  # what is left of the weights in the end; 1: they stay
 
     def check(self, run: Run) -> None:
-        require(run.ideas.get(self.kind) is self, f"ideas.{self.kind}", "be the name of this option", self.kind)
         rule = f"be of at least 1 and fewer than model.seq_len={run.model.seq_len} tokens"
         require(0 < len(self.weights) < run.model.seq_len, "ideas.multi_token.weights", rule, self.weights)
 
@@ -36,7 +35,7 @@ class MultiToken(Idea):
         import torch
         from torch import nn
 
-        part = nn.Module()
+        part: Any = nn.Module()
         part.heads = nn.ModuleList(nn.Linear(run.model.d_model, run.model.d_model, bias=False) for _ in self.weights)
         for own in part.heads:
             nn.init.zeros_(own.weight)
@@ -44,14 +43,8 @@ class MultiToken(Idea):
         part.steps = run.trainer.steps
         return part
 
-    def build_around(self, run: Run, model: LanguageModel) -> nn.Module:
-        from torch import nn
-
-        return nn.Module()
-
     def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
-        own: Any = model.get_submodule(f"ideas.{self.kind}")
-        own.decay.fill_(1 - (1 - self.final) * step / own.steps)
+        part.decay.fill_(1 - (1 - self.final) * step / part.steps)
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Any:
         heads = enumerate(zip(self.weights, part.heads, strict=True), start=1)

@@ -40,15 +40,15 @@ class Untie(Idea):
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module:
         from torch import nn
 
-        part = nn.Module()
+        part: Any = nn.Module()
         part.until = round(self.at * run.trainer.steps)
         return part
 
     def before_clip(self, part: Any, model: LanguageModel, *, step: int) -> None:
         if step < part.until:
-            embedding, head = model.get_parameter(EMBEDDING), model.get_parameter(HEAD)
-            assert embedding.grad is not None
-            embedding.grad, head.grad = embedding.grad.add_(head.grad), None
+            embedding, head = (model.get_parameter(name) for name in (EMBEDDING, HEAD))
+            embedding.grad += head.grad  # type: ignore[operator]  # both have one
+            head.grad = None
 
     def before_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
         if step < part.until:
