@@ -23,7 +23,12 @@ OPTIONS = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for 
 EXPERIMENTS = OPTIONS.pop("experiment")
 OPTIONS.pop("hydra")  # its groups are Hydra's own; `launcher` is one of nocap's too
 CHOICES = [(group, option) for group, options in OPTIONS.items() for option in options]
-MANDATORY = {"text": ["data.path=notes/*.md"], "shards": ["data.train=a_*.bin", "data.val=b_*.bin"], "schedule_free": ["schedule=constant"]}
+MANDATORY = {
+    "text": ["data.path=notes/*.md"],
+    "distill": ["ideas.distill.run=outputs/runs/teacher"],
+    "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
+    "schedule_free": ["schedule=constant"],
+}
 ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
 HAS_GPU = bool(hardware.torch_build()["cuda"] and hardware.cuda_devices())
 

@@ -36,7 +36,7 @@ V = 257
 def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     """Compose with the ideas of the strangers' folders."""
     monkeypatch.setenv(outside.VARIABLE, '{"folders": [], "files": []}')
-    outside.use([STRANGERS / name for name in ("my_x0", "my_value_embeddings", "multi_token", "signum", "softcap")])
+    outside.use([STRANGERS / name for name in ("my_x0", "my_value_embeddings", "next_but_one", "signum", "softcap")])
     return lambda *words: compose([*SMALL, *words])
 
 
@@ -64,7 +64,7 @@ def step(run: Run, folder: Path, steps: int = 1) -> list[Any]:
 
 def test_new_parameters_leave_the_draws_of_the_rest_as_they_are(strangers: Any):
     plain = dict(build_model(strangers(), vocab_size=V).named_parameters())
-    more = dict(build_model(strangers("ideas=[my_x0,my_value_embeddings,multi_token]"), vocab_size=V).named_parameters())
+    more = dict(build_model(strangers("ideas=[my_x0,my_value_embeddings,next_but_one]"), vocab_size=V).named_parameters())
     assert more.keys() > plain.keys()
     assert all(torch.equal(p, more[name]) for name, p in plain.items())
 
@@ -72,7 +72,7 @@ def test_new_parameters_leave_the_draws_of_the_rest_as_they_are(strangers: Any):
 def test_an_ideas_draws_do_not_depend_on_its_neighbours(strangers: Any):
     alone, beside = (
         dict(build_model(strangers(f"ideas={ideas}"), vocab_size=V).named_parameters())
-        for ideas in ("[my_value_embeddings]", "[multi_token,my_value_embeddings,my_x0]")
+        for ideas in ("[my_value_embeddings]", "[next_but_one,my_value_embeddings,my_x0]")
     )
     assert all(torch.equal(p, beside[name]) for name, p in alone.items())
 
@@ -111,15 +111,15 @@ def _context(model: Any, tokens_BT: torch.Tensor, x0: torch.Tensor) -> Any:
 
 
 def test_a_loss_with_parts_keeps_train_loss_comparable(strangers: Any, tmp_path: Path):
-    (plain,), (more,) = (step(strangers(*words), tmp_path) for words in ((), ("ideas=[multi_token]",)))
+    (plain,), (more,) = (step(strangers(*words), tmp_path) for words in ((), ("ideas=[next_but_one]",)))
     assert more.parts["next_token"] == plain.loss  # the same weights, the same batch
-    assert more.loss == pytest.approx(more.parts["next_token"] + more.parts["multi_token"], abs=1e-6)
-    assert more.parts["multi_token"] == pytest.approx(0.3 * plain.loss, rel=0.05)  # nothing is learnt yet
+    assert more.loss == pytest.approx(more.parts["next_token"] + more.parts["next_but_one"], abs=1e-6)
+    assert more.parts["next_but_one"] == pytest.approx(0.3 * plain.loss, rel=0.05)  # nothing is learnt yet
 
 
 def test_validation_has_the_next_token_loss_alone(strangers: Any, tmp_path: Path):
     losses = []
-    for words in ((), ("ideas=[multi_token]",)):
+    for words in ((), ("ideas=[next_but_one]",)):
         job, trainee = trainee_of(strangers(*words), tmp_path)
         losses.append(validate(trainee.model, trainee.val, run=job.run, world=job.world))
     assert losses[0] == losses[1]
@@ -191,13 +191,13 @@ def test_averaged_weights_against_their_formula(tmp_path: Path):
 
 
 def test_ideas_flops_are_counted_and_marked(strangers: Any):
-    plain, more = (flops_per_token(strangers(*words), vocab_size=V) for words in ((), ("ideas=[multi_token]",)))
+    plain, more = (flops_per_token(strangers(*words), vocab_size=V) for words in ((), ("ideas=[next_but_one]",)))
     m = strangers().model
     # One more matrix, and the head once more on all tokens but the last.
     expected = 6 * m.d_model**2 + 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
     assert more[0] - plain[0] == pytest.approx(expected, rel=1e-6)
     assert plain[1] == "arithmetic"
-    assert more[1] == "arithmetic; counted: ideas=multi_token"
+    assert more[1] == "arithmetic; counted: ideas=next_but_one"
 
 
 def test_an_unknown_mixer_is_counted(strangers: Any):
@@ -209,7 +209,7 @@ def test_an_unknown_mixer_is_counted(strangers: Any):
 
 
 def test_ideas_that_take_each_token_by_itself_decode_from_a_cache(strangers: Any):
-    run = strangers("ideas=[my_x0,my_value_embeddings,multi_token]", "attention=sliding", "attention.window=5")
+    run = strangers("ideas=[my_x0,my_value_embeddings,next_but_one]", "attention=sliding", "attention.window=5")
     model = build_model(run, vocab_size=V).eval()
     cached, again = Cached(model, run, batch=1, capacity=30), Recompute(model)
     tokens_T = torch.arange(30) * 7 % V

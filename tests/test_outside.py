@@ -22,12 +22,12 @@ from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_
 
 STRANGERS = REPO / "tests" / "strangers"
 MINE = [word for word in SMALL if not word.startswith("data")]  # for a data source of its own
-NAMES = ("softcap", "geglu", "signum", "multi_token", "my_x0", "my_value_embeddings", "counting", "csv_rows")
+NAMES = ("softcap", "geglu", "signum", "next_but_one", "my_x0", "my_value_embeddings", "counting", "csv_rows")
 WORDS = {  # how each is asked for
     "softcap": ("attention=softcap",),
     "geglu": ("mlp=geglu",),
     "signum": ("optimizer=signum",),
-    "multi_token": ("ideas=[multi_token]",),
+    "next_but_one": ("ideas=[next_but_one]",),
     "my_x0": ("ideas=[my_x0]",),
     "my_value_embeddings": ("ideas=[my_value_embeddings]",),
     "counting": ("data=counting",),
@@ -78,8 +78,8 @@ def test_it_trains_resumes_and_is_in_the_record(door: Door, tmp_path: Path, name
         manifest = json.loads((run_dir / "manifest.json").read_text())
         assert (group, name) in {(row["group"], row["name"]) for row in manifest["outside"]}
         assert (f"nocap.outside.{group}.{name}" in manifest["parts"]["source"]) == (group not in ("data", "tracker"))
-    if "multi_token" in names:
-        assert rows[0]["train/loss_multi_token"] > 0
+    if "next_but_one" in names:
+        assert rows[0]["train/loss_next_but_one"] > 0
     if "csv_rows" in names:
         lines = (run_dir / "rows.csv").read_text().splitlines()
         assert lines[0] == "step,tokens,train/loss,val/loss"

@@ -27,6 +27,11 @@ class Option:
     def check(self, run: Run) -> None:
         """Refuse, with `require`, values that do not fit other groups' options."""
 
+    def teacher(self) -> str | None:
+        """The folder of the finished run whose weights it uses, from its key `run`: a part of the identity, its training a part of the
+        time."""
+        return None
+
 
 def declared(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callable[..., Any] | None:
     """The option's method `fact`, or None where it has none, or only inherits one that describes another class's work.

@@ -12,7 +12,7 @@ from nocap.config.option import Option
 from nocap.config.trainer import Trainer
 from nocap.options.attention import Attention
 from nocap.options.data import Data
-from nocap.options.ideas import Idea, overrides
+from nocap.options.ideas import STEP_JOINTS, Idea, overrides
 from nocap.options.mlp import Mlp
 from nocap.options.model import Model
 from nocap.options.norm import Norm
@@ -90,7 +90,7 @@ class Run:
         """A graph repeats what Python decided when it was recorded."""
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
             rule = f"be false beside ideas.{name}, which acts between steps"
-            require(not overrides(idea, "before_step", "after_step"), "trainer.cuda_graphs", rule, self.trainer.cuda_graphs)
+            require(not overrides(idea, *STEP_JOINTS), "trainer.cuda_graphs", rule, self.trainer.cuda_graphs)
 
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
         """Of the run's plain form, the keys that count for `what`: see `nocap.config.keys.COUNTS`."""

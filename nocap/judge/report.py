@@ -42,6 +42,7 @@ CLOCK = {
     "val": "validation",
     "checkpoint": "checkpoints",
     "startup": "start-up",
+    "teacher": "a teacher's training",
     "other": "other",
 }
 assert set(CLOCK) == set(LINES)

@@ -120,7 +120,7 @@ def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
 
 def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The parts of the identity, then what is only recorded."""
-    for part in ("config", "source", "environment", "init"):
+    for part in ("config", "source", "environment", "teachers", "init"):
         yield part, run.parts.get(part) or {}
     tokens = {split: run.tokens_hash(split)[:12] for split in ("train", "val")}
     yield "data", {"manifest": str(run.parts.get("data"))[:12], **tokens, **(dig(run.manifest, "data", "source") or {})}

@@ -56,14 +56,16 @@ def outside_files(run: Run) -> list[outside.File]:
 
 
 def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
-    """Wall-clock seconds of the attempts before this one and of the init checkpoint, also those whose rows were cut back since."""
+    """Wall-clock seconds of the attempts before this one, and of what the first began with: the init checkpoint, or a teacher's training.
+    Those whose rows were cut back since count, too."""
     rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
     try:
         summary = read_json(plan.run_dir / "summary.json") or {}
     except ValueError:  # damaged, and named in the plan's notices
         summary = {}
+    begun_s = plan.init.clock_s if plan.init is not None else sum(teacher.train_s for teacher in plan.teachers.values())
     return max(
-        (attempts[-1].get("spent_s") or 0.0) if attempts else plan.init.clock_s if plan.init is not None else 0.0,
+        (attempts[-1].get("spent_s") or 0.0) if attempts else begun_s,
         (rows[-1].get("clock/wall_s") or 0.0) if rows else 0.0,
         (summary.get("clock_s") or {}).get("wall") or 0.0,
     )
@@ -88,6 +90,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "parts": plan.parts,
         "defaults": reasons(plan.run),
         "init": plan.init.record if plan.init is not None else None,
+        "teachers": {option: teacher.record for option, teacher in plan.teachers.items()},
         "data": {
             "manifest": plan.dataset.fingerprint,
             "source": plan.dataset.source,

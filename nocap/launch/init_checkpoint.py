@@ -99,6 +99,7 @@ def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for group, options in parts["config"].items():
         yield from ((f"{group}.{key}", value) for key, value in options.items()) if isinstance(options, dict) else [(group, options)]
     yield "data", parts.get("data")
+    yield "teachers", parts.get("teachers")
     for part in ("environment", "source"):
         yield from ((f"{part} {key}", value) for key, value in parts.get(part, {}).items())
 

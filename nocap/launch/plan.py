@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from nocap.config.trainer import Compile, Device
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.init_checkpoint import InitCheckpoint, init_checkpoint
+from nocap.launch.teachers import Teacher, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.identity import differing, digest, identity_parts
 from nocap.store.record import read_json
@@ -40,6 +41,7 @@ class Plan:
     identity: str
     run_dir: Path
     init: InitCheckpoint | None = None  # what it begins from
+    teachers: dict[str, Teacher] = field(default_factory=dict)  # what it learns from, by the option that does
     grid: str | None = None  # the grid that starts it
     notices: tuple[str, ...] = ()  # what a person should know before it starts
 
@@ -50,7 +52,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     `choices` are the names of the options, for people to read.
 
     Errors:
-        ValueError: the data, the compiler, the output directory or the init checkpoint is invalid.
+        ValueError: the data, the compiler, the output directory, a teacher or the init checkpoint is invalid.
     """
     check_compiler(run)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
@@ -62,6 +64,8 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     ]
     name = "-".join(part.replace("/", "_") for part in parts_of_name if part)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
+    if found := teachers(run):
+        parts["teachers"] = {option: teacher.part for option, teacher in found.items()}
     if (init := init_checkpoint(run, parts)) is not None:
         parts["init"] = init.part
     identity = digest(parts)
@@ -73,7 +77,18 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     begun = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")  # the same run may have another readable name
     arm, name = f"{begun}{arm[-7:]}", f"{begun}-s{run.seed}"
     notices = tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name))
-    return Plan(run=run, dataset=dataset, name=name, arm=arm, parts=parts, identity=identity, run_dir=run_dir, init=init, notices=notices)
+    return Plan(
+        run=run,
+        dataset=dataset,
+        name=name,
+        arm=arm,
+        parts=parts,
+        identity=identity,
+        run_dir=run_dir,
+        init=init,
+        teachers=found,
+        notices=notices,
+    )
 
 
 def _folder(root: Path, name: str, identity: str) -> Path:

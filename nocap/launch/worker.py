@@ -90,6 +90,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         world=world,
         started=started,
         spent_s=manifest["attempts"][-1]["spent_s"],
+        teacher_s=sum(teacher["train_s"] for teacher in manifest["teachers"].values()),
         on_start=on_start,
         on_row=on_row,
         log=reporter.log,

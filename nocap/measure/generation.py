@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,14 @@ import torch
 from torch import Tensor
 
 from nocap import outside
-from nocap.config import compose
-from nocap.config.keys import InputError
 from nocap.config.outward import trusted
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.measure.decode import Engine, engine_for
 from nocap.measure.request import Generate
-from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.record import read_json
-from nocap.training import checkpoint
+from nocap.training.trained import trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,22 +48,11 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
     Errors:
         ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose weights are not finite.
     """
-    run = compose.load(run_dir / "config.yaml")
-    run = replace(run, attention=run.attention.portable())
     for line in other_code(run_dir):
         log(line)
-    identity = (read_json(run_dir / "manifest.json") or {}).get("identity")
-    found = checkpoint.find(run_dir / "checkpoints", misfit=lambda path: checkpoint.of_another_run(path, identity))
-    for problem in found.invalid:
-        log(f"checkpoint not used: {problem}")
-    if found.path is None:
-        raise InputError(f"{run_dir} must hold a {'valid ' if found.invalid else ''}checkpoint, got none")
+    run, model, step = trained(run_dir, log=log)
     encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
-    model = build_model(run, vocab_size=encoding.n_vocab)
-    checkpoint.load_validated(found.path, model, run)
-    if not all(bool(p.isfinite().all()) for p in model.parameters()):
-        raise ValueError(f"{found.path} must hold finite weights, got some that are not: the run diverged")
-    return Trained(run=run, model=model.to(device).eval(), encoding=encoding, step=found.step)
+    return Trained(run=run, model=model.to(device), encoding=encoding, step=step)
 
 
 def other_code(run_dir: Path) -> list[str]:

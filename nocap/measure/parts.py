@@ -134,10 +134,10 @@ class Ranges:
         return SimpleNamespace(**{joint: self._wrapped(path, getattr(idea, joint)) for joint in MODEL_JOINTS})
 
     def _wrapped(self, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any) -> Any:
+        def watched(*args: Any, **more: Any) -> Any:
             self._enter(path)
             try:
-                return call(*args)
+                return call(*args, **more)
             finally:
                 self._leave()
 

@@ -64,6 +64,7 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
         by_counting.append(f"mlp={run.mlp.kind}")
     if run.ideas:
         found["ideas"] = _model_flops(run, vocab_size) - _model_flops(replace(run, ideas={}), vocab_size)
+        found["ideas"] += sum(idea.flops_beside(run, vocab_size=vocab_size) for idea in run.ideas.values())
         by_counting.append(f"ideas={'+'.join(run.ideas)}")
     return found, by_counting
 

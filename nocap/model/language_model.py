@@ -35,6 +35,7 @@ class LanguageModel(nn.Module):
     B: batch, T: tokens, V: vocabulary.
     """
 
+    joined: Joined = ()  # the model's own ideas, where it has places for them
     joined_around: Joined = ()  # ideas around the step
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Loss:

@@ -17,7 +17,8 @@ from nocap.store.source import source_hashes
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
     """The parts, each comparable by itself: `nocap.compare --why` shows where two runs part ways.
 
-    A run with `trainer.init_from` has one more, `init`: see `nocap.launch.init_checkpoint`.
+    A run with `trainer.init_from` has one more, `init`: see `nocap.launch.init_checkpoint`. One that learns from another run has
+    `teachers`: see `nocap.launch.teachers`.
     """
     on_cpu = run.trainer.device is Device.cpu
     return {
@@ -49,7 +50,9 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     configs = [dict(flat(side.get("config") or {})) for side in (was, now)]
     keys = [key for key in dict.fromkeys(key for config in configs for key in config) if configs[0].get(key) != configs[1].get(key)]
-    if any(key.removeprefix("trainer.") not in OF_THE_MACHINE for key in keys) or was.get("init") != now.get("init"):
+    if any(key.removeprefix("trainer.") not in OF_THE_MACHINE for key in keys) or any(
+        was.get(part) != now.get(part) for part in ("init", "teachers")
+    ):
         found["config"] = ", ".join(keys)
     places = {key: [(side.get("environment") or {}).get(key) for side in (was, now)] for key in ("device", "threads", "torch")}
     found |= {key: f"{key} ({values[0]}, now {values[1]})" for key, values in places.items() if values[0] != values[1]}

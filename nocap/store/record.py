@@ -35,7 +35,7 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 _NUMBERS, _TEXTS = {...: float}, {...: str}
 _HARDWARE = _each(str, "fingerprint name host")
 _ATTEMPT = _each(str, "started host grid") | _each(int, "devices threads") | {"spent_s": float}
-_PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "init": dict}
+_PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "init": dict, "teachers": dict}
 _DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _each(int, "vocab_size val_bytes") | {"source": dict}
 _CLAIM = Whole(
     _each(str, "id statement source arm metric scale bound_rule word hash where")
@@ -47,7 +47,14 @@ _ARM = Whole({"arm": str, "words": [str], "tuned": [str], "diverged": [int]} | _
 SHAPES: dict[str, Shape] = {
     "manifest.json": _each(str, "identity name arm")
     | {"schema_version": int, "parts": _PARTS, "data": _DATA, "hardware": _HARDWARE, "attempts": [_ATTEMPT]}
-    | {"git": {"commit": str}, "init": {"step": int}, "versions": _TEXTS, "defaults": _TEXTS, "outside": [_each(str, "group name sha256")]},
+    | {
+        "git": {"commit": str},
+        "init": {"step": int},
+        "teachers": {...: {"identity": str, "train_s": float}},
+        "versions": _TEXTS,
+        "defaults": _TEXTS,
+        "outside": [_each(str, "group name sha256")],
+    },
     "summary.json": _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
     | _each(float, "val_loss val_bpb tokens_per_s epoch_s mfu flops_per_token")

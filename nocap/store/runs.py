@@ -26,7 +26,9 @@ GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 
 LONGEST_NAME = 500  # characters; a file system takes 255
 
-# Metric → where the summary has it. `train_s` is made of two of its lines.
+TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
+
+# Metric → where the summary has it. `train_s` is made of lines of its clock.
 _IN_SUMMARY = {
     "val_loss": ("val_loss",),
     "val_bpb": ("val_bpb",),
@@ -39,7 +41,7 @@ _IN_SUMMARY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """The validations of a run. `train_s` is training and its waits for data up to that step, nothing else."""
+    """The validations of a run. `train_s` is training, its waits for data and a teacher's training up to that step, nothing else."""
 
     step: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -82,9 +84,9 @@ class Record:
 
     @property
     def train_s(self) -> float | None:
-        """Seconds of training, its waits for data included: what `tokens_per_s` divides by."""
-        train = self.number("clock_s", "train")
-        return None if train is None else train + (self.number("clock_s", "data") or 0.0)
+        """Seconds of training: its waits for data and a teacher's training included."""
+        found = [self.number("clock_s", line) for line in TRAIN_LINES]
+        return None if found[0] is None else sum(seconds or 0.0 for seconds in found)
 
     @property
     def hardware(self) -> Mapping[str, Any]:
@@ -361,5 +363,5 @@ def _curve(folder: Path, ended: Ended, problems: list[str]) -> Curve:
 
 def _train_s(row: Row) -> float:
     """Seconds of training before this row's validation: its clock is read after the step that follows the validation."""
-    clock = (number(row.get("clock/train_s")) or 0.0) + (number(row.get("clock/data_s")) or 0.0)
+    clock = sum(number(row.get(f"clock/{line}_s")) or 0.0 for line in TRAIN_LINES)
     return max(0.0, clock - (number(row.get("perf/step_ms")) or 0.0) / 1e3)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-LINES = ("train", "compile", "val", "checkpoint", "data", "startup", "other")
+LINES = ("train", "compile", "val", "checkpoint", "data", "startup", "teacher", "other")
 
 
 class Ledger:

@@ -36,7 +36,8 @@ class Recorder:
     def __init__(self, job: Job, *, clock_s: dict[str, float], losses: Iterable[float]) -> None:
         self.job = job
         self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
-        self.ledger = Ledger(started=job.started, before=clock_s, lost_s=max(0.0, job.spent_s - sum(clock_s.values())))
+        before = {"teacher": job.teacher_s} | clock_s
+        self.ledger = Ledger(started=job.started, before=before, lost_s=max(0.0, job.spent_s - sum(before.values())))
         self.metrics = Metrics(job.run_dir / "metrics.jsonl")
         on_gpu = job.world.device.type == "cuda"
         self.checkpoints = checkpoint.Writer(job.run_dir / "checkpoints", background=on_gpu, always=job.run.trainer.keep_steps)

@@ -42,6 +42,7 @@ class Job:
     world: World
     started: float  # time.monotonic() of this attempt's first moment
     spent_s: float = 0.0  # wall-clock of the attempts before
+    teacher_s: float = 0.0  # training of the runs that it learns from
     on_start: Callable[[list[Row]], None] = lambda rows: None  # with the earlier attempts' rows, before the first step
     on_row: Callable[[Row], None] = lambda row: None
     log: Callable[[str], None] = print
@@ -96,6 +97,8 @@ def build(job: Job) -> Trainee:
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
     optimizers = build_optimizers(run, model)
     run.attention.prepare(run, world.device)
+    for _, idea, part in model.joined:
+        idea.prepare(part, run=run, device=world.device)
     if (how := run.trainer.compile) is not Compile.off:
         compile_in_place([model] if how is Compile.full else list(model.regions()), tuned=how is Compile.max)
     forward: nn.Module = model
@@ -126,6 +129,8 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         else:
             with ledger.charge("data"):
                 batch = fetch(job, trainee, step=step)
+        for _, idea, part in trainee.model.joined:
+            idea.before_forward(part, trainee.model, step=step)
         n = microbatches(run)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
         parts: dict[str, torch.Tensor] = {}
@@ -136,6 +141,8 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
             for name, of_it in loss.parts.items():
                 parts[name] = parts.get(name, 0.0) + of_it.double()
             job.heartbeat(step)
+        for _, idea, part in trainee.model.joined_around:
+            idea.before_clip(part, trainee.model, step=step)
         norms = torch._foreach_norm([p.grad for p in trainee.parameters if p.grad is not None])
         norm = torch.linalg.vector_norm(torch.stack(norms))  # as torch's get_total_norm, which also looks for several devices
         means = [losses / (n * world.size), *(part / (n * world.size) for part in parts.values())]

@@ -1,6 +1,8 @@
 """Ideas that fit no group and mix freely: `ideas=[x0,smear]`. Each plugs into a few named joints of the model and the step.
 
     a joint                         where                                                    its part comes from
+    prepare(part, …)                before the first of all forwards, on the device          build
+    before_forward(part, model, …)  a step's first forward                                   build
     embed(part, x_BTC, context)     after the token and position embeddings                  build
     enter(part, x_BTC, context)     a block's input                                          build_layer
     qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix build_layer
@@ -10,6 +12,7 @@
     loss(part, x_BTC, …)            a part of the training loss                              build
     built(run, model)               the model when its first weights are drawn
     rates(name)                     a parameter's share of learning rate and weight decay
+    before_clip(part, model, …)     a step's gradients, before their norm is taken           build_around
     before_step, after_step         around the optimizer's step                              build_around
     validating(part, model)         the weights that are validated                           build_around
 
@@ -27,6 +30,7 @@ from nocap.config.keys import key, require
 from nocap.config.option import Option
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from nocap.config.run import Run
@@ -36,10 +40,11 @@ if TYPE_CHECKING:
 
 # The joints, by what builds the part that they are called with.
 JOINTS = {
-    "build": ("embed", "readout", "unembed", "loss"),
+    "build": ("embed", "readout", "unembed", "loss", "prepare", "before_forward"),
     "build_layer": ("enter", "qkv", "leave"),
-    "build_around": ("before_step", "after_step", "validating"),
+    "build_around": ("before_clip", "before_step", "after_step", "validating"),
 }
+STEP_JOINTS = ("before_forward", "before_clip", "before_step", "after_step")
 MODEL_JOINTS = (*JOINTS["build"], *JOINTS["build_layer"])
 
 
@@ -66,11 +71,22 @@ class Idea(Option):
         layers."""
         return None
 
+    def flops_beside(self, run: Run, *, vocab_size: int) -> float:
+        """FLOPs of a training token that counting the model does not find: those of another model."""
+        return 0.0
+
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
         """The step's part. Its persistent buffers are saved in checkpoints."""
         return None
 
     # --- joints of the model ---
+
+    def prepare(self, part: Any, *, run: Run, device: torch.device) -> None:
+        """Load what training alone needs; the model is on its device, and not compiled yet."""
+
+    def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
+        """A training step begins. What changes with the step is set here as a function of the step alone: so it needs no place in
+        checkpoints."""
 
     def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         return x_BTC
@@ -104,6 +120,9 @@ class Idea(Option):
     def rates(self, name: str) -> Rate:
         """Of the parameter of this name in the model, which need not be the idea's own."""
         return Rate()
+
+    def before_clip(self, part: Any, model: LanguageModel, *, step: int) -> None:
+        """Gradients are there, summed over ranks. Of those that are None here, no norm is taken."""
 
     def before_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
         """Gradients are there, summed over ranks and clipped; weights are those of before."""

@@ -9,13 +9,13 @@ from nocap.options.ideas import Idea
 
 
 @dataclass(kw_only=True)
-class MultiToken(Idea):
+class NextButOne(Idea):
     PER_TOKEN = True  # decoding uses the first head alone
-    kind: str = "multi_token"
+    kind: str = "next_but_one"
     weight: float
 
     def __post_init__(self):
-        require(self.weight > 0, "ideas.multi_token.weight", "be above 0", self.weight)
+        require(self.weight > 0, "ideas.next_but_one.weight", "be above 0", self.weight)
 
     def build(self, run, *, vocab_size):
         return nn.Linear(run.model.d_model, run.model.d_model, bias=False)

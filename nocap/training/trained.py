@@ -1,0 +1,87 @@
+"""A trained run's model, read from its newest checkpoint: to generate from, or to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from nocap.config.keys import InputError
+from nocap.config.paths import expanded
+from nocap.config.plain import load
+from nocap.config.run import Run
+from nocap.config.trainer import Compile
+from nocap.model.compiled import compile_in_place
+from nocap.model.flops import flops_per_token
+from nocap.model.gpt import build_model
+from nocap.model.language_model import LanguageModel
+from nocap.store.record import read_json
+from nocap.training import checkpoint
+
+
+def run_of(path: str | Path) -> Run:
+    """The run in this folder, with attention kernels that run anywhere."""
+    run = load(expanded(path) / "config.yaml")
+    return replace(run, attention=run.attention.portable())
+
+
+def trained(run_dir: Path, *, log: Callable[[str], None] = lambda line: None) -> tuple[Run, LanguageModel, int]:
+    """The run, its model on the CPU in evaluation with the weights that it is validated with, and the step of the checkpoint: the newest
+    valid one. What is wrong with a newer one goes to the log.
+
+    Errors:
+        ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose weights are not finite.
+    """
+    run = run_of(run_dir)
+    identity = (read_json(run_dir / "manifest.json") or {}).get("identity")
+    found = checkpoint.find(run_dir / "checkpoints", misfit=lambda path: checkpoint.of_another_run(path, identity))
+    for problem in found.invalid:
+        log(f"checkpoint not used: {problem}")
+    if found.path is None:
+        raise InputError(f"{run_dir} must hold a {'valid ' if found.invalid else ''}checkpoint, got none")
+    model = build_model(run, vocab_size=run.tokenizer.vocab_size)
+    checkpoint.load_validated(found.path, model, run)
+    if not all(bool(p.isfinite().all()) for p in model.parameters()):
+        raise ValueError(f"{found.path} must hold finite weights, got some that are not: the run diverged")
+    return run, model.eval(), found.step
+
+
+class Taught(nn.Module):
+    """Beside a model that learns from the trained run in the folder of its key: what the teacher says of the tokens at hand. The teacher
+    itself is none of the model's modules: its weights are not trained, counted, copied or saved with it."""
+
+    def __init__(self, path: str, key: str) -> None:
+        super().__init__()
+        self.path, self.key = path, key
+        self.teacher: Callable[[Tensor], Tensor] | None = None
+
+    def find_teacher(self, run: Run, device: torch.device) -> None:
+        """Load the teacher, and compile it where the run is compiled.
+
+        Errors:
+            InputError: its tokens are others, or its context is shorter.
+        """
+        theirs, model, _ = trained(expanded(self.path))
+        for rule, fits, value in (
+            (f"of {run.tokenizer.name} tokens", theirs.tokenizer.name == run.tokenizer.name, theirs.tokenizer.name),
+            (f"of model.seq_len={run.model.seq_len} or more", theirs.model.seq_len >= run.model.seq_len, theirs.model.seq_len),
+        ):
+            if not fits:
+                raise InputError(f"{self.key} must be a run {rule}, got {value}")
+        model = model.to(device).requires_grad_(False)
+        theirs.attention.prepare(theirs, device)
+        if (how := run.trainer.compile) in (Compile.regional, Compile.max):
+            compile_in_place(list(model.regions()), tuned=how is Compile.max)
+        self.teacher = torch.no_grad()(model.logits)  # a function, which is no part of this module
+
+    def hear(self, tokens_BT: Tensor) -> None:
+        """Leave the teacher's logits of these tokens in `logits_BTV`, in training."""
+        if self.training and self.teacher is not None:
+            self.logits_BTV = self.teacher(tokens_BT)
+
+    def forward_flops(self, vocab_size: int) -> float:
+        """FLOPs a token of the teacher's forward, which has no backward."""
+        return flops_per_token(run_of(self.path), vocab_size=vocab_size)[0] / 3
