@@ -31,7 +31,7 @@ class Bigram(WithRate):
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         from torch import nn
 
-        part = nn.Module()
+        part: Any = nn.Module()
         part.base = vocab_size if vocab_size**2 <= self.exact else 0
         part.table = nn.Embedding(part.base**2 or self.rows, self.channels)
         nn.init.zeros_(part.table.weight)

@@ -29,7 +29,8 @@ class CrossAttention(Idea):
         import torch
         from torch import nn
 
-        width, part = run.model.d_model, nn.Module()
+        width = run.model.d_model
+        part: Any = nn.Module()
         part.norm, part.n_head = run.norm.build(width), run.model.n_head
         part.q_proj, part.k_proj, part.v_proj, part.out_proj = (nn.Linear(width, width, bias=False) for _ in range(4))
         part.register_buffer("memory_1MC", torch.zeros(1, self.tokens, width), persistent=False)

@@ -36,7 +36,7 @@ class UnetSkips(WithRate):
         other = run.model.n_layer - 1 - layer
         if layer == other:
             return None
-        part = nn.Module()
+        part: Any = nn.Module()
         part.skip = f"{self.kind}.{min(layer, other)}"
         part.share = nn.Parameter(torch.tensor(self.start)) if layer > other else None
         return part

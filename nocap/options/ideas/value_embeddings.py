@@ -37,9 +37,9 @@ class ValueEmbeddings(WithRate):
         import torch
         from torch import nn
 
-        heads, d_head, part = run.attention.n_kv_heads, run.model.d_model // run.model.n_head, nn.Module()
         if (run.model.n_layer - 1 - layer) % self.every:
             return None
+        heads, d_head, part = run.attention.n_kv_heads, run.model.d_model // run.model.n_head, nn.Module()
         part.table = nn.Embedding(run.tokenizer.vocab_size, heads * d_head)
         nn.init.uniform_(part.table.weight, -self.start, self.start)
         part.gate = nn.Parameter(torch.zeros(heads, d_head) if self.gate is Gate.head else torch.ones(()))
