@@ -27,6 +27,7 @@ from tests.attempts import state_of
 from tests.conftest import REPO, Door, the_run
 from tests.studies import LOSS, RACE, STEPS, STUDY, Json, at, law, loaded, record, study, written
 from tests.test_search import fake as fake
+from tests.test_search import quickly
 
 COSINE = [*STUDY["overrides"], "schedule=cosine"]
 
@@ -224,6 +225,7 @@ SPACE: Json = {
 def test_a_space_is_searched_by_the_engine_of_the_command_line(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch):
     """As many trials as are asked for, each with every seed; the lowest mean wins; what was not run picks nothing."""
     trainer = fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr + run.seed)
+    monkeypatch.setattr(searched, "composed", quickly)
     monkeypatch.setattr(searched, "outcome", trainer.outcome)
     monkeypatch.setattr(searched, "read", lambda folder, problems: record("mha", 7, 12, 3.0))
     plan = prepared(tmp_path, LOSS, tune=SPACE)
