@@ -116,7 +116,7 @@ def test_the_ranks_share_each_steps_batch(world: int, micro_batch: int):
     batch = 16
     for step in range(3):
         shares = [
-            sequences_of(step=step, rank=rank, world=world, microbatches=batch // world // micro_batch, micro_batch=micro_batch)
+            sequences_of(first=step * batch, rank=rank, world=world, microbatches=batch // world // micro_batch, micro_batch=micro_batch)
             for rank in range(world)
         ]
         assert {len(share) for share in shares} == {batch // world}
@@ -124,10 +124,10 @@ def test_the_ranks_share_each_steps_batch(world: int, micro_batch: int):
 
 
 def test_micro_batches_go_round_the_ranks():
-    alone = sequences_of(step=1, rank=0, world=1, microbatches=4, micro_batch=2)
+    alone = sequences_of(first=8, rank=0, world=1, microbatches=4, micro_batch=2)
     assert alone == [8, 9, 10, 11, 12, 13, 14, 15]
-    assert sequences_of(step=1, rank=0, world=2, microbatches=2, micro_batch=2) == [8, 9, 12, 13]
-    assert sequences_of(step=1, rank=1, world=2, microbatches=2, micro_batch=2) == [10, 11, 14, 15]
+    assert sequences_of(first=8, rank=0, world=2, microbatches=2, micro_batch=2) == [8, 9, 12, 13]
+    assert sequences_of(first=8, rank=1, world=2, microbatches=2, micro_batch=2) == [10, 11, 14, 15]
 
 
 # --- the challenge's order ---------------------------------------------------------------------------------------------------------
@@ -177,7 +177,8 @@ def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(world: int, m
     for step in range(4):
         rows = {}
         for rank in range(world):
-            sequences = sequences_of(step=step, rank=rank, world=world, microbatches=batch // world // micro_batch, micro_batch=micro_batch)
+            n = batch // world // micro_batch
+            sequences = sequences_of(first=step * batch, rank=rank, world=world, microbatches=n, micro_batch=micro_batch)
             rows |= dict(zip(sequences, windows.read(sequences).tolist(), strict=True))
         assert [rows[s] for s in sorted(rows)] == want[step * batch : (step + 1) * batch]
 

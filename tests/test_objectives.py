@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from nocap.config.compose import compose
+from nocap.config.paths import cache_root
 from nocap.config.run import Run
+from nocap.data.batches import train_windows
+from nocap.data.prepare import prepare
 from nocap.launch.plan import plan
+from nocap.measure.decode import UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.runs import records
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer_trial import optimizer_shapes
-from nocap.training.step import Update, take_step, validate
+from nocap.training.recorder import Recorder
+from nocap.training.state import put_weights, weights
+from nocap.training.step import Update, fetch, take_step, validate
 from nocap.training.trained import trained
 from tests.attempts import attempt, state_of
 from tests.conftest import SMALL, Undisturbed, the_run
@@ -200,6 +209,227 @@ def test_a_teacher_of_a_shorter_context_is_refused(teacher: str, tmp_path: Path)
         trainee_of(distilled(teacher, "model.seq_len=256", "trainer.batch_tokens=2048"), tmp_path)
 
 
+# --- document masking
+
+START = 256  # of a document of bytes
+
+
+def with_documents(length: int, *begins: int) -> torch.Tensor:
+    """Two sequences, documents beginning at these places of the first and nowhere in the second."""
+    tokens = (torch.arange(2 * length) * 31 % 251).reshape(2, length)
+    tokens[0, list(begins)] = START
+    return tokens
+
+
+ATTENTIONS = ("mha", "flash", "gqa", "sliding", "hybrid")
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_attention_stays_inside_a_document(attention: str):
+    """Each token's logits are those of a sequence in which all before its document has been replaced, and differ from those unmasked."""
+    words = (f"attention={attention}", "position=none", *(("attention.window=20",) if attention in ("sliding", "hybrid") else ()))
+    masked, plain = (moved(composed(*words, *more)) for more in (("attention.document_start=256",), ()))
+    tokens = with_documents(100, 7, 70)
+    found, unmasked = masked.logits(tokens), plain.logits(tokens)
+    for first, last in ((0, 7), (7, 70), (70, 100)):
+        alone = plain.logits(tokens[:1, first:last])  # without positions, a document is the same wherever it stands
+        torch.testing.assert_close(found[:1, first:last], alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1], unmasked[1], rtol=1e-4, atol=1e-5)
+    assert (found[0, 70:] - unmasked[0, 70:]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("attention", ["mha", "flash", "sliding"])
+def test_one_document_changes_no_bit(attention: str):
+    found = []
+    for more in ((), ("attention.document_start=256",)):
+        model, tokens = moved(composed(f"attention={attention}", *more)), with_documents(101)
+        loss = model(tokens[:, :-1], tokens[:, 1:]).total
+        loss.backward()
+        found.append([loss, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_documents_are_counted_and_decoded_without_a_cache():
+    plain, masked = (composed("attention=hybrid", *more) for more in ((), ("attention.document_start=256",)))
+    assert flops_per_token(masked, vocab_size=V) == flops_per_token(plain, vocab_size=V)
+    with pytest.raises(UncachedError, match=r"attention.kind=hybrid has no cache beside its other keys"):
+        check_cached(build_model(masked, vocab_size=V).eval(), masked)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("attention.document_start=257",), r"attention.document_start must be a token, below 257, or null, got 257"),
+        (
+            ("attention.document_start=256", "attention.kernel=cudnn", "trainer.device=cuda", "trainer.precision=bf16"),
+            r"be one of materialized, efficient, flex, blocks beside attention.document_start on trainer.device=cuda, got cudnn",
+        ),
+        (("attention.document_start=256", "attention.kernel=flex"), r"be one that trains on the CPU"),
+        (
+            ("attention.kernel=flex", "trainer.device=cuda"),
+            r"fused, flash, efficient, cudnn for this option, got flex",
+        ),
+    ],
+)
+def test_kernels_without_documents_are_refused(words: tuple[str, ...], why: str):
+    with pytest.raises(ValueError, match=why):
+        composed(*words)
+
+
+# --- short sequences, small batches, short windows first
+
+GROWING = ("short_sequences", "small_batches", "short_windows")
+
+
+def growing(name: str, start: int, *words: str) -> Run:
+    window = ("attention=hybrid", "attention.window=32") if name == "short_windows" else ()
+    return composed(f"ideas=[{name}]", f"ideas.{name}.start={start}", f"ideas.{name}.until=0.5", *window, *words)
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_it_doubles_in_stages_of_equal_length(name: str):
+    idea = growing(name, 2).ideas[name]
+    idea.start = 8  # type: ignore[attr-defined]
+    assert [idea.divisor(step=step, steps=60) for step in range(60)] == [8] * 10 + [4] * 10 + [2] * 10 + [1] * 30  # type: ignore[attr-defined]
+    assert [idea.divisor(step=step, steps=4) for step in range(4)] == [8, 2, 1, 1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_the_whole_from_the_start_changes_no_bit(name: str, tmp_path: Path):
+    plain = growing(name, 1)
+    plain.ideas = {}
+    assert numbers(steps(growing(name, 1), tmp_path)) == numbers(steps(plain, tmp_path))
+    assert growing(name, 2).in_the_end() == plain
+
+
+def test_short_sequences_are_the_same_tokens_cut(tmp_path: Path):
+    run = growing("short_sequences", 4)
+    (job, trainee), (_, plain) = trainee_of(run, tmp_path), trainee_of(composed(), tmp_path)
+    tokens = torch.from_numpy(plain.train.read(range(16))).long()
+    with torch.no_grad():
+        cut = [plain.model(tokens[:, at : at + 32], tokens[:, at + 1 : at + 33]).total for at in range(0, 128, 32)]
+    expected = float(sum(cut)) / 4
+    assert take_step(job, trainee, Ledger(started=0.0), step=0).loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_small_batches_follow_each_other_and_every_token_is_counted(tmp_path: Path):
+    run = growing("small_batches", 2)
+    assert [run.batch_tokens(step) for step in (0, 5, 6, 11)] == [1024, 1024, 2048, 2048]
+    assert [run.tokens_before(step) for step in (0, 1, 6, 7, 12)] == [0, 1024, 6144, 8192, 18432]
+    job, trainee = trainee_of(run, tmp_path)
+    read = [fetch(job, trainee, step=step) for step in range(12)]
+    assert torch.equal(torch.cat(read), torch.from_numpy(trainee.train.read(range(18432 // 128))))
+    small = composed("trainer.batch_tokens=1024")
+    assert numbers(steps(run, tmp_path)) == numbers(steps(small, tmp_path))
+
+
+@pytest.mark.slow
+def test_small_batches_in_the_record(tmp_path: Path):
+    words = ("ideas=[small_batches]", "ideas.small_batches.start=2", "ideas.small_batches.until=0.5")
+    record = records([attempt_of(tmp_path / "out", *words)])[0]  # which refuses a summary whose tokens are not its rows'
+    assert record.summary["tokens"] == 15 * 1024 + 15 * 2048
+    assert record.curve.tokens == [0, 12 * 1024, 15 * 1024 + 9 * 2048, 15 * 1024 + 15 * 2048]
+    assert record.summary["tokens_per_s"] * (record.train_s or 0) == pytest.approx(record.summary["tokens"])
+
+
+def test_short_windows_are_those_of_a_smaller_window_in_training_alone(tmp_path: Path):
+    run, whole = growing("short_windows", 4), growing("short_windows", 1)
+    job, trainee = trainee_of(run, tmp_path)
+    small = composed("attention=hybrid", "attention.window=8")
+    assert take_step(job, trainee, Ledger(started=0.0), step=0).loss == steps(small, tmp_path, 1)[0].loss
+    again = trainee_of(whole, tmp_path)[1]
+    put_weights(again.model, weights(trainee.model))
+    assert validate(trainee.model, trainee.val, run=run, world=job.world) == validate(again.model, again.val, run=whole, world=job.world)
+    tokens = torch.from_numpy(trainee.train.read(range(2))).long()
+    trainee.model.joined[0][1].before_forward(trainee.model.joined[0][2], trainee.model, step=6)
+    assert torch.equal(trainee.model.logits(tokens[:, :-1]), again.model.logits(tokens[:, :-1]))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("ideas=[short_sequences]", "ideas.short_sequences.start=3"), r"ideas.short_sequences.start must be a power of 2, got 3"),
+        (("ideas=[short_sequences]", "ideas.short_sequences.start=256"), r"start must divide model.seq_len=128, got 256"),
+        (("ideas=[small_batches]", "ideas.small_batches.start=4"), r"into multiples of micro_batch × seq_len × devices = 1024, got 4"),
+        (("ideas=[short_windows]",), r"ideas.short_windows.start must be at most attention's window, of 0 tokens, got 4"),
+        (("ideas=[small_batches]", "ideas.small_batches.until=1"), r"ideas.small_batches.until must be below 1"),
+        (("ideas=[short_sequences]", "trainer.device=cuda", "trainer.cuda_graphs=true"), r"trainer.cuda_graphs must be false beside"),
+    ],
+)
+def test_what_cannot_grow_is_refused(words: tuple[str, ...], why: str):
+    with pytest.raises(ValueError, match=why):
+        composed(*words)
+
+
+# --- data in an order
+
+
+def test_windows_are_arranged_by_score_and_the_worst_left_out():
+    run = composed("ideas=[curriculum]", "ideas.curriculum.document_start=98")
+    data = prepare(run.data, run.tokenizer, cache_dir=cache_root())
+    plain, arranged = train_windows(run, data.train), train_windows(run, data.train)
+    scores = np.sin(np.arange(plain.n) * 7.0)
+    arranged.arrange(scores, keep=0.75, noise=0.0, sequences=100)
+    kept = set(np.argsort(scores)[: round(0.75 * plain.n)].tolist())
+    order, shuffled = ([windows._window(i) for i in range(arranged.n)] for windows in (arranged, plain))
+    assert set(order) == kept
+    unsorted = [window for window in [plain._window(i) for i in range(plain.n)] if window in kept]
+    assert set(order[:100]) == set(unsorted[:100])  # those that a run of 100 sequences reads
+    assert [scores[window] for window in order[:100]] == sorted(scores[window] for window in order[:100])
+    assert order[100:] == unsorted[100:]
+    arranged = train_windows(run, data.train)
+    arranged.arrange(scores, keep=1.0, noise=0.5, sequences=100)
+    ranks = {window: rank for rank, window in enumerate(sorted(shuffled[:100], key=lambda window: scores[window]))}
+    mixed = [0.5 * ranks[window] + 0.5 * shuffled.index(window) for window in (arranged._window(i) for i in range(100))]
+    assert mixed == sorted(mixed)
+
+
+def test_a_curriculum_of_nothing_but_noise_changes_no_bit(tmp_path: Path):
+    words = ("ideas=[curriculum]", "ideas.curriculum.noise=1")
+    assert numbers(steps(composed(*words), tmp_path)) == numbers(steps(composed(), tmp_path))
+
+
+def test_short_documents_first(tmp_path: Path):
+    run = composed("ideas=[curriculum]", "ideas.curriculum.document_start=98")
+    job, trainee = trainee_of(run, tmp_path)
+    begun = [int((fetch(job, trainee, step=step)[:, :-1] == 98).sum(1).max()) for step in range(12)]
+    assert begun == sorted(begun, reverse=True)
+    assert begun[0] > begun[-1]
+
+
+def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
+    """Its losses are found once, are those of its model, and their time is a teacher's however often they are used."""
+    run = composed("ideas=[curriculum]", f"ideas.curriculum.run={teacher}", "ideas.curriculum.document_start=null", f"cache_dir={tmp_path}")
+    found = [trainee_of(run, tmp_path) for _ in range(2)]
+    model, (job, first), (_, second) = trained(Path(teacher))[1], *found
+    tokens = torch.from_numpy(first.train.read(range(192))).long()  # all that the run reads
+    with torch.no_grad():
+        losses = [float(model(one[None, :-1], one[None, 1:]).total) for one in tokens]
+    assert losses == pytest.approx(sorted(losses), abs=1e-4)
+    assert losses[-1] - losses[0] > 0.01
+    assert [first.train._window(i) for i in range(192)] == [second.train._window(i) for i in range(192)]
+    assert first.scores_s == first.scores_now_s == pytest.approx(second.scores_s, abs=0.5)
+    assert second.scores_now_s < second.scores_s
+    recorder = Recorder(replace(job, teacher_s=5.0, started=time.monotonic()), first, clock_s={}, losses=[])
+    seconds = recorder.ledger.seconds()
+    assert seconds["teacher"] == pytest.approx(5.0 + first.scores_s)
+    assert seconds["startup"] == pytest.approx(-first.scores_now_s, abs=0.5)  # they were found in it
+    assert plan(run, choices={}).teachers["ideas.curriculum"].path == Path(teacher)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("ideas.curriculum.run=x",), r"ideas.curriculum.run must be null or ideas.curriculum.document_start, and not both, got x"),
+        (("ideas.curriculum.keep=0",), r"ideas.curriculum.keep must be above 0"),
+        (("data.order=sequential",), r"data.order must be shuffled beside ideas.curriculum, got sequential"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(words: tuple[str, ...], why: str):
+    with pytest.raises(ValueError, match=why):
+        composed("ideas=[curriculum]", *words)
+
+
 # --- all of them
 
 
@@ -207,6 +437,11 @@ ALL = (
     ("ideas=[multi_token]", "ideas.multi_token.final=0"),
     ("ideas=[untie]", "ideas.untie.at=0.34"),
     ("ideas=[distill]",),
+    ("attention=hybrid", "attention.document_start=98", "attention.window=20"),
+    ("ideas=[curriculum]", "ideas.curriculum.document_start=98", "ideas.curriculum.keep=0.5"),
+    ("ideas=[short_sequences]", "ideas.short_sequences.until=0.6"),
+    ("ideas=[small_batches]", "ideas.small_batches.until=0.34"),
+    ("ideas=[short_windows]", "attention=sliding", "attention.window=20", "ideas.short_windows.until=0.6"),
 )
 
 

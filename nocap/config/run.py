@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nocap.config import registry
@@ -60,6 +62,22 @@ class Run:
             option.check(self)
         self._check_batch()
         self._check_graphs()
+
+    def batch_tokens(self, step: int) -> int:
+        """Tokens that this step reads, over all devices."""
+        t = self.trainer
+        return t.batch_tokens // math.prod(idea.batch_divisor(step=step, steps=t.steps) for idea in self.ideas.values())
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens that the steps before this one read."""
+        changes = {change for idea in self.ideas.values() for change in idea.stages(self.trainer.steps) if change < step}
+        ends = [*sorted({0, *changes}), step]
+        return sum((end - begin) * self.batch_tokens(begin) for begin, end in itertools.pairwise(ends))
+
+    def in_the_end(self) -> Run:
+        """The run whose every step is as this one's last steps are: for what a step costs."""
+        last = {name: left for name, idea in self.ideas.items() if (left := idea.in_the_end()) is not None}
+        return self if last.keys() == self.ideas.keys() else replace(self, ideas=last)
 
     def options(self) -> Iterator[tuple[str, Option]]:
         """Each option of the run, by its place in the config."""

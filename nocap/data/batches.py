@@ -7,7 +7,7 @@ a window: there is no loader state to save, and a resumed run reads what the uni
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,20 +50,44 @@ class Windows:
         self._tokens = [np.asarray(map_tokens(shard.path)) for shard in shards]  # the same memory; memmap's own indexing is slow
         self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._epoch, self._permutation = -1, np.empty(0, np.int64)
+        self._all = self.n
+        self._arranged: Callable[[NDArray[np.int64], int], NDArray[np.int64]] | None = None
+
+    def arrange(self, scores: NDArray[np.float64], *, keep: float, noise: float, sequences: int) -> None:
+        """Read but the share `keep` of the windows with the lowest scores; and those of an epoch that training of so many sequences reads,
+        in the order of (1 - noise)·(rank of the score) + noise·(place in the shuffled order)."""
+        kept = np.argsort(scores, kind="stable")[: max(1, round(keep * self._all))]
+        rank = np.full(self._all, -1)
+        rank[kept] = np.arange(len(kept))
+        self.n = len(kept)
+
+        def arranged(order: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+            order = order[rank[order] >= 0]
+            read = order[: max(0, sequences - epoch * len(order))]
+            ranks = np.argsort(np.argsort(rank[read]))
+            by = (1 - noise) * ranks + noise * np.arange(len(read))
+            return np.concatenate([read[np.argsort(by, kind="stable")], order[len(read) :]])
+
+        self._arranged = arranged
 
     def _window(self, sequence: int) -> int:
         epoch, index = divmod(sequence, self.n)
         if self.order is Order.sequential:
             return index
         if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, permutation(self.n, seed=self.seed, epoch=epoch)
+            self._epoch, self._permutation = epoch, permutation(self._all, seed=self.seed, epoch=epoch)
+            if self._arranged is not None:
+                self._permutation = self._arranged(self._permutation, epoch)
         return int(self._permutation[index])
 
     def read(self, sequences: Sequence[int]) -> NDArray[np.int32]:
         """The n-th sequences of training, (len(sequences), seq_len + 1) token ids."""
-        out = np.empty((len(sequences), self.seq_len + 1), np.int32)
-        for row, sequence in enumerate(sequences):
-            window = self._window(sequence)
+        return self.at([self._window(sequence) for sequence in sequences])
+
+    def at(self, windows: Sequence[int]) -> NDArray[np.int32]:
+        """These windows, as they are numbered over the shards."""
+        out = np.empty((len(windows), self.seq_len + 1), np.int32)
+        for row, window in enumerate(windows):
             shard = bisect_right(self._ends, window)
             start = (window - (self._ends[shard - 1] if shard else 0)) * self.seq_len
             out[row] = self._tokens[shard][start : start + self.seq_len + 1]
@@ -81,18 +105,18 @@ def val_windows(run: Run, shards: Sequence[Shard]) -> Windows:
     return Windows(shards, seq_len=run.model.seq_len, order=Order.sequential, read_sequences=1, seed=0)
 
 
-def microbatches(run: Run) -> int:
-    """Micro-batches a rank accumulates for one optimizer step."""
+def microbatches(run: Run, *, step: int | None = None) -> int:
+    """Micro-batches a rank accumulates for this optimizer step; without one, for a whole batch."""
     t = run.trainer
-    return t.batch_tokens // (t.micro_batch * run.model.seq_len * t.devices)
+    tokens = t.batch_tokens if step is None else run.batch_tokens(step)
+    return tokens // (t.micro_batch * run.model.seq_len * t.devices)
 
 
-def sequences_of(*, step: int, rank: int, world: int, microbatches: int, micro_batch: int) -> list[int]:
-    """The sequences that a rank reads for a step, micro-batch after micro-batch.
+def sequences_of(*, first: int, rank: int, world: int, microbatches: int, micro_batch: int) -> list[int]:
+    """The sequences that a rank reads for a step whose `first` is this one, micro-batch after micro-batch.
 
     The global batch is cut into micro-batches that go round the ranks, so that one rank with twice the accumulation sums the same terms.
     """
-    first = step * microbatches * world * micro_batch
     chunks = (first + (i * world + rank) * micro_batch for i in range(microbatches))
     return [chunk + j for chunk in chunks for j in range(micro_batch)]
 

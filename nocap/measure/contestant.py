@@ -80,7 +80,7 @@ class Contestant:
     """
 
     def __init__(self, arm: BenchArm, *, clock: Clock, block_s: float | None = None) -> None:
-        run = arm.run
+        run = arm.run.in_the_end()
         self.run, self.clock, self._step, self._peak_mib, self._unseen_mib = run, clock, 0, 0.0, 0.0
         before, began = _allocated_mib(join(run.trainer.device)), time.perf_counter()
         configure_numerics(run)

@@ -196,7 +196,10 @@ def _cache_slots(run: Run, capacity: int) -> list[int]:
     slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
     if slots is None:
         raise UncachedError(f"attention.kind={run.attention.kind} defines no cache_slots of its mixer")
-    return [slots(layer, capacity) for layer in range(run.model.n_layer)]
+    found = [slots(layer, capacity) for layer in range(run.model.n_layer)]
+    if None in found:
+        raise UncachedError(f"attention.kind={run.attention.kind} has no cache beside its other keys")
+    return found
 
 
 def _parts(model: LanguageModel, run: Run) -> tuple[GPT, list[Mixer]]:

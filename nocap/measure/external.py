@@ -258,7 +258,8 @@ class ExternalContestant(Contestant):
 
     def _tokens(self) -> Tensor:
         run, n = self.run, microbatches(self.run)
-        rows = sequences_of(step=self._step % run.trainer.steps, rank=0, world=1, microbatches=n, micro_batch=run.trainer.micro_batch)
+        first = self._step % run.trainer.steps * n * run.trainer.micro_batch
+        rows = sequences_of(first=first, rank=0, world=1, microbatches=n, micro_batch=run.trainer.micro_batch)
         return torch.from_numpy(self._windows.read(rows)).to(self._job.world.device).long()
 
     def info(self) -> StepInfo:

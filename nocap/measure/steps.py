@@ -60,7 +60,8 @@ class _Marks(Ledger):
 
 
 def measurable(run: Run) -> Run:
-    """The same step with at most two micro-batches, uncompiled: a compiled graph cannot be taken apart by module."""
+    """The same step, as it is in the end, with at most two micro-batches, uncompiled: a compiled graph cannot be taken apart by module."""
+    run = run.in_the_end()
     t = run.trainer
     micro = t.micro_batch * run.model.seq_len * t.devices
     tokens = min(microbatches(run), MOST_MICROBATCHES) * micro

@@ -21,10 +21,11 @@ from nocap.options.attention.softmax import Kernel, sdpa_kernels
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
+    from nocap.model.documents import Documents
     from nocap.model.gpt import Context
     from nocap.model.language_model import Joined
 
-Mixer = Callable[[Tensor, Tensor, Tensor], Tensor]
+Mixer = Callable[..., Tensor]  # where attention stays inside a document, of a fourth argument: `nocap.model.documents.Documents`
 
 _BACKENDS = {
     Kernel.flash: SDPBackend.FLASH_ATTENTION,
@@ -39,13 +40,15 @@ def repeat_heads(q_BHTD: Tensor, kv_BKTD: Tensor) -> Tensor:
     return kv_BKTD if groups == 1 else kv_BKTD.repeat_interleave(groups, dim=1)
 
 
-def materialized(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
+def materialized(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
     """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. The softmax is fp32, which autocast sees to on CUDA only."""
     T, D = q_BHTD.shape[2:]
     k_BHTD, v_BHTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
     scores_BHTT = (q_BHTD @ k_BHTD.transpose(2, 3)) / math.sqrt(D)
     future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).triu(1)
-    return scores_BHTT.masked_fill(future_TT, float("-inf")).softmax(dim=-1, dtype=torch.float32).type_as(v_BHTD) @ v_BHTD
+    seen_B1TT = None if documents is None else documents.seen_B1TT
+    hidden = future_TT if seen_B1TT is None else ~seen_B1TT
+    return scores_BHTT.masked_fill(hidden, float("-inf")).softmax(dim=-1, dtype=torch.float32).type_as(v_BHTD) @ v_BHTD
 
 
 def autocast_like(x: Tensor) -> Precision:
@@ -57,13 +60,15 @@ def autocast_like(x: Tensor) -> Precision:
 def fused(kernel: Kernel) -> Mixer:
     """A fused kernel: where none of those allowed can run torch raises; the math kernel never stands in."""
 
-    def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
-        kernels = sdpa_kernels(kernel, Device.cuda if q_BHTD.is_cuda else Device.cpu, autocast_like(q_BHTD))
+    def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
+        device, seen_B1TT = Device.cuda if q_BHTD.is_cuda else Device.cpu, None if documents is None else documents.seen_B1TT
+        kernels = sdpa_kernels(kernel, device, autocast_like(q_BHTD), masked=seen_B1TT is not None)
         if kernels == (Kernel.efficient,):  # the one kernel without grouped heads
             k_BKTD, v_BKTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
         grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
         with sdpa_kernel([_BACKENDS[kernel] for kernel in kernels]):
-            return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=grouped)
+            causal = seen_B1TT is None
+            return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, attn_mask=seen_B1TT, is_causal=causal, enable_gqa=grouped)
 
     return mix
 
@@ -116,5 +121,6 @@ class CausalSelfAttention(nn.Module):
         q_BTHD, k_BTKD = self.position.turn(q_BTHD, k_BTKD, context.tables)
         for _, idea, part in ideas:
             q_BTHD, k_BTKD, v_BTKD = idea.qkv(part, q_BTHD, k_BTKD, v_BTKD, context)
-        y_BHTD = mix(q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2))
+        heads = q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2)
+        y_BHTD = mix(*heads) if context.documents is None else mix(*heads, context.documents)
         return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nocap.config.keys import InputError
+from nocap.config.option import declared
 from nocap.config.trainer import ActivationCheckpointing, Precision
-from nocap.model.attention import autocast_like
+from nocap.model.attention import CausalSelfAttention, autocast_like
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
 from nocap.model.language_model import Joined, LanguageModel, joined
 from nocap.model.loss import Loss
@@ -26,12 +27,15 @@ from nocap.options.model import NormPlacement, ResidualScale
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.attention import Mixer
+    from nocap.options.attention import Attention
     from nocap.options.model import Model
     from nocap.options.norm import Norm
 
 
 class Context:
     """What the layers of one forward share."""
+
+    documents: Any = None  # the fourth argument of the mixers, where they have one
 
     def __init__(self, tokens_BT: Tensor, x0_BTC: Tensor, tables: Any, mixers: Iterator[Mixer] | None) -> None:
         self.tokens_BT = tokens_BT
@@ -178,6 +182,7 @@ class GPT(LanguageModel):
         self.blocks = nn.ModuleList(m.build_block(run, layer) for layer in range(m.n_layer))
         self.head = Head(run, vocab_size)
         self.residual_precision = m.residual_precision
+        self.attention, self.documents = run.attention, documents_of(run.attention, run)
         self.positions, self.position = run.position, run.position.build(m)
         for table in (self.embedding, self.position):
             if isinstance(table, nn.Embedding):
@@ -193,6 +198,8 @@ class GPT(LanguageModel):
         where = slice(0, tokens_BT.shape[1]) if where is None else where
         x_BTC = self.carried(self.positions.embed(self.position, self.embedding(tokens_BT), where))
         context = Context(tokens_BT, x_BTC, self.positions.tables(self.position, where), None if mixers is None else iter(mixers))
+        if self.documents is not None:
+            context.documents = self.documents(tokens_BT)
         for _, idea, part in self.joined:
             context.x0_BTC = x_BTC = self.carried(idea.embed(part, x_BTC, context))
         for block in self.blocks:
@@ -200,6 +207,17 @@ class GPT(LanguageModel):
         for _, idea, part in self.joined:
             x_BTC = idea.readout(part, x_BTC, context)
         return x_BTC
+
+    def mix_as(self, attention: Attention, run: Run) -> None:
+        if attention == self.attention:
+            return
+        layers: list[Any] = [block.attention.f for block in self.blocks if type(block) is Block]
+        changeable = [isinstance(f, CausalSelfAttention) and not isinstance(f.mixer, nn.Module) for f in layers]
+        if len(layers) < run.model.n_layer or not all(changeable):
+            super().mix_as(attention, run)
+        for layer, f in enumerate(layers):
+            f.mixer = attention.mixer(run, layer)
+        self.attention, self.documents = attention, documents_of(attention, run)
 
     def carried(self, x_BTC: Tensor) -> Tensor:
         """The residual stream in its own precision, whatever a part returned. Where products are fp32, as in validation, so is it."""
@@ -220,6 +238,12 @@ class GPT(LanguageModel):
 
     def regions(self) -> list[nn.Module]:
         return [*self.blocks, self.head]
+
+
+def documents_of(attention: Attention, run: Run) -> Callable[[Tensor], Any] | None:
+    """What makes the fourth argument of this option's mixers, where they have one."""
+    documents = declared(attention, "documents", of=("build", "mixer"))
+    return documents(run) if documents is not None else None
 
 
 def build_model(run: Run, *, vocab_size: int) -> LanguageModel:

@@ -64,7 +64,7 @@ def compose(rules: Rules, overrides: Sequence[str], *, output_dir: str) -> Sides
 
 
 def _check_tokens(baseline: Composed, proposal: Composed) -> None:
-    mine, theirs = (side.run.trainer.steps * side.run.trainer.batch_tokens for side in (proposal, baseline))
+    mine, theirs = (side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline))
     require(mine == theirs, "trainer.steps × trainer.batch_tokens", f"be the baseline's {theirs:,} tokens", f"{mine:,}")
 
 

@@ -107,7 +107,8 @@ def _problems(
         yield from (f"{name} is not what its digest in {SUMMARY} says" for name in (*SEALED, SUMMARY) if found.get(name) != seal.get(name))
     yield from _identity_problems(folder, manifest, summary, identity)
     config = manifest["parts"]["config"]
-    yield from _differing(summary, "its rows have", {"steps": rows[-1]["step"] if rows else None, **from_rows(rows)})
+    last = {"steps": rows[-1]["step"], "tokens": rows[-1].get("tokens")} if rows else {"steps": None}
+    yield from _differing(summary, "its rows have", {**last, **from_rows(rows)})
     yield from _differing(summary, "its config has", {"seed": config.get("seed"), **_from_config(config, summary)})
     yield from _time_problems(summary, rows)
 
@@ -128,7 +129,7 @@ def _from_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[
     steps, batch_tokens = trainer.get("steps"), trainer.get("batch_tokens")
     if summary["status"] != "finished" or type(steps) is not int or type(batch_tokens) is not int:
         return {}
-    return {"steps": steps, "tokens": steps * batch_tokens}
+    return {"steps": steps} if config.get("ideas") else {"steps": steps, "tokens": steps * batch_tokens}  # an idea may begin with less
 
 
 def _differing(summary: Mapping[str, Any], whose: str, expected: Mapping[str, Any]) -> Iterator[str]:

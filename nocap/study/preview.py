@@ -63,7 +63,7 @@ def _training(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float]) -
     if cells is None:
         return
     study, tune = plan.study, plan.study.tune
-    seconds = {arm: pace.get(arm, 0.0) * one.run.trainer.steps * one.run.trainer.batch_tokens * OVERHEAD for arm, one in plan.train.items()}
+    seconds = {arm: pace.get(arm, 0.0) * one.run.tokens_before(one.run.trainer.steps) * OVERHEAD for arm, one in plan.train.items()}
     runs = [(arm, seed) for seed, arms in study.made_by("train").items() for arm in arms]
     of = f"{len(plan.train)} arms × {len(study.needed)} seeds"
     yield ["training", of, str(len(cells.grid.cells)), str(cells.done)], sum(seconds[arm] for arm, _ in runs)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
@@ -19,7 +20,19 @@ from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer_trial import optimizer_shapes
 from nocap.training.recorder import Outcome, Recorder
-from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, forward_backward, no_sync, settle, take_step, validate
+from nocap.training.step import (
+    Job,
+    Trainee,
+    autocast,
+    build,
+    configure_numerics,
+    forward_backward,
+    forward_of,
+    no_sync,
+    settle,
+    take_step,
+    validate,
+)
 
 
 def train(job: Job) -> Outcome:
@@ -29,7 +42,7 @@ def train(job: Job) -> Outcome:
     trainee = build(job)
     first, recorder = resume(job, trainee)
     with job.stop_at_once():  # compiling may take a minute, and no step is lost
-        saved_mib = warm_up(job, trainee, recorder.ledger)
+        saved_mib = warm_up(job, trainee, recorder.ledger, step=first)
     recorder.unseen_mib = trainee.graphed.unseen_mib if trainee.graphed else 0.0
     recorder.ledger.started_up()
     end = partial(recorder.close, trainee, saved_mib=saved_mib)
@@ -38,7 +51,7 @@ def train(job: Job) -> Outcome:
         if step > first and (_due(step, t.checkpoint_every) or step in t.keep_steps):
             settle(job, trainee, recorder.ledger)
             recorder.save(trainee, step=step)
-        row: Row = {"step": step, "tokens": step * t.batch_tokens}
+        row: Row = {"step": step, "tokens": job.run.tokens_before(step)}
         if step == 0 or _due(step, t.val_every):
             row |= recorder.val_row(val_loss(job, trainee, recorder.ledger, step=step))
         update = take_step(job, trainee, recorder.ledger, step=step)
@@ -56,7 +69,7 @@ def train(job: Job) -> Outcome:
         settle(job, trainee, recorder.ledger)
         recorder.save(trainee, step=t.steps, last=True)
     loss = val_loss(job, trainee, recorder.ledger, step=t.steps)
-    recorder.write({"step": t.steps, "tokens": t.steps * t.batch_tokens, **recorder.val_row(loss)})
+    recorder.write({"step": t.steps, "tokens": job.run.tokens_before(t.steps), **recorder.val_row(loss)})
     if not math.isfinite(loss):
         job.log("diverged: the last validation loss is not finite")
         return end(status="diverged", step=t.steps, diverged={"step": t.steps, "loss": "validation"})
@@ -106,39 +119,48 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     gone = [step for step in job.run.trainer.keep_steps if step <= found.step and not (root / name_of(step)).exists()]
     if gone:
         job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {found.step}")
-    recorder = Recorder(job, clock_s=state.get("clock_s", {}), losses=state.get("losses", []))
+    recorder = Recorder(job, trainee, clock_s=state.get("clock_s", {}), losses=state.get("losses", []))
     if job.world.is_main:
         job.on_start(recorder.resume(found.path if own else None))
     return found.step, recorder
 
 
-def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, validates: bool = True) -> float:
-    """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a ledger line of their own.
+def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, validates: bool = True) -> float:
+    """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a ledger line of their own. Where
+    ideas change what is compiled, so do all stages from `step` on.
 
-    Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its backward.
+    Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its backward, in the last stage.
     """
     with ledger.charge("compile"):
         run = job.run
         dummy = torch.zeros(run.trainer.micro_batch, run.model.seq_len + 1, dtype=torch.long, device=job.world.device)
-        tokens, targets = dummy[:, :-1], dummy[:, 1:]  # with a batch's strides: compiled graphs are made for those
         parameters = list(trainee.model.parameters())
-        saved_mib = 0.0
-        for counting in (True, False):  # the second time without the hooks, with which a compiled graph may be another
-            hooks: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters) if counting else nullcontext({})
-            with no_sync(trainee), hooks as kept:
-                with autocast(run, run.trainer.precision):
-                    loss = trainee.forward(tokens, targets)
-                saved_mib += sum(kept.values()) / memory.MIB
-                loss.total.backward()
-            for p in parameters:
-                p.grad = None
+        changes = {change for idea in run.ideas.values() for change in idea.stages(run.trainer.steps)}
+        for stage in sorted({step, *(change for change in changes if step < change < run.trainer.steps)}):
+            saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=stage)
         if validates:
             trainee.model.eval()
-            with torch.no_grad(), autocast(run, run.trainer.val_precision):
-                trainee.model(tokens, targets)
+            with trainee.model.validating(), torch.no_grad(), autocast(run, run.trainer.val_precision):
+                trainee.model(dummy[:, :-1], dummy[:, 1:])  # with a batch's strides: compiled graphs are made for those
             trainee.model.train()
         if run.trainer.cuda_graphs:
-            loss = None  # and its graph, whose nodes are of this stream
             trainee.graphed = Graphed(lambda tokens: forward_backward(job, trainee, tokens, step=0), dummy, parameters)
         job.world.synchronize()
+    return saved_mib
+
+
+def _forward_backward_once(job: Job, trainee: Trainee, tokens: torch.Tensor, parameters: list[nn.Parameter], *, step: int) -> float:
+    """A micro-batch's forward and backward as in this step, whose gradients are dropped. Returns the MiB that the forward keeps."""
+    for _, idea, part in trainee.model.joined:
+        idea.before_forward(part, trainee.model, step=step)
+    saved_mib = 0.0
+    for counting in (True, False):  # the second time without the hooks, with which a compiled graph may be another
+        hooks: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters) if counting else nullcontext({})
+        with no_sync(trainee), hooks as kept:
+            with autocast(job.run, job.run.trainer.precision):
+                loss = trainee.forward(*forward_of(trainee, tokens, step=step))
+            saved_mib += sum(kept.values()) / memory.MIB
+            loss.total.backward()
+        for p in parameters:
+            p.grad = None
     return saved_mib

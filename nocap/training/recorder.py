@@ -33,10 +33,11 @@ class Outcome:
 class Recorder:
     """The record of one attempt, which goes on from the clock and the losses of the attempts before."""
 
-    def __init__(self, job: Job, *, clock_s: dict[str, float], losses: Iterable[float]) -> None:
+    def __init__(self, job: Job, trainee: Trainee, *, clock_s: dict[str, float], losses: Iterable[float]) -> None:
         self.job = job
         self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
-        before = {"teacher": job.teacher_s} | clock_s
+        # Of the start-up, scores are a teacher's work, which counts as training.
+        before = {"teacher": job.teacher_s + trainee.scores_s, "startup": -trainee.scores_now_s} | clock_s
         self.ledger = Ledger(started=job.started, before=before, lost_s=max(0.0, job.spent_s - sum(before.values())))
         self.metrics = Metrics(job.run_dir / "metrics.jsonl")
         on_gpu = job.world.device.type == "cuda"
@@ -95,7 +96,7 @@ class Recorder:
     def train_row(self, update: Update, *, step: int) -> Row:
         """The row of a step, `null` where a value is not finite. `train/loss` is the next-token loss, whatever else is minimised."""
         t = self.job.run.trainer
-        tokens_per_s = t.batch_tokens / (update.step_ms / 1e3)
+        tokens_per_s = self.job.run.batch_tokens(step) / (update.step_ms / 1e3)
         losses = {"loss": update.parts.get("next_token", update.loss)}
         losses |= {f"loss_{name}": loss for name, loss in update.parts.items() if name != "next_token"}
         return {
@@ -128,8 +129,8 @@ class Recorder:
 
     def _batch(self, step: int) -> dict[str, Any]:
         """The sequences of the data order that a step read."""
-        n = self.job.run.trainer.batch_tokens // self.job.run.model.seq_len
-        return {"sequences": [step * n, (step + 1) * n]}
+        run = self.job.run
+        return {"sequences": [run.tokens_before(end) // run.model.seq_len for end in (step, step + 1)]}
 
     def diverged(self, update: Update, *, step: int) -> dict[str, Any]:
         """Where and how, logged and returned for the summary."""

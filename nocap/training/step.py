@@ -61,6 +61,8 @@ class Trainee:
     forward: nn.Module  # the model, behind DDP where there are ranks
     train: Windows
     val: Windows
+    scores_s: float = 0.0  # what scores of the training windows took
+    scores_now_s: float = 0.0  # when the trainee was built
     graphed: Graphed | None = None  # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
     ahead: tuple[int, torch.Tensor] | None = None  # a step and its batch, read while the GPU computed
     waited: float | None = None  # time.perf_counter() of the last wait for the GPU, where it has computed ever since
@@ -107,7 +109,17 @@ def build(job: Job) -> Trainee:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [name for name, _ in model.named_buffers()])
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
     train, val = train_windows(run, job.train_shards), val_windows(run, job.val_shards)
-    return Trainee(model=model, parameters=list(model.parameters()), optimizers=optimizers, forward=forward, train=train, val=val)
+    arranged = [idea.arrange(train, job) for idea in run.ideas.values()]
+    return Trainee(
+        model=model,
+        parameters=list(model.parameters()),
+        optimizers=optimizers,
+        forward=forward,
+        train=train,
+        val=val,
+        scores_s=sum(seconds for seconds, _ in arranged),
+        scores_now_s=sum(now for _, now in arranged),
+    )
 
 
 def autocast(run: Run, precision: Precision) -> torch.autocast:
@@ -131,7 +143,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
                 batch = fetch(job, trainee, step=step)
         for _, idea, part in trainee.model.joined:
             idea.before_forward(part, trainee.model, step=step)
-        n = microbatches(run)
+        n = microbatches(run, step=step)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
         parts: dict[str, torch.Tensor] = {}
         for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
@@ -181,10 +193,18 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
 def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:
     """The loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are added to the parameters'."""
     with autocast(job.run, job.run.trainer.precision):
-        loss = trainee.forward(tokens[:, :-1], tokens[:, 1:])
+        loss = trainee.forward(*forward_of(trainee, tokens, step=step))
     job.heartbeat(step)  # a rank that waits for the others does so in its backward, one heartbeat ahead
-    (loss.total / microbatches(job.run)).backward()
+    (loss.total / microbatches(job.run, step=step)).backward()
     return loss._replace(total=loss.total.detach())
+
+
+def forward_of(trainee: Trainee, tokens: torch.Tensor, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a forward of this step gets of a micro-batch, (sequences, T + 1): tokens and targets."""
+    tokens_BT, targets_BT = tokens[:, :-1], tokens[:, 1:]
+    for _, idea, part in trainee.model.joined:
+        tokens_BT, targets_BT = idea.micro_batch(part, tokens_BT, targets_BT, step=step)
+    return tokens_BT, targets_BT
 
 
 def clip(parameters: list[nn.Parameter], limit: float, norm: torch.Tensor, norm_value: float) -> None:
@@ -203,7 +223,8 @@ def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
 def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
     """This rank's sequences of the step, (sequences, T + 1) int32 on the device, in one copy."""
     run, world = job.run, job.world
-    rows = sequences_of(step=step, rank=world.rank, world=world.size, microbatches=microbatches(run), micro_batch=run.trainer.micro_batch)
+    first, n = run.tokens_before(step) // run.model.seq_len, microbatches(run, step=step)
+    rows = sequences_of(first=first, rank=world.rank, world=world.size, microbatches=n, micro_batch=run.trainer.micro_batch)
     batch = torch.from_numpy(trainee.train.read(rows))
     return batch.pin_memory().to(world.device, non_blocking=True) if world.device.type == "cuda" else batch
 

@@ -28,7 +28,7 @@ def summarize(
     totals = dict(totals)
     found = from_rows(rows)
     t, training_s = run.trainer, clock_s["train"] + clock_s["data"]
-    tokens_per_s = step * t.batch_tokens / training_s if step and training_s else None
+    tokens_per_s = run.tokens_before(step) / training_s if step and training_s else None
     epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
     return {
         "status": status,
@@ -41,7 +41,7 @@ def summarize(
         "val_bpb_reason": manifest["data"]["val_bytes_reason"],
         "val_step": found["val_step"],
         "steps": step,
-        "tokens": step * t.batch_tokens,
+        "tokens": run.tokens_before(step),
         "tokens_per_s": tokens_per_s,
         "epoch_s": epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None,
         "spikes": found["spikes"],

@@ -49,6 +49,23 @@ def trained(run_dir: Path, *, log: Callable[[str], None] = lambda line: None) ->
     return run, model.eval(), found.step
 
 
+def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> LanguageModel:
+    """The model of the trained run in the folder of this key, on the device and without gradients, for this run's tokens.
+
+    Errors:
+        InputError: its tokens are others, or its context is shorter.
+    """
+    theirs, model, _ = trained(expanded(path))
+    for rule, fits, value in (
+        (f"of {run.tokenizer.name} tokens", theirs.tokenizer.name == run.tokenizer.name, theirs.tokenizer.name),
+        (f"of model.seq_len={run.model.seq_len} or more", theirs.model.seq_len >= run.model.seq_len, theirs.model.seq_len),
+    ):
+        if not fits:
+            raise InputError(f"{key} must be a run {rule}, got {value}")
+    theirs.attention.prepare(theirs, device)
+    return model.to(device).requires_grad_(False)
+
+
 class Taught(nn.Module):
     """Beside a model that learns from the trained run in the folder of its key: what the teacher says of the tokens at hand. The teacher
     itself is none of the model's modules: its weights are not trained, counted, copied or saved with it."""
@@ -64,15 +81,7 @@ class Taught(nn.Module):
         Errors:
             InputError: its tokens are others, or its context is shorter.
         """
-        theirs, model, _ = trained(expanded(self.path))
-        for rule, fits, value in (
-            (f"of {run.tokenizer.name} tokens", theirs.tokenizer.name == run.tokenizer.name, theirs.tokenizer.name),
-            (f"of model.seq_len={run.model.seq_len} or more", theirs.model.seq_len >= run.model.seq_len, theirs.model.seq_len),
-        ):
-            if not fits:
-                raise InputError(f"{self.key} must be a run {rule}, got {value}")
-        model = model.to(device).requires_grad_(False)
-        theirs.attention.prepare(theirs, device)
+        model = teacher_of(self.path, self.key, run=run, device=device)
         if (how := run.trainer.compile) in (Compile.regional, Compile.max):
             compile_in_place(list(model.regions()), tuned=how is Compile.max)
         self.teacher = torch.no_grad()(model.logits)  # a function, which is no part of this module

@@ -9,8 +9,6 @@ from nocap.config.keys import key, require
 from nocap.options.attention.softmax import GLOBAL_KERNELS, LOCAL_KERNELS, Kernel, Softmax
 
 if TYPE_CHECKING:
-    import torch
-
     from nocap.config.run import Run
     from nocap.config.trainer import Precision
     from nocap.model.attention import Mixer
@@ -37,16 +35,14 @@ class Sliding(Softmax):
             return Softmax.mixer(self, run, layer)
         return flex(self.window) if self.window_kernel is Kernel.flex else blocks(self.window)
 
-    def prepare(self, run: Run, device: torch.device) -> None:
-        if self.window_kernel is Kernel.flex:
-            from nocap.model.sliding import prepare_flex
-
-            prepare_flex(self.window, seq_len=run.model.seq_len, device=device)
+    def kernel_of(self, layer: int) -> Kernel:
+        return self.kernel if self.window_of(layer) is None else self.window_kernel
 
     def window_of(self, layer: int) -> int | None:
         return self.window
 
     # Softmax's methods follow `window_of`, so they are right for this mixer too: see `nocap.config.option.said`.
+    documents = Softmax.documents
     keys_met = Softmax.keys_met
     cache_slots = Softmax.cache_slots
 
@@ -60,7 +56,7 @@ class Sliding(Softmax):
         return replace(self, kernel=Kernel.blocks)
 
     def countable(self) -> Self:
-        return replace(self, kernel=Kernel.blocks)
+        return replace(self.portable(), document_start=None)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -91,6 +87,3 @@ class Hybrid(Sliding):
     def portable(self) -> Self:
         whole = self.kernel if self.kernel is Kernel.materialized else Kernel.fused
         return replace(self, kernel=whole, local_kernel=Kernel.blocks)
-
-    def countable(self) -> Self:
-        return replace(self, local_kernel=Kernel.blocks)

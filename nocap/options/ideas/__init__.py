@@ -3,6 +3,7 @@
     a joint                         where                                                    its part comes from
     prepare(part, …)                before the first of all forwards, on the device          build
     before_forward(part, model, …)  a step's first forward                                   build
+    micro_batch(part, tokens, …)    the tokens and targets of a step's forwards              build
     embed(part, x_BTC, context)     after the token and position embeddings                  build
     enter(part, x_BTC, context)     a block's input                                          build_layer
     qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix build_layer
@@ -34,13 +35,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from nocap.config.run import Run
+    from nocap.data.batches import Windows
     from nocap.model.gpt import Context, Head
     from nocap.model.language_model import LanguageModel
+    from nocap.training.step import Job
 
 
 # The joints, by what builds the part that they are called with.
 JOINTS = {
-    "build": ("embed", "readout", "unembed", "loss", "prepare", "before_forward"),
+    "build": ("embed", "readout", "unembed", "loss", "prepare", "before_forward", "micro_batch"),
     "build_layer": ("enter", "qkv", "leave"),
     "build_around": ("before_clip", "before_step", "after_step", "validating"),
 }
@@ -75,6 +78,23 @@ class Idea(Option):
         """FLOPs of a training token that counting the model does not find: those of another model."""
         return 0.0
 
+    def stages(self, steps: int) -> list[int]:
+        """0, and the steps from which on compiled code or the size of the batch is another; a step may stand there twice."""
+        return [0]
+
+    def batch_divisor(self, *, step: int, steps: int) -> int:
+        """A step's batch is this part of the whole."""
+        return 1
+
+    def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:
+        """Change which windows of the training data are read, and in which order. Returns the seconds that it took to know that, and how
+        many of them just now."""
+        return 0.0, 0.0
+
+    def in_the_end(self) -> Idea | None:
+        """The idea as it is in the last steps, whose time is a step's; None: without effect there."""
+        return self
+
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
         """The step's part. Its persistent buffers are saved in checkpoints."""
         return None
@@ -87,6 +107,10 @@ class Idea(Option):
     def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
         """A training step begins. What changes with the step is set here as a function of the step alone: so it needs no place in
         checkpoints."""
+
+    def micro_batch(self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
+        """What a training forward of this step is given; of as many tokens in all."""
+        return tokens_BT, targets_BT
 
     def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         return x_BTC
@@ -147,6 +171,32 @@ class WithRate(Idea):
 
     def rates(self, name: str) -> Rate:
         return Rate(lr=self.lr) if f"ideas.{self.kind}." in name else Rate()
+
+
+@dataclass(kw_only=True, slots=True)
+class Growing(Idea):
+    """An idea that begins with a part of something, and doubles it in stages of equal length until it is the whole."""
+
+    start: int = key(ge=1, le=2**20)  # of 1/start of it
+    until: float = key(gt=0, lt=1)  # share of the steps from which on it is the whole
+
+    def __post_init__(self) -> None:
+        require(self.start & (self.start - 1) == 0, f"ideas.{self.kind}.start", "be a power of 2", self.start)
+
+    def check(self, run: Run) -> None:
+        rule = f"be false beside ideas.{self.kind}: a graph repeats one stage"
+        require(not run.trainer.cuda_graphs, "trainer.cuda_graphs", rule, run.trainer.cuda_graphs)
+
+    def divisor(self, *, step: int, steps: int) -> int:
+        """What the whole is divided by at this step."""
+        return self.start >> sum(first <= step for first in self.stages(steps)[1:])
+
+    def stages(self, steps: int) -> list[int]:
+        doublings, whole_at = self.start.bit_length() - 1, round(self.until * steps)
+        return [0, *(max(1, whole_at * i // doublings) for i in range(1, doublings + 1))]
+
+    def in_the_end(self) -> Idea | None:
+        return None
 
 
 def overrides(idea: Idea, *joints: str) -> bool:
