@@ -26,6 +26,8 @@ class SmallBatches(Growing):
         unit = t.micro_batch * run.model.seq_len * t.devices
         rule = f"divide trainer.batch_tokens={t.batch_tokens} into multiples of micro_batch × seq_len × devices = {unit}"
         require(t.batch_tokens % (self.start * unit) == 0, "ideas.small_batches.start", rule, self.start)
+        fixed = run.optimizer.at_batch(t.batch_tokens // self.start) == run.optimizer
+        require(fixed, "ideas.small_batches", "be left out beside a beta2 that follows from the batch's tokens", run.optimizer.kind)
 
     def batch_divisor(self, *, step: int, steps: int) -> int:
         return self.divisor(step=step, steps=steps)
