@@ -352,7 +352,10 @@ def test_short_windows_are_those_of_a_smaller_window_in_training_alone(tmp_path:
         (("ideas=[short_sequences]", "ideas.short_sequences.start=256"), r"start must divide model.seq_len=128, got 256"),
         (("ideas=[small_batches]", "ideas.small_batches.start=4"), r"into multiples of micro_batch × seq_len × devices = 1024, got 4"),
         (("ideas=[short_windows]",), r"ideas.short_windows.start must be at most attention's window, of 0 tokens, got 4"),
-        (("ideas=[small_batches]", "trainer.batch_tokens=8192", "optimizer.beta2_half_life_tokens=100000"), r"beta2 that follows from the batch"),
+        (
+            ("ideas=[small_batches]", "trainer.batch_tokens=8192", "optimizer.beta2_half_life_tokens=100000"),
+            r"beta2 that follows from the batch",
+        ),
         (("ideas=[small_batches]", "ideas.small_batches.until=1"), r"ideas.small_batches.until must be below 1"),
         (("ideas=[short_sequences]", "trainer.device=cuda", "trainer.cuda_graphs=true"), r"trainer.cuda_graphs must be false beside"),
     ],
