@@ -38,7 +38,7 @@ class ShortSequences(Growing):
     def prepare(self, part: Any, *, run: Run, device: torch.device) -> None:
         for step in self.stages(part.steps):
             length = run.model.seq_len // self.divisor(step=step, steps=part.steps)
-            run.attention.prepare(replace(run, model=replace(run.model, seq_len=length)), device)
+            run.attention.prepare(replace(run, model=replace(run.model, seq_len=length), ideas={}), device)
 
     def micro_batch(self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
         parts = self.divisor(step=step, steps=part.steps)
