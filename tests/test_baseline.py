@@ -28,6 +28,7 @@ from nocap.options.schedule.decay import Wsd
 from nocap.options.tokenizer.vocabulary import Vocabulary
 from nocap.training.optimizer import build_optimizers
 from nocap.training.step import autocast
+from tests.test_config import MANDATORY
 
 VOCAB = 97
 SMALL = ["model.n_layer=2", "model.n_head=3", "model.d_model=48", "model.seq_len=64", "trainer.device=cpu", "trainer.threads=1"]
@@ -125,8 +126,8 @@ NUMBERS = ["model.n_layer=2", "optimizer.lr=0.01", "schedule.decay_steps=100", "
 @pytest.mark.parametrize("overrides", [*choices(), NUMBERS])
 def test_every_part_stays_overridable(overrides: list[str]):
     """Any option of any group in place of the recipe's, the trainer's numbers kept."""
-    mandatory = {"data=text": ["data.path=a.txt"], "data=shards": ["data.train=a.bin", "data.val=b.bin"]}
-    run = baseline(*overrides, *(key for option in overrides for key in mandatory.get(option, [])))
+    needed = (word for option in overrides for word in MANDATORY.get(option.partition("=")[2], []))
+    run = baseline(*{word.partition("=")[0]: word for word in [*overrides, *needed]}.values())  # what an option needs goes before
     assert (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps) == (524_288, Precision.bf16, 256)
 
 

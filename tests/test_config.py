@@ -28,6 +28,8 @@ MANDATORY = {
     "distill": ["ideas.distill.run=outputs/runs/teacher"],
     "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
     "schedule_free": ["schedule=constant"],
+    "curriculum": ["data.order=shuffled"],
+    "short_windows": ["attention=sliding"],
 }
 ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
 HAS_GPU = bool(hardware.torch_build()["cuda"] and hardware.cuda_devices())
