@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,11 @@ import pytest
 
 from nocap.judge import report
 from nocap.judge.result import Comparison
+from nocap.launch import search_report
+from nocap.launch.search import Sampler, Search
 from tests.made_grid import EVIL, made, poisoned
+from tests.test_search import LR, a_search, carried
+from tests.test_search import fake as fake
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = [
@@ -29,7 +34,7 @@ FLAGS = [
 class Tab:
     """A report in a browser's tab, and whatever it complained about or asked for."""
 
-    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light") -> None:
+    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", last: str = "pareto") -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         self.wrong: list[str] = []
         self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
@@ -37,7 +42,7 @@ class Tab:
         self.page.on("dialog", lambda dialog: (self.wrong.append("a dialog"), dialog.dismiss()))
         self.page.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or self.wrong.append(request.url))
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector("#pareto .main-svg")
+        self.page.wait_for_selector(f"#{last} .main-svg")
 
     def plotted(self, plot: str) -> list[dict[str, Any]]:
         """The traces of a plot: what they are called, and how many points they have."""
@@ -178,3 +183,20 @@ def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp
     assert len(tab.wrong) == 2
     assert all("Content Security Policy" in line for line in tab.wrong)
     tab.page.close()
+
+
+@pytest.mark.slow
+def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
+    fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr * (1 + run.attention.n_kv_heads))
+    found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=8, screen=0.5), LR, "attention=mqa,mha"))
+    trials = found.trials()
+    search_report.write(found, trials)
+    tab = Tab(browser, found.grid.folder / "report.html", last="key1")
+    n = [sum(loss is not None for loss in losses) for losses in zip(*((one.screened, one.val_loss) for one in trials), strict=True)]
+    assert 0 < n[1] <= 4 < n[0] < 8
+    assert [trace["n"] for trace in tab.plotted("history")] == [n[0], *n]
+    assert [trace["n"] for trace in tab.plotted("key0")] == [trace["n"] for trace in tab.plotted("key1")] == n
+    assert tab.page.evaluate("[key0, key1].map((plot) => plot.layout.xaxis.type)") == ["log", "category"]
+    assert tab.page.locator("tbody tr").count() == 8
+    tab.page.close()
+    assert tab.wrong == []

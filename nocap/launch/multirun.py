@@ -128,7 +128,12 @@ def _check_size(sweeps: Sequence[Override]) -> None:
         key, swept = override.get_key_element(), override.value()
         _check_glob(override)
         if isinstance(swept, IntervalSweep):
-            require(False, key, "be swept over values: only a search, as with search=tpe, draws from an interval", override.input_line)
+            require(
+                False,
+                key,
+                "be swept over values: nocap draws none from an interval but in a search, as with search=tpe",
+                override.input_line,
+            )
         elif isinstance(swept, RangeSweep):
             cells *= search.range_length(key, swept)
         elif isinstance(swept, ChoiceSweep):
@@ -243,7 +248,7 @@ def _search(searching: Searching, slots: Slots) -> int:
         by_status[trial.status] = by_status.get(trial.status, 0) + 1
     now = sum(result.trained and result.status == "finished" for result in searching.results.values())
     counts = [f"{n} {SEARCHED.get(status, status)}" for status, n in by_status.items()]
-    print(f"search {searching.grid.name}: {', '.join(counts)}; {table.plural(now, 'run')} trained now", flush=True)
+    print(f"{searching.grid.name}: {', '.join(counts)}; {table.plural(now, 'run')} trained now", flush=True)
     cells = {cell.plan.identity: cell for _, _, cell in searching.runs()}
     left = {identity: result for identity, result in searching.results.items() if result.status not in ("finished", "diverged")}
     for identity, result in left.items():

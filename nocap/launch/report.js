@@ -23,7 +23,7 @@
     const shown = data.trials.filter((trial) => trial[kind] !== null).sort((a, b) => a.number - b.number);
     let low = Infinity;
     const lowest = { x: shown.map((trial) => trial.number), y: shown.map((trial) => (low = Math.min(low, trial[kind]))), mode: "lines", line: { color: tint("soft"), width: 1.5, shape: "hv" }, hoverinfo: "skip" };
-    draw("history", [lowest, ...both((trial) => trial.number)], { height: 380, xaxis: { text: "trial" }, yaxis: { text: LOSS } });
+    draw("history", [lowest, ...both((trial) => trial.number)], { height: 380, xaxis: { text: "trial", dtick: data.trials.length < 30 ? 1 : undefined }, yaxis: { text: LOSS } });
   }
 
   function drawKey(key, i) {

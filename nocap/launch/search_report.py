@@ -21,7 +21,7 @@ def head(searching: Searching) -> list[str]:
     search, one = searching.search, table.plural(searching.search.trials, "trial")
     screen = f"; all at {search.screen:g} of their steps, then the best {search.screen:g} of them at all steps" if search.screen else ""
     keys = [f"  {key}: {describe(distribution)}" for key, distribution in searching.space.items()]
-    return [f"search {searching.grid.name}: {search.sampler.name}, {one} on seed {', '.join(map(str, searching.seeds))}{screen}", *keys]
+    return [f"{searching.grid.name}: {search.sampler.name}, {one} on seed {', '.join(map(str, searching.seeds))}{screen}", *keys]
 
 
 def rows(searching: Searching, trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:

@@ -274,7 +274,8 @@ class Searching:
         return bool(losses)
 
     def _promote(self, trials: Sequence[FrozenTrial]) -> None:
-        """The trials that are trained in whole: all; or of those that were screened, the best share."""
+        """The trials that are trained in whole: all; or of those that were screened, the best share (successive halving, arXiv:1502.07943,
+        but over whole schedules: half-way through a run the order says little)."""
         share = self.search.screen
         if share is None:
             self._whole = dict(self._known)
