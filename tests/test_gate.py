@@ -305,7 +305,7 @@ def test_nor_are_others_as_data(word: str, tmp_path: Path, monkeypatch: pytest.M
         ("seed=range(0,200) trainer.steps=range(1,200)", "at most 10,000 cells"),
         ("seed=range(0,5,0)", "with a step"),
         ("seed=glob(*)", "seed must be a group"),
-        ("seed=interval(0,1)", "only a search, as with search=tpe, draws from an interval"),
+        ("seed=interval(0,1)", "nocap draws none from an interval but in a search"),
         ("+hydra.sweeper.params.seed=range(0,1000000000)", "hydra.sweeper.params.seed must be left alone"),
     ],
 )

@@ -135,7 +135,7 @@ def test_without_its_checkpoint_a_shorter_schedule_is_trained_from_its_start(tmp
     ("gain", "then", "ending"),
     [
         (5.0, [("mqa", 16), ("mqa", 8)], Ending.measured),  # 64/5 lies between
-        (1.5, [], Ending.measured),
+        pytest.param(1.5, [], Ending.measured, marks=pytest.mark.slow),
         (100.0, [("mqa", 16), ("mqa", 8)], Ending.at_most),  # and no shorter: the least length is an eighth
         (0.3, [("mha", 16)], Ending.measured),  # the baseline reaches the arm's own end: there it is the one that goes on
     ],

@@ -32,26 +32,28 @@ SHORT = at(lengths=[0.25, 0.5])
 # --- what binds --------------------------------------------------------------------------------------------------------------------
 
 
+DECIDES: dict[str, tuple[Json, Json]] = {
+    "the arm": ({}, {"arms": {**ARMS, "mqa": ["attention=mqa", "optimizer.lr=0.1"]}}),
+    "the arm at this scale": ({}, {"scales": at(own={"mqa": ["optimizer.lr=0.1"]})}),
+    "the baseline": ({}, {"arms": {**ARMS, "mha": ["attention=flash", "optimizer.lr=1e-6"]}}),
+    "all arms": ({}, {"overrides": [*STUDY["overrides"], "optimizer.lr=0.1"]}),
+    "the shape that is timed": ({}, {"scales": at(bench=["trainer.steps=12", "mlp=relu2"])}),
+    "the rounds": ({}, {"scales": at(rounds=2)}),
+    "an end": ({}, {"claims": [claim(SPEED, expected=[1.05, 1.3]), claim(LOSS, expected=[-2.0, None])]}),
+    "a margin": ({}, {"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.5}}]), claim(LOSS, alpha=0.1)]}),
+    "the seeds": ({}, {"seeds": [1, 2, 3]}),
+    "the statement": ({}, {"claims": [claim(one, statement="It helps.") for one in (SPEED, LOSS)]}),
+    "a trial": ({"tune": SEARCH}, {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]]}}}),
+    "the search's seeds": ({"tune": SEARCH}, {"tune": {**SEARCH, "seeds": [8]}}),
+    "what is searched": ({"tune": SPACE}, {"tune": {**SPACE, "space": {"mha": ["optimizer.lr=1e-3,3e-3"]}}}),
+    "how it is searched": ({"tune": SPACE}, {"tune": {**SPACE, "search": {"sampler": "tpe", "trials": 5}}}),
+    "the lengths": ({"claims": [RACE], "scales": SHORT}, {"claims": [RACE], "scales": at(lengths=[0.5])}),
+}
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
-    {
-        "the arm": ({}, {"arms": {**ARMS, "mqa": ["attention=mqa", "optimizer.lr=0.1"]}}),
-        "the arm at this scale": ({}, {"scales": at(own={"mqa": ["optimizer.lr=0.1"]})}),
-        "the baseline": ({}, {"arms": {**ARMS, "mha": ["attention=flash", "optimizer.lr=1e-6"]}}),
-        "all arms": ({}, {"overrides": [*STUDY["overrides"], "optimizer.lr=0.1"]}),
-        "the shape that is timed": ({}, {"scales": at(bench=["trainer.steps=12", "mlp=relu2"])}),
-        "the rounds": ({}, {"scales": at(rounds=2)}),
-        "an end": ({}, {"claims": [claim(SPEED, expected=[1.05, 1.3]), claim(LOSS, expected=[-2.0, None])]}),
-        "a margin": ({}, {"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.5}}]), claim(LOSS, alpha=0.1)]}),
-        "the seeds": ({}, {"seeds": [1, 2, 3]}),
-        "the statement": ({}, {"claims": [claim(one, statement="It helps.") for one in (SPEED, LOSS)]}),
-        "a trial": ({"tune": SEARCH}, {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]]}}}),
-        "the search's seeds": ({"tune": SEARCH}, {"tune": {**SEARCH, "seeds": [8]}}),
-        "what is searched": ({"tune": SPACE}, {"tune": {**SPACE, "space": {"mha": ["optimizer.lr=1e-3,3e-3"]}}}),
-        "how it is searched": ({"tune": SPACE}, {"tune": {**SPACE, "search": {"sampler": "tpe", "trials": 5}}}),
-        "the lengths": ({"claims": [RACE], "scales": SHORT}, {"claims": [RACE], "scales": at(lengths=[0.5])}),
-    }.values(),
-    ids=range(15),
+    [pytest.param(*edits, id=what, marks=[] if i % 3 == 0 else pytest.mark.slow) for i, (what, edits) in enumerate(DECIDES.items())],
 )
 def test_what_decides_a_claim_is_what_was_registered(lab: Lab, first: Json, then: Json):
     before, after = (registration.hashes(lab.plan(**{**first, **more})) for more in ({}, then))
