@@ -43,6 +43,25 @@ def test_gpu_learns_what_the_cpu_learns(tmp_path: Path, door: Door, attention: s
     assert summary["mfu"] is None or 0 < summary["mfu"] < 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("attention=flash", "attention.kernel=flex"),
+        ("attention=flash", "attention.kernel=efficient"),
+        ("attention=sliding", "attention.window=40", "attention.kernel=flex"),
+    ],
+)
+def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path: Path, door: Door, words: tuple[str, ...]) -> None:
+    words = (*CUDA, "attention.document_start=98", *words)
+    on_cpu = [word for word in words if not word.startswith("attention.kernel")]
+    gpu = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.compile=regional")
+    for name, asked in (("gpu", (*words, *gpu)), ("cpu", (*on_cpu, "trainer.device=cpu", "trainer.precision=fp32"))):
+        done = door(*asked, f"output_dir={tmp_path / name}", timeout=280)
+        assert done.code == 0, done.err
+    losses = [[row["val/loss"] for row in rows_of(the_run(tmp_path / name)) if "val/loss" in row] for name in ("gpu", "cpu")]
+    assert losses[0] == pytest.approx(losses[1], abs=0.03)
+
+
 def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path: Path, door: Door) -> None:
     """Checkpoints are written in the background there; atomics make two runs differ in the last digits."""
     from tests.conftest import FAULTS

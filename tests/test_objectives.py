@@ -21,8 +21,10 @@ from nocap.data.batches import train_windows
 from nocap.data.prepare import prepare
 from nocap.launch.plan import plan
 from nocap.measure.decode import UncachedError, check_cached
+from nocap.model.documents import seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
+from nocap.model.sliding import flex_mask
 from nocap.store.runs import records
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
@@ -77,10 +79,7 @@ def test_multi_token_against_its_formula():
     torch.testing.assert_close(model(tokens[:, :-1], tokens[:, 1:]).parts["multi_token"], expected)
 
 
-def test_multi_token_fades_and_weighs_nothing_at_nought(tmp_path: Path):
-    plain = steps(composed(), tmp_path)
-    nought = steps(composed("ideas=[multi_token]", "ideas.multi_token.weights=[0]"), tmp_path)
-    assert numbers(nought) == numbers(plain)
+def test_multi_token_fades(tmp_path: Path):
     words = ("ideas=[multi_token]", "ideas.multi_token.final=0.4", "trainer.steps=4", "schedule=constant", "optimizer.lr=1e-30")
     shares = [update.parts["multi_token"] / update.parts["next_token"] for update in steps(composed(*words), tmp_path)]
     for share, decay in zip(shares, (1, 0.85, 0.7), strict=True):
@@ -90,14 +89,13 @@ def test_multi_token_fades_and_weighs_nothing_at_nought(tmp_path: Path):
 # --- a confidence penalty
 
 
-def test_the_entropy_of_the_predictions_is_rewarded(tmp_path: Path):
+def test_the_entropy_of_the_predictions_is_rewarded():
     model = moved(composed("ideas=[entropy]", "ideas.entropy.weight=0.3"))
     tokens = torch.arange(34).reshape(2, 17) * 7 % V
     p = model.logits(tokens[:, :-1]).softmax(-1)
     loss = model(tokens[:, :-1], tokens[:, 1:])
     torch.testing.assert_close(loss.parts["entropy"], 0.3 * (p * p.log()).sum(-1).mean())
     assert float(loss.parts["entropy"]) < 0
-    assert numbers(steps(composed("ideas=[entropy]", "ideas.entropy.weight=0"), tmp_path)) == numbers(steps(composed(), tmp_path))
 
 
 # --- untying
@@ -112,7 +110,7 @@ def together(run: Run, folder: Path, n: int) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_untying_is_tied_before_and_two_matrices_of_one_state_after(optimizer: str, tmp_path: Path):
     words = (f"optimizer={optimizer}", "trainer.batch_tokens=1024", "trainer.grad_clip=0.1")  # one micro-batch: sums in one order
     tied, untied = (together(composed(*words, *more), tmp_path, 4) for more in ((), ("ideas=[untie]", "ideas.untie.at=0.25")))
@@ -165,10 +163,7 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     )
 
 
-def test_distillation_of_no_weight_changes_no_bit(teacher: str, tmp_path: Path):
-    assert numbers(steps(distilled(teacher, "ideas.distill.weight=0"), tmp_path)) == numbers(steps(composed(), tmp_path))
-
-
+@pytest.mark.slow
 def test_a_teachers_forward_is_counted(teacher: str):
     plain, taught = (flops_per_token(run, vocab_size=V) for run in (composed(), distilled(teacher)))
     assert taught == (pytest.approx(plain[0] * 4 / 3), "arithmetic; counted: ideas=distill")  # a teacher of the same size, no backward
@@ -262,6 +257,18 @@ def test_one_document_changes_no_bit(attention: str):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_flexattentions_mask_is_that_of_the_pairs(window: int | None):
+    ids_BT = (with_documents(300, 7, 170) == START).cumsum(1)
+    mask = flex_mask(ids_BT, window)
+    b, query, key = (torch.arange(n) for n in (2, 300, 300))
+    found = mask.mask_mod(b[:, None, None], torch.tensor(0), query[:, None], key)
+    distance = query[:, None] - key
+    assert torch.equal(found, seen(ids_BT)[:, 0] & (distance < (window or 300)))
+    tiles = F.pad(found, (0, 84, 0, 84)).unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
+    assert torch.equal(mask.to_dense()[:, 0].bool(), tiles)  # what is left out holds nothing that is seen, and no more is computed
+
+
 def test_documents_are_counted_and_decoded_without_a_cache():
     plain, masked = (composed("attention=hybrid", *more) for more in ((), ("attention.document_start=256",)))
     assert flops_per_token(masked, vocab_size=V) == flops_per_token(plain, vocab_size=V)
@@ -307,12 +314,10 @@ def test_it_doubles_in_stages_of_equal_length(name: str):
     assert [idea.divisor(step=step, steps=4) for step in range(4)] == [8, 2, 1, 1]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", GROWING)
-def test_the_whole_from_the_start_changes_no_bit(name: str, tmp_path: Path):
-    plain = growing(name, 1)
-    plain.ideas = {}
-    assert numbers(steps(growing(name, 1), tmp_path)) == numbers(steps(plain, tmp_path))
-    assert growing(name, 2).in_the_end() == plain
+def test_a_step_is_measured_as_it_is_in_the_end():
+    run = growing("short_windows", 2, "ideas=[short_windows,small_batches,short_sequences,entropy]", "ideas.small_batches.start=2")
+    assert list(run.in_the_end().ideas) == ["entropy"]
+    assert run.in_the_end() == replace(run, ideas={"entropy": run.ideas["entropy"]})
 
 
 def test_short_sequences_are_the_same_tokens_cut(tmp_path: Path):
@@ -401,11 +406,6 @@ def test_windows_are_arranged_by_score_and_the_worst_left_out():
     assert mixed == sorted(mixed)
 
 
-def test_a_curriculum_of_nothing_but_noise_changes_no_bit(tmp_path: Path):
-    words = ("ideas=[curriculum]", "ideas.curriculum.noise=1")
-    assert numbers(steps(composed(*words), tmp_path)) == numbers(steps(composed(), tmp_path))
-
-
 def test_short_documents_first(tmp_path: Path):
     run = composed("ideas=[curriculum]", "ideas.curriculum.document_start=98")
     job, trainee = trainee_of(run, tmp_path)
@@ -416,7 +416,8 @@ def test_short_documents_first(tmp_path: Path):
 
 def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     """Its losses are found once, are those of its model, and their time is a teacher's however often they are used."""
-    run = composed("ideas=[curriculum]", f"ideas.curriculum.run={teacher}", "ideas.curriculum.document_start=null", f"cache_dir={tmp_path}")
+    more = (f"cache_dir={tmp_path}", "data.train_tokens=30000")
+    run = composed("ideas=[curriculum]", f"ideas.curriculum.run={teacher}", "ideas.curriculum.document_start=null", *more)
     found = [trainee_of(run, tmp_path) for _ in range(2)]
     model, (job, first), (_, second) = trained(Path(teacher))[1], *found
     tokens = torch.from_numpy(first.train.read(range(192))).long()  # all that the run reads
@@ -450,6 +451,27 @@ def test_an_order_that_cannot_be_is_refused(words: tuple[str, ...], why: str):
 
 # --- all of them
 
+NEUTRAL = {  # each where it changes nothing
+    "multi_token": ("weights=[0]",),
+    "entropy": ("weight=0",),
+    "distill": ("weight=0",),
+    "untie": ("at=1",),
+    "curriculum": ("noise=1",),
+    "short_sequences": ("start=1",),
+    "small_batches": ("start=1",),
+    "short_windows": ("start=1",),
+}
+ALONE = [pytest.param((name,), marks=pytest.mark.slow, id=name) for name in NEUTRAL]
+
+
+@pytest.mark.parametrize("names", [pytest.param(tuple(NEUTRAL), id="all"), *ALONE])
+def test_where_they_are_neutral_they_change_no_bit(names: tuple[str, ...], teacher: str, tmp_path: Path):
+    window = ("attention=hybrid", "attention.window=32", "trainer.batch_tokens=1024")  # one micro-batch: untied sums are in one order
+    keys = [f"ideas.{name}.{key}" for name in names for key in NEUTRAL[name]]
+    taught = [f"ideas.distill.run={teacher}"] if "distill" in names else []
+    neutral = steps(composed(*window, f"ideas=[{','.join(names)}]", *keys, *taught), tmp_path)
+    assert numbers(neutral) == numbers(steps(composed(*window), tmp_path))
+
 
 ALL = (
     ("ideas=[multi_token]", "ideas.multi_token.final=0"),
@@ -463,12 +485,17 @@ ALL = (
     ("ideas=[short_windows]", "attention=sliding", "attention.window=20", "ideas.short_windows.until=0.6"),
 )
 
+SEVERAL = (
+    "ideas=[curriculum,distill,entropy,multi_token,short_sequences,short_windows,untie]",
+    *(word for words in ALL for word in words[1:] if "small_batches" not in word and word != "trainer.micro_batch=4"),
+)
+
 
 def chosen(words: tuple[str, ...], teacher: str) -> tuple[str, ...]:
     return (*words, f"ideas.distill.run={teacher}") if "distill" in words[0] else words
 
 
-@pytest.mark.parametrize("words", ALL, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [SEVERAL, *(pytest.param(words, marks=pytest.mark.slow) for words in ALL)], ids=lambda words: words[0])
 def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: Path):
     """From a checkpoint of step 3, before what changes at step 4, the next steps are those of the run that was not interrupted."""
     run = composed(*chosen(words, teacher))
@@ -487,7 +514,7 @@ def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ALL, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [*ALL, SEVERAL], ids=lambda words: words[0])
 def test_two_ranks_equal_one(words: tuple[str, ...], teacher: str, tmp_path: Path):
     found = []
     for devices in (1, 2):
@@ -506,7 +533,7 @@ def test_two_ranks_equal_one(words: tuple[str, ...], teacher: str, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 @pytest.mark.parametrize("mode", ["regional", "full"])
-@pytest.mark.parametrize("words", ALL, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [*ALL, SEVERAL], ids=lambda words: words[0])
 def test_compiled_it_computes_what_eager_does(words: tuple[str, ...], mode: str, teacher: str):
     torch.compiler.reset()
     words = (*chosen(words, teacher), "trainer.precision=fp32")

@@ -242,6 +242,17 @@ def test_a_warm_step_compiles_nothing_and_waits_once(pretended: Pretended, compi
     assert len(set(launches)) == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("attention=flash", "attention.kernel=flex"), ("attention=flash", "attention.kernel=efficient"), ("attention=sliding",)]
+)
+def test_documents_of_each_batch_compile_nothing_more(pretended: Pretended, words: tuple[str, ...]) -> None:
+    """A mask is made of each micro-batch's tokens, and neither compiled anew nor waited for."""
+    found = steps_of(pretended, "trainer.compile=regional", "attention.document_start=256", *words)
+    assert found["graphs"] == found["warm"]
+    _, waits, copies = zip(*found["steps"][2:5], strict=True)
+    assert set(waits) == set(copies) == {1}
+
+
 def test_the_tuned_step_compiles_nothing_more(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its choices for products cut to cuBLAS: Triton's would take many minutes."""
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "ATEN")

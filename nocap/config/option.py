@@ -27,7 +27,7 @@ class Option:
     def check(self, run: Run) -> None:
         """Refuse, with `require`, values that do not fit other groups' options."""
 
-    def teacher(self) -> str | None:
+    def learns_from(self) -> str | None:
         """The folder of the finished run whose weights it uses, from its key `run`: a part of the identity, its training a part of the
         time."""
         return None

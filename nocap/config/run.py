@@ -70,9 +70,20 @@ class Run:
 
     def tokens_before(self, step: int) -> int:
         """Tokens that the steps before this one read."""
-        changes = {change for idea in self.ideas.values() for change in idea.stages(self.trainer.steps) if change < step}
-        ends = [*sorted({0, *changes}), step]
+        ends = [*(begin for begin in self.stages() if begin < step), step]
         return sum((end - begin) * self.batch_tokens(begin) for begin, end in itertools.pairwise(ends))
+
+    def stages(self) -> list[int]:
+        """The steps from which on compiled code or the size of the batch is another; 0 first."""
+        changes = {change for idea in self.ideas.values() for change in idea.changes_at(self.trainer.steps)}
+        return sorted({0, *(change for change in changes if change < self.trainer.steps)})
+
+    def at(self, step: int) -> Run:
+        """The run as the shapes of this step's forwards have it."""
+        run = self
+        for idea in self.ideas.values():
+            run = idea.shaped_at(run, step=step)
+        return run
 
     def in_the_end(self) -> Run:
         """The run whose every step is as this one's last steps are: for what a step costs."""

@@ -39,7 +39,7 @@ def teachers(run: Run) -> dict[str, Teacher]:
     Errors:
         ValueError: an option names no finished run with a checkpoint.
     """
-    named = ((name, option.teacher()) for name, option in run.options())
+    named = ((name, option.learns_from()) for name, option in run.options())
     return {name: _read(f"{name}.run", path) for name, path in named if path is not None}
 
 

@@ -135,8 +135,7 @@ def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, valida
         run = job.run
         dummy = torch.zeros(run.trainer.micro_batch, run.model.seq_len + 1, dtype=torch.long, device=job.world.device)
         parameters = list(trainee.model.parameters())
-        changes = {change for idea in run.ideas.values() for change in idea.stages(run.trainer.steps)}
-        for stage in sorted({step, *(change for change in changes if step < change < run.trainer.steps)}):
+        for stage in [step, *(stage for stage in run.stages() if stage > step)]:
             saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=stage)
         if validates:
             trainee.model.eval()

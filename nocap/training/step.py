@@ -99,6 +99,9 @@ def build(job: Job) -> Trainee:
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
     optimizers = build_optimizers(run, model)
     run.attention.prepare(run, world.device)
+    for stage in run.stages():
+        if (shaped := run.at(stage)) is not run:
+            shaped.attention.prepare(shaped, world.device)
     for _, idea, part in model.joined:
         idea.prepare(part, run=run, device=world.device)
     if (how := run.trainer.compile) is not Compile.off:

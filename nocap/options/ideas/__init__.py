@@ -78,9 +78,13 @@ class Idea(Option):
         """FLOPs of a training token that counting the model does not find: those of another model."""
         return 0.0
 
-    def stages(self, steps: int) -> list[int]:
+    def changes_at(self, steps: int) -> list[int]:
         """0, and the steps from which on compiled code or the size of the batch is another; a step may stand there twice."""
         return [0]
+
+    def shaped_at(self, run: Run, *, step: int) -> Run:
+        """The run as the shapes of this step's forwards have it, without ideas."""
+        return run
 
     def batch_divisor(self, *, step: int, steps: int) -> int:
         """A step's batch is this part of the whole."""
@@ -189,9 +193,9 @@ class Growing(Idea):
 
     def divisor(self, *, step: int, steps: int) -> int:
         """What the whole is divided by at this step."""
-        return self.start >> sum(first <= step for first in self.stages(steps)[1:])
+        return self.start >> sum(first <= step for first in self.changes_at(steps)[1:])
 
-    def stages(self, steps: int) -> list[int]:
+    def changes_at(self, steps: int) -> list[int]:
         doublings, whole_at = self.start.bit_length() - 1, round(self.until * steps)
         return [0, *(max(1, whole_at * i // doublings) for i in range(1, doublings + 1))]
 

@@ -34,7 +34,7 @@ class Curriculum(Idea):
         rule = "be shuffled beside ideas.curriculum"
         require(run.data.order is Order.shuffled, "data.order", rule, run.data.order.value)
 
-    def teacher(self) -> str | None:
+    def learns_from(self) -> str | None:
         return self.run
 
     def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:

@@ -30,7 +30,7 @@ class Distill(Idea):
         chunks = run.objective.loss_chunks
         require(chunks <= 1, "objective.loss_chunks", "be 0 or 1 beside ideas.distill, which compares all logits", chunks)
 
-    def teacher(self) -> str | None:
+    def learns_from(self) -> str | None:
         return self.run
 
     def build(self, run: Run, *, vocab_size: int) -> Any:

@@ -13,7 +13,6 @@ from nocap.config.keys import require
 from nocap.options.ideas import Growing
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from nocap.config.run import Run
@@ -35,10 +34,9 @@ class ShortSequences(Growing):
         part.steps = run.trainer.steps
         return part
 
-    def prepare(self, part: Any, *, run: Run, device: torch.device) -> None:
-        for step in self.stages(part.steps):
-            length = run.model.seq_len // self.divisor(step=step, steps=part.steps)
-            run.attention.prepare(replace(run, model=replace(run.model, seq_len=length), ideas={}), device)
+    def shaped_at(self, run: Run, *, step: int) -> Run:
+        length = run.model.seq_len // self.divisor(step=step, steps=run.trainer.steps)
+        return replace(run, model=replace(run.model, seq_len=length), ideas={})
 
     def micro_batch(self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
         parts = self.divisor(step=step, steps=part.steps)

@@ -6,7 +6,7 @@ Validation, and what is generated, has the whole window from the start.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import require
@@ -14,7 +14,6 @@ from nocap.options.attention import Attention, first_window
 from nocap.options.ideas import Growing
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from nocap.config.run import Run
@@ -43,9 +42,8 @@ class ShortWindows(Growing):
     def _attention(self, run: Run, step: int) -> Attention:
         return run.attention.at_window((first_window(run) or 0) // self.divisor(step=step, steps=run.trainer.steps))
 
-    def prepare(self, part: Any, *, run: Run, device: torch.device) -> None:
-        for step in self.stages(run.trainer.steps):
-            self._attention(run, step).prepare(run, device)
+    def shaped_at(self, run: Run, *, step: int) -> Run:
+        return replace(run, attention=self._attention(run, step), ideas={})
 
     def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
         model.mix_as(self._attention(part.run, step), part.run)
