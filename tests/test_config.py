@@ -26,10 +26,10 @@ CHOICES = [(group, option) for group, options in OPTIONS.items() for option in o
 MANDATORY = {
     "text": ["data.path=notes/*.md"],
     "distill": ["ideas.distill.run=outputs/runs/teacher"],
+    "short_windows": ["attention=sliding"],
     "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
     "schedule_free": ["schedule=constant"],
     "curriculum": ["data.order=shuffled"],
-    "short_windows": ["attention=sliding"],
 }
 ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
 HAS_GPU = bool(hardware.torch_build()["cuda"] and hardware.cuda_devices())

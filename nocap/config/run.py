@@ -119,7 +119,7 @@ class Run:
         """A graph repeats what Python decided when it was recorded."""
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
             rule = f"be false beside ideas.{name}, which acts between steps"
-            require(not overrides(idea, *STEP_JOINTS), "trainer.cuda_graphs", rule, self.trainer.cuda_graphs)
+            require(not overrides(idea, *STEP_JOINTS, "changes_at"), "trainer.cuda_graphs", rule, self.trainer.cuda_graphs)
 
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
         """Of the run's plain form, the keys that count for `what`: see `nocap.config.keys.COUNTS`."""

@@ -107,9 +107,10 @@ def _problems(
         yield from (f"{name} is not what its digest in {SUMMARY} says" for name in (*SEALED, SUMMARY) if found.get(name) != seal.get(name))
     yield from _identity_problems(folder, manifest, summary, identity)
     config = manifest["parts"]["config"]
-    last = {"steps": rows[-1]["step"], "tokens": rows[-1].get("tokens")} if rows else {"steps": None}
-    yield from _differing(summary, "its rows have", {**last, **from_rows(rows)})
+    last = rows[-1] if rows else {"step": None}
+    yield from _differing(summary, "its rows have", {"steps": last["step"], **from_rows(rows)})
     yield from _differing(summary, "its config has", {"seed": config.get("seed"), **_from_config(config, summary)})
+    yield from _differing(summary, "its rows have", {"tokens": last.get("tokens")})
     yield from _time_problems(summary, rows)
 
 

@@ -11,6 +11,7 @@
     readout(part, x_BTC, context)   before the head's norm                                   build
     unembed(part, x_BTC)            after it: times the head's matrix it gives the logits    build
     loss(part, x_BTC, …)            a part of the training loss                              build
+    arrange(windows, job)           which training data is read, and in which order
     built(run, model)               the model when its first weights are drawn
     rates(name)                     a parameter's share of learning rate and weight decay
     before_clip(part, model, …)     a step's gradients, before their norm is taken           build_around
@@ -47,7 +48,7 @@ JOINTS = {
     "build_layer": ("enter", "qkv", "leave"),
     "build_around": ("before_clip", "before_step", "after_step", "validating"),
 }
-STEP_JOINTS = ("before_forward", "before_clip", "before_step", "after_step")
+STEP_JOINTS = ("before_forward", "micro_batch", "before_clip", "before_step", "after_step")
 MODEL_JOINTS = (*JOINTS["build"], *JOINTS["build_layer"])
 
 
@@ -74,12 +75,18 @@ class Idea(Option):
         layers."""
         return None
 
+    def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
+        """The step's part. Its persistent buffers are saved in checkpoints."""
+        return None
+
+    # --- what it says of itself ---
+
     def flops_beside(self, run: Run, *, vocab_size: int) -> float:
         """FLOPs of a training token that counting the model does not find: those of another model."""
         return 0.0
 
     def changes_at(self, steps: int) -> list[int]:
-        """0, and the steps from which on compiled code or the size of the batch is another; a step may stand there twice."""
+        """The steps from which on the shapes of a forward, what is compiled, or the size of the batch is another; 0 among them."""
         return [0]
 
     def shaped_at(self, run: Run, *, step: int) -> Run:
@@ -87,21 +94,12 @@ class Idea(Option):
         return run
 
     def batch_divisor(self, *, step: int, steps: int) -> int:
-        """A step's batch is this part of the whole."""
+        """A step's batch is `trainer.batch_tokens` divided by this."""
         return 1
 
-    def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:
-        """Change which windows of the training data are read, and in which order. Returns the seconds that it took to know that, and how
-        many of them just now."""
-        return 0.0, 0.0
-
     def in_the_end(self) -> Idea | None:
-        """The idea as it is in the last steps, whose time is a step's; None: without effect there."""
+        """The idea as the last steps have it, by which a step's cost is measured; None: it has no effect there."""
         return self
-
-    def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
-        """The step's part. Its persistent buffers are saved in checkpoints."""
-        return None
 
     # --- joints of the model ---
 
@@ -143,7 +141,12 @@ class Idea(Option):
     def built(self, run: Run, model: LanguageModel) -> None:
         """Set first weights, or tie some of them to others. The draws are over: those of the rest stay the same."""
 
-    # --- joints of the step ---
+    # --- joints of the data and the step ---
+
+    def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:
+        """Change which windows of the training data are read, and in which order. Returns the seconds that it took to know that, and how
+        many of them just now."""
+        return 0.0, 0.0
 
     def rates(self, name: str) -> Rate:
         """Of the parameter of this name in the model, which need not be the idea's own."""
@@ -186,10 +189,6 @@ class Growing(Idea):
 
     def __post_init__(self) -> None:
         require(self.start & (self.start - 1) == 0, f"ideas.{self.kind}.start", "be a power of 2", self.start)
-
-    def check(self, run: Run) -> None:
-        rule = f"be false beside ideas.{self.kind}: a graph repeats one stage"
-        require(not run.trainer.cuda_graphs, "trainer.cuda_graphs", rule, run.trainer.cuda_graphs)
 
     def divisor(self, *, step: int, steps: int) -> int:
         """What the whole is divided by at this step."""

@@ -23,7 +23,6 @@ class ShortSequences(Growing):
     kind: str = "short_sequences"
 
     def check(self, run: Run) -> None:
-        Growing.check(self, run)
         T = run.model.seq_len
         require(T % self.start == 0, "ideas.short_sequences.start", f"divide model.seq_len={T}", self.start)
 

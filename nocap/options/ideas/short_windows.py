@@ -25,7 +25,6 @@ class ShortWindows(Growing):
     kind: str = "short_windows"
 
     def check(self, run: Run) -> None:
-        Growing.check(self, run)
         window = first_window(run) or 0
         require(window >= self.start, "ideas.short_windows.start", f"be at most attention's window, of {window} tokens", self.start)
 

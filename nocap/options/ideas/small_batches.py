@@ -21,7 +21,6 @@ class SmallBatches(Growing):
     kind: str = "small_batches"
 
     def check(self, run: Run) -> None:
-        Growing.check(self, run)
         t = run.trainer
         unit = t.micro_batch * run.model.seq_len * t.devices
         rule = f"divide trainer.batch_tokens={t.batch_tokens} into multiples of micro_batch × seq_len × devices = {unit}"
