@@ -1,7 +1,7 @@
 """What a search is asked for: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`; and which trial comes next.
 
-Hydra's sweeps become Optuna's distributions. A trial follows from the seed, its number and the trials before it alone, so that a search
-that was killed goes on with the trials that it would have had. No torch here, and Optuna is imported only by what needs it.
+Hydra's sweeps become Optuna's distributions. A trial follows from the seed, its number and what is known of the trials before it alone, so
+that a search that was killed goes on with the trials that it would have had. No torch here, and Optuna is imported only by what needs it.
 """
 
 from __future__ import annotations
