@@ -169,7 +169,7 @@ FORGED: dict[str, tuple[Json, str]] = {
     "times": ({"clock_s": {"train": 1e-6}, "tokens_per_s": 448e6}, "1e-06 s of training, and its rows "),
     "step times": ({"step_ms": {"median": 0.001}}, "step_ms "),
     "steps": ({"steps": 99}, "steps 99, and its rows have 7"),
-    "tokens": ({"tokens": 10**9}, "tokens 1000000000, and its rows have 448"),
+    "tokens": ({"tokens": 10**9}, "tokens 1000000000, and its config has 448"),
     "a seed": ({"seed": 4}, "seed 4, and its config has 3"),
     "an identity": ({"identity": "0" * 12}, "and summary.json 000000000000"),
 }
