@@ -221,11 +221,11 @@ def test_yaml_bombs_are_refused_at_once(name: str, ask: Any, tmp_path: Path) -> 
         path.write_text(text)
     for asked in (ask("train", *flags, "experiment=evil"), ask("study", str(tmp_path / "study"), "--plan")):
         refused(asked, says)
-        assert asked[2] < 1
+        assert asked[2] < 20
     began = time.process_time()
     with pytest.raises(ValueError, match=r"must be a run's config\.yaml"):
         load(tmp_path / "config.yaml")
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 20  # what doubles 40 times would take years, a bomb as well
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_interpolations_that_double_are_refused_at_once(value: str) -> None:
     began = time.process_time()
     with pytest.raises(ValueError, match=r"^data\.path\.\d+ must be made of at most 200 values"):
         compose(["model=nano", "data=text", f"data.path=[{','.join(doubled)}]"])
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 20  # what doubles 40 times would take years, a bomb as well
 
 
 @pytest.mark.parametrize(

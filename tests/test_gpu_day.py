@@ -62,7 +62,7 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
     monkeypatch.setattr(day, "STEPS", steps)
     began = time.monotonic()
     assert day.main(["good", "bad", "long", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 1
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 50  # "long" would sleep for 60
     assert day.main(["other", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "day.json").read_text())
     rows = {row["step"]: (row["rc"], row["json"], row["figure"] or row["skipped"], row["tail"]) for row in found["rows"]}
