@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.model.attention import CausalSelfAttention, fused, materialized
+from nocap.model.flex import flex, prepare_flex
 from nocap.model.gpt import Context, build_model
-from nocap.model.sliding import blocks, flex, prepare_flex
+from nocap.model.sliding import blocks
 from nocap.options.attention.softmax import Kernel
 
 HEADS = [(4, 4), (6, 2), (4, 1)]  # H, K

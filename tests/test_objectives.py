@@ -22,9 +22,9 @@ from nocap.data.prepare import prepare
 from nocap.launch.plan import plan
 from nocap.measure.decode import UncachedError, check_cached
 from nocap.model.documents import seen
+from nocap.model.flex import flex_mask
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
-from nocap.model.sliding import flex_mask
 from nocap.store.runs import records
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger

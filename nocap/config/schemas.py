@@ -81,14 +81,20 @@ def _work(model: DictConfig, tokenizer: DictConfig, steps: int = 0, batch: int =
 def _number(value: object) -> float:
     """Text times a number would be that much text."""
     if not isinstance(value, int | float):
-        raise ValueError(f"nocap.times and nocap.fraction are of numbers, got {str(value)[:40]!r}")
+        raise ValueError(f"nocap.times, nocap.fraction and nocap.quotient are of numbers, got {str(value)[:40]!r}")
     return value
+
+
+def _quotient(whole: object, part: object) -> int:
+    """How many whole parts there are, at least one: a part that is not positive is refused where it is read."""
+    return max(1, math.floor(_number(whole) / part)) if (part := _number(part)) > 0 else 1
 
 
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
 _RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
     "fraction": lambda share, whole: math.floor(_number(share) * _number(whole)),
+    "quotient": _quotient,
     "least": lambda a, b: min(_number(a), _number(b)),
     "times": lambda a, b: _number(a) * _number(b),
     "beta2": _beta2,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nocap.model.sliding import flex_mask
+from nocap.model.flex import flex_mask
 
 
 class Documents:

@@ -94,7 +94,7 @@ class Softmax(Attention):
 
     def mixer(self, run: Run, layer: int) -> Mixer:
         from nocap.model.attention import fused, materialized
-        from nocap.model.sliding import flex
+        from nocap.model.flex import flex
 
         if self.kernel is Kernel.flex:
             return flex(None)
@@ -114,7 +114,7 @@ class Softmax(Attention):
         return self.kernel
 
     def prepare(self, run: Run, device: torch.device) -> None:
-        from nocap.model.sliding import prepare_flex
+        from nocap.model.flex import prepare_flex
 
         for window in {self.window_of(layer) for layer in range(run.model.n_layer) if self.kernel_of(layer) is Kernel.flex}:
             prepare_flex(window, seq_len=run.model.seq_len, device=device)
