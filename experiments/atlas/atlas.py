@@ -1,0 +1,218 @@
+"""The atlas: what each idea of arms.yaml is worth on the tuned baseline, in phases that go on where they stopped, on any machine.
+
+    python experiments/atlas/atlas.py run PHASE      # trains what runs.jsonl lacks, as many runs at once as there are cores
+    python experiments/atlas/atlas.py steps          # what a step of each arm costs here: steps.json
+    python experiments/atlas/atlas.py tell           # the table of README.md
+
+A run's line in runs.jsonl is its evidence: loss, training curve, config, identity, times, machine. Losses are compared within a block,
+which is a machine with a seed and a length: an arm meets the baseline of its own block, so that lines of several machines may lie in one
+file. Times are compared within one bench only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from worth import tell
+
+from nocap import bench
+from nocap.config import hardware
+from nocap.config.compose import Composed, as_in, composed
+from nocap.config.errors import EXIT_CODES, refusals
+from nocap.config.keys import flat, require
+from nocap.config.plain import to_plain
+from nocap.config.trainer import Device
+from nocap.launch.grid import Cell
+from nocap.store.record import read_json, write_json
+from nocap.store.runs import Record, read
+from nocap.study.arms import more, with_seed
+from nocap.study.cells import Cells, StoppedError, Wanted
+
+HERE = Path(__file__).resolve().parent
+RUNS = HERE / "runs.jsonl"
+BASELINE, SCALE = "baseline", "experiment=atlas_cpu"
+POINTS = 16  # of a training curve
+WHOLE = 1.0
+
+Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
+
+
+@cache
+def arms() -> dict[str, dict[str, Any]]:
+    return {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
+
+
+def phases() -> dict[str, list[Job]]:
+    """Seed by seed, the baseline first: what is done of a phase is balanced."""
+    return {
+        "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
+        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (0.25, 0.5, 0.71, 1.41, 2.0)],
+        "screen": [(seed, 0.5, arm) for seed in range(3) for arm in arms()],
+        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in arms()],
+    }
+
+
+# --- running -------------------------------------------------------------------------------------------------------------------------
+
+
+def known() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+
+
+def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
+    """What no machine has run, with the baselines of their blocks that this machine lacks, before them."""
+    done = {(one["seed"], one["share"], one["arm"]) for one in known() if one["arm"] != BASELINE or one["machine"] == here}
+    left = [job for job in asked if job not in done]
+    with_baselines = [job for seed, share, arm in left for job in ((seed, share, BASELINE), (seed, share, arm))]
+    return [job for job in dict.fromkeys(with_baselines) if job not in done]
+
+
+@cache
+def of_arm(arm: str, output_dir: str) -> Composed:
+    words = [SCALE, f"output_dir={output_dir}", *arms()[arm]["with"]]
+    return composed(words) if arm == BASELINE else as_in(of_arm(BASELINE, output_dir), words)
+
+
+def wanted(job: Job, output_dir: str) -> Wanted:
+    seed, share, arm = job
+    whole = of_arm(arm, output_dir)
+    steps = round(whole.run.trainer.steps * share)
+    short = 0 if share == WHOLE else steps
+    return Wanted(arm=arm, seed=seed, short=short, composed=with_seed(more(whole, f"trainer.steps={steps}") if short else whole, seed))
+
+
+def run(phase: str, output_dir: str) -> int:
+    """
+    Errors:
+        ValueError: an arm does not compose.
+        StoppedError: somebody asked to stop.
+    """
+    here = str(hardware.describe(Device.cpu, 1)["fingerprint"])
+    todo = missing(phases()[phase], here=here)
+    print(f"{phase}: {len(todo)} runs are missing", flush=True)
+    failed = 0
+    for share in dict.fromkeys(share for _, share, _ in todo):
+        jobs = [job for job in todo if job[1] == share]
+
+        def watch(run: Wanted, cell: Cell, event: str, share: float = share) -> None:
+            if event in ("finished", "diverged"):
+                add(compact(run, read(cell.plan.run_dir, problems=[]), share=share))
+
+        cells = Cells([wanted(job, output_dir) for job in jobs], label="atlas")
+        written = {(one["identity"], one["machine"]) for one in known()}
+        for run_, record in cells.records([]):  # trained before, and killed before its line
+            if (record.identity, here) not in written:
+                add(compact(run_, record, share=share))
+        failed += sum(result.status == "failed" for result in cells.train(watch=watch).values())
+    return 1 if failed else 0
+
+
+def add(line: Mapping[str, Any]) -> None:
+    with RUNS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(
+        f"{line['arm']:20} seed {line['seed']} × {line['share']}: {line['status']}, {line['val_loss']}, {line['train_s']:.0f} s", flush=True
+    )
+
+
+def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
+    return {
+        "arm": run.arm,
+        "seed": run.seed,
+        "share": share,
+        "status": record.status,
+        "val_loss": record.val_loss,
+        "train_loss": [round(loss, 4) for loss in curve(record)],
+        "tokens": record.number("tokens"),
+        "steps": record.number("steps"),
+        "train_s": record.train_s,
+        "clock_s": record.summary["clock_s"],
+        "step_ms": record.value("step_ms"),
+        "params": record.value("params"),
+        "memory_mib": record.value("memory_mib"),
+        "started": record.started,
+        "machine": record.machine[0],
+        "torch": record.parts["environment"]["torch"],
+        "commit": (record.manifest.get("git") or {}).get("commit"),
+        "identity": record.identity,
+        "with": arms()[run.arm]["with"],
+        "config": {key: value for key, value in record.config.items() if value != baseline_config().get(key)},
+    }
+
+
+def curve(record: Record) -> Iterator[float]:
+    """Means of the training loss over so many equal stretches of the steps."""
+    losses = [row["train/loss"] for row in map(json.loads, (record.folder / "metrics.jsonl").open()) if "train/loss" in row]
+    edges = [round(i * len(losses) / POINTS) for i in range(POINTS + 1)]
+    for low, high in pairwise(edges):
+        if high > low:
+            yield sum(losses[low:high]) / (high - low)
+
+
+@cache
+def baseline_config() -> dict[str, Any]:
+    return flat(to_plain(of_arm(BASELINE, "outputs").run))
+
+
+# --- steps ---------------------------------------------------------------------------------------------------------------------------
+
+STEPS = HERE / "steps.json"
+KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_token", "params")  # of an arm of a bench
+TOGETHER = 6  # arms in one interleaved bench, each beside the baseline
+
+
+def steps(rounds: int) -> int:
+    """A bench for every few arms, each written as it ends; those that are there are not timed again."""
+    others = [arm for arm in arms() if arm != BASELINE]
+    kept = read_json(STEPS) or {"arms": {}}
+    left = [arm for arm in others if kept["arms"].get(arm, {}).get("with") != arms()[arm]["with"]]
+    for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "bench.json"
+            each = [word for arm in few for word in ("--arm", shlex.join(arms()[arm]["with"]))]
+            argv = [SCALE, "--arm", "", *each, "--rounds", str(rounds), "--json", str(out)]
+            print(f"python -m nocap.bench {shlex.join(argv)}", flush=True)
+            code = bench.main(argv)
+            found = read_json(out)
+        if found is None:
+            return code
+        for arm, one in zip(few, found["arms"][1:], strict=True):
+            kept["arms"][arm] = {"with": arms()[arm]["with"]} | {key: one.get(key) for key in KEPT}
+        kept |= {"date": date.today().isoformat(), "hardware": found["hardware"], "rounds": rounds}
+        write_json(STEPS, kept)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "steps", "tell"))
+    parser.add_argument("phase", nargs="?", choices=phases())
+    parser.add_argument("--rounds", type=int, default=8, metavar="N", help="of each bench (default: 8)")
+    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
+    options = parser.parse_args()
+    with refusals():
+        require((options.phase is None) is (options.what != "run"), "PHASE", "be given to run, and to nothing else", options.phase)
+        try:
+            if options.what == "run":
+                return run(options.phase, options.output_dir)
+            if options.what == "steps":
+                return steps(options.rounds)
+        except StoppedError as stopped:
+            print(f"nocap: {stopped}", file=sys.stderr)
+            return EXIT_CODES["preempted"]
+        return tell(known(), arms(), read_json(STEPS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
