@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -55,6 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items if MISSING else []:
         if item.get_closest_marker("pretend"):
             item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported now stays: unless it is told, each full collection of garbage looks through all of torch again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
