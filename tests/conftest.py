@@ -146,6 +146,8 @@ def called(*words: str, cwd: Path, module: str = "nocap.train", env: dict[str, s
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [module.rpartition(".")[2], *words])
         patch.setenv("HYDRA_FULL_ERROR", "0")  # train sets it
+        patch.setenv("NOCAP_OUTSIDE", "")
+        patch.delenv("NOCAP_OUTSIDE")  # what a door sets is gone after it
         for name, value in (env or {}).items():
             patch.setenv(name, value)
         said = answer(importlib.import_module(module).main, limit_s=120)
