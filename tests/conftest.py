@@ -139,10 +139,10 @@ def door(tmp_path: Path) -> Door:
 
 
 def called(*words: str, cwd: Path, module: str = "nocap.train", env: dict[str, str] | None = None) -> Finished:
-    """A door and its workers in this process: the same words and code, without a start of Python and torch for each."""
-    from tests.fuzz.process import answer, workers_here
+    """A door, its workers and its sessions in this process: the same words and code, without a start of Python and torch for each."""
+    from tests.fuzz.process import answer, every_session, workers_here
 
-    with pytest.MonkeyPatch.context() as patch, workers_here():
+    with pytest.MonkeyPatch.context() as patch, workers_here(every_session):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [module.rpartition(".")[2], *words])
         patch.setenv("HYDRA_FULL_ERROR", "0")  # train sets it
