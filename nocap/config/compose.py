@@ -16,7 +16,6 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -239,7 +238,7 @@ def _with_keys(
         return composed
     cfg, choices = copy.deepcopy(composed[0]), composed[1]
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        parsed = list(map(gate.parsed, overrides))
         if any(override.is_sweep_override() for override in parsed):
             return None
         ConfigLoaderImpl._apply_overrides_to_config(parsed, cfg)
