@@ -200,18 +200,17 @@ class Composer:
         Hydra chooses all options before it sets a key, so plain keys are set in a copy of what the same options gave.
         """
         keys = [override for override in overrides if _KEY.fullmatch(override)]
-        if keys and all(map(_PLAIN.fullmatch, overrides)):
-            chosen = tuple(override for override in overrides if override not in keys)
-            if chosen not in self._chosen:
-                self._chosen[chosen] = self._compose(chosen)
-            found = _with_keys(self._chosen[chosen], keys) or self._compose(overrides)
-        else:
-            found = self._compose(overrides)
-        if isinstance(found, str):
-            return found
-        cfg, choices = found
-        left = [key for key in ("precision", "compile") if str(cfg.trainer._get_node(key)).startswith("${nocap.")]
-        return cfg, choices, tuple(left)
+        if not keys or not all(map(_PLAIN.fullmatch, overrides)):
+            return self._whole(overrides)
+        chosen = tuple(override for override in overrides if override not in keys)
+        if chosen not in self._chosen:
+            self._chosen[chosen] = self._compose(chosen)
+        found = _with_keys(self._chosen[chosen], keys)
+        return self._whole(overrides) if found is None else _with_defaults(found)
+
+    def _whole(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
+        """The same, all of it by Hydra."""
+        return _with_defaults(self._compose(overrides))
 
     def _compose(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None]] | str:
         """By Hydra: the config without its `hydra` part, and the choices. Or why it cannot be composed."""
@@ -245,6 +244,16 @@ def _with_keys(
     except (ValueError, *CONFIG_ERRORS):
         return None
     return cfg, choices
+
+
+def _with_defaults(
+    composed: tuple[DictConfig, dict[str, str | None]] | str,
+) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
+    if isinstance(composed, str):
+        return composed
+    cfg, choices = composed
+    left = [key for key in ("precision", "compile") if str(cfg.trainer._get_node(key)).startswith("${nocap.")]
+    return cfg, choices, tuple(left)
 
 
 def _choices(cfg: DictConfig) -> dict[str, str | None]:
