@@ -61,6 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=REASON))
 
 
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A half of the files for each worker, and who is done first takes from the other: what a file's tests share is made once."""
     from xdist.scheduler import WorkStealingScheduling
