@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
+import importlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +59,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items if MISSING else []:
         if item.get_closest_marker("pretend"):
             item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A half of the files for each worker, and who is done first takes from the other: what a file's tests share is made once."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported now stays: unless it is told, each full collection of garbage looks through all of torch again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -121,6 +139,44 @@ def door(tmp_path: Path) -> Door:
     return call
 
 
+def called(*words: str, cwd: Path, module: str = "nocap.train", env: dict[str, str] | None = None) -> Finished:
+    """A door, its workers and its sessions in this process: the same words and code, without a start of Python and torch for each."""
+    from tests.fuzz.process import answer, every_session, workers_here
+
+    with pytest.MonkeyPatch.context() as patch, workers_here(every_session):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", [module.rpartition(".")[2], *words])
+        patch.setenv("HYDRA_FULL_ERROR", "0")  # train sets it
+        patch.setenv("NOCAP_OUTSIDE", "")
+        patch.delenv("NOCAP_OUTSIDE")  # what a door sets is gone after it
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        said = answer(importlib.import_module(module).main, limit_s=120)
+    assert said.crash is None, said.trace
+    return Finished(said.code, said.out, said.err)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Door:
+    """`door` in this process, for tests of what a door does and not of how its processes live and end."""
+
+    def call(*words: str, module: str = "nocap.train", env: dict[str, str] | None = None) -> Finished:
+        return called(*words, cwd=tmp_path, module=module, env=env)
+
+    return call
+
+
+@contextmanager
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A folder of this session's own, the same in each of pytest's workers, held by one of them at a time."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 def the_run(output_dir: Path) -> Path:
     """The one run folder below an output directory."""
     (folder,) = (output_dir / "runs").iterdir()
@@ -143,19 +199,22 @@ class Undisturbed:
 
 @pytest.fixture(scope="session")
 def undisturbed(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """`MEDIUM`, trained once. Copy it before changing it."""
-    output_dir = tmp_path_factory.mktemp("undisturbed")
-    env = {name: value for name, value in os.environ.items() if not _foreign(name)}
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "nocap.train", *MEDIUM, f"output_dir={output_dir}"],
-        cwd=output_dir,
-        env={**env, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
-    seconds = time.monotonic() - began
-    assert done.returncode == 0, done.stderr
-    return Undisturbed(output_dir, the_run(output_dir), Finished(done.returncode, done.stdout, done.stderr), seconds)
+    """`MEDIUM`, trained once, also where several workers ask for it. Copy it before changing it."""
+    with shared_folder(tmp_path_factory, "undisturbed") as folder:
+        output_dir, made = folder / "out", folder / "made.json"
+        if not made.exists():
+            env = {name: value for name, value in os.environ.items() if not _foreign(name)}
+            began = time.monotonic()
+            done = subprocess.run(
+                [sys.executable, "-m", "nocap.train", *MEDIUM, f"output_dir={output_dir}"],
+                cwd=folder,
+                env={**env, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                stdin=subprocess.DEVNULL,
+            )
+            assert done.returncode == 0, done.stderr
+            made.write_text(json.dumps([done.returncode, done.stdout, done.stderr, time.monotonic() - began]))
+        *ended, seconds = json.loads(made.read_text())
+    return Undisturbed(output_dir, the_run(output_dir), Finished(*ended), seconds)

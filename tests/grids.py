@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.attempts import spawn, steady
-from tests.conftest import REPO, SMALL, Finished
+from tests.conftest import SMALL, Finished, called
 
 Json = dict[str, Any]
 CELL = (*SMALL, "trainer.steps=3", "trainer.val_every=0", "trainer.checkpoint_every=2", "trainer.max_restarts=0")
@@ -54,15 +51,8 @@ class Trained:
 
 
 def train_small_grid(out: Path, cache_dir: Path) -> Trained:
-    """Two arms, two seeds, trained one at a time."""
-    done = subprocess.run(
-        [sys.executable, "-m", "nocap.train", *CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}"],
-        cwd=out.parent,
-        env={**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        stdin=subprocess.DEVNULL,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return Trained(out, Finished(done.returncode, done.stdout, done.stderr))
+    """Two arms, two seeds, trained one at a time, in this process."""
+    env = {"NOCAP_CACHE": str(cache_dir)}
+    done = called(*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", cwd=out.parent, env=env)
+    assert (done.code, done.err) == (0, "")
+    return Trained(out, done)

@@ -12,6 +12,7 @@ from nocap import api
 from nocap.launch.plan import plan
 from nocap.store.lock import acquire
 from tests.conftest import Door
+from tests.fuzz.process import workers_here
 from tests.grids import CELL, steady
 
 
@@ -28,7 +29,8 @@ def test_compose_gives_the_run_and_refuses_in_a_line() -> None:
 
 def test_what_api_trains_is_what_the_command_trains(tmp_path: Path, door: Door, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "api"
-    summary = api.train(*CELL, f"output_dir={out}", quiet=True)
+    with workers_here():
+        summary = api.train(*CELL, f"output_dir={out}", quiet=True)
     assert capfd.readouterr().out == ""
     assert door(*CELL, f"output_dir={tmp_path / 'command'}").code == 0
     ((run_dir,), (other,)) = ((path for path in folder.glob("runs/*")) for folder in (out, tmp_path / "command"))
@@ -40,7 +42,8 @@ def test_what_api_trains_is_what_the_command_trains(tmp_path: Path, door: Door, 
     assert api.train(*CELL, f"output_dir={out}") == summary  # it is done
     run = api.compose(*CELL, f"output_dir={out}")
     assert api.train(run) == summary
-    second = api.train(dataclasses.replace(run, seed=1), quiet=True)
+    with workers_here():
+        second = api.train(dataclasses.replace(run, seed=1), quiet=True)
     assert second["seed"] == 1
 
     records = api.load(out)
@@ -62,5 +65,5 @@ def test_errors_are_exceptions(tmp_path: Path) -> None:
     with acquire(run_dir / ".lock"), pytest.raises(ValueError, match="must have one writer"):
         api.train(run)
     (run_dir / "checkpoints").write_text("a file where the worker makes a folder")
-    with pytest.raises(api.TrainingError, match="checkpoints"):
+    with pytest.raises(api.TrainingError, match="checkpoints"), workers_here():
         api.train(run, quiet=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +17,7 @@ from nocap.launch.plan import plan
 from nocap.store.record import read_json, write_json
 from nocap.training import checkpoint
 from tests.attempts import attempt, state_of, steady
-from tests.conftest import REPO, SMALL, Door, rows_of, the_run
+from tests.conftest import SMALL, Door, called, rows_of, the_run
 
 WARM = ("schedule.warmup_steps=2",)
 TRUNK = ("schedule=constant", "trainer.steps=16", "trainer.keep_steps=[16,8,3]", *WARM)  # keep_checkpoints is 2; no interval hits 3
@@ -45,9 +42,8 @@ class Trunk:
 def trunk(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trunk:
     """16 steps at a constant rate, once. Copy it before changing it."""
     out = tmp_path_factory.mktemp("trunk")
-    env = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)}
-    command = [sys.executable, "-m", "nocap.train", *SMALL, *TRUNK, f"output_dir={out}"]
-    subprocess.run(command, cwd=out, env=env, check=True, capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
+    done = called(*SMALL, *TRUNK, f"output_dir={out}", cwd=out, env={"NOCAP_CACHE": str(cache_dir)})
+    assert done.code == 0, done.err
     return Trunk(the_run(out))
 
 
@@ -200,22 +196,22 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None
         assert "\n" not in str(caught.value)
 
 
-def test_checkpoint_inside_the_trunks_decay_is_refused(tmp_path: Path, door: Door, trunk: Trunk) -> None:
+def test_checkpoint_inside_the_trunks_decay_is_refused(tmp_path: Path, here: Door, trunk: Trunk) -> None:
     inside = copied(trunk, tmp_path)
     config = (inside.run_dir / "config.yaml").read_text()
     assert "kind: constant\n" in config
     (inside.run_dir / "config.yaml").write_text(config.replace("kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n"))
-    done = door(*SMALL, *BRANCH, inside.word, f"output_dir={tmp_path / 'out'}")
+    done = here(*SMALL, *BRANCH, inside.word, f"output_dir={tmp_path / 'out'}")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "learning rate before the branch at step 8 (1 of the peak at step 7), got 0.9 in" in done.err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_damaged_tensors_are_refused_and_nothing_is_trained(tmp_path: Path, door: Door, trunk: Trunk, ranks: int) -> None:
+def test_damaged_tensors_are_refused_and_nothing_is_trained(tmp_path: Path, door: Door, here: Door, trunk: Trunk, ranks: int) -> None:
     damaged, out = copied(trunk, tmp_path), tmp_path / "out"
     flip(damaged.at / "optimizer.safetensors")
-    done = door(*SMALL, *BRANCH, damaged.word, f"trainer.devices={ranks}", f"output_dir={out}")
+    done = (here if ranks == 1 else door)(*SMALL, *BRANCH, damaged.word, f"trainer.devices={ranks}", f"output_dir={out}")
     reason = f"{damaged.at}: optimizer.safetensors does not match its checksum"
     assert (done.code, done.err) == (2, f"nocap: trainer.init_from must be a valid checkpoint, got {reason}\n")
     assert not (the_run(out) / "metrics.jsonl").exists()

@@ -229,6 +229,27 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
     assert same.overrides == ("model=nano", "trainer.device=cpu", "attention=mqa")
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "model=nano trainer.steps=7 optimizer=muon optimizer.lr=0.1 ideas=[tail_average] ideas.tail_average.share=0.5 output_dir=x",
+        "trainer.steps=7 trainer.steps=8 trainer.grad_clip=null tracker.tags=[a,b] data=text data.path=[a,'b c']",
+        "trainer.steps=8 ++trainer.steps=7",
+        "trainer.val_every='${trainer.steps}' trainer.steps=8",
+        "trainer.val_every=9 trainer.val_every='${trainer.steps}'",
+        "trainer.precision=fp32 model=tiny",
+    ],
+)
+def test_keys_set_in_a_copy_are_what_hydra_composes(overrides: str, monkeypatch: pytest.MonkeyPatch):
+    words = re.findall(r"(?:[^ ']|'[^']*')+", overrides)
+    composer = Composer()
+    for first in (["trainer.steps=3"], words[:1]):  # whatever was composed before
+        composer.composed(first)
+    quick = composer.composed(words)
+    monkeypatch.setattr(Composer, "_arm", Composer._whole)
+    assert Composer().composed(words) == quick
+
+
 # --- refusals ----------------------------------------------------------------------------------------------------------------------
 
 # Numbers that the messages below repeat, whatever the defaults are.
@@ -385,14 +406,14 @@ def test_cuda_where_there_is_none():
 
 
 @pytest.mark.parametrize("key", ["attention.n_kv_heads=5", "+attention.windw=3", "trainer.steps=abc", "attention=gqq"])
-def test_at_the_door_a_refusal_is_one_line_and_exit_2(key: str, door):
-    done = door(key)
+def test_at_the_door_a_refusal_is_one_line_and_exit_2(key: str, here):
+    done = here(key)
     assert done.code == 2
     assert done.out == ""
     assert len(done.err.strip().splitlines()) == 1, done.err
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--cfg", "job"], ["--cfg", "job", "experiment=nocap_baseline", "--resolve"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["--help"], ["--cfg", "job", "experiment=nocap_baseline", "--resolve"]], ids=" ".join)
 def test_help_and_cfg_answer_without_torch(words: list[str], door):
     done = door(*words, env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.code == 0, done.err

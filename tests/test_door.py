@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from nocap import __main__ as console
-from nocap import train
 from nocap.config.hardware import cuda_devices
 from nocap.data.shards import write_shard
-from tests.conftest import MEDIUM, SMALL, Door, Finished, Undisturbed
-from tests.fuzz.process import answer
+from tests.conftest import MEDIUM, SMALL, Door, Undisturbed
 
 SHARDS = ("data=shards", "data.val=val.bin")
 REFUSALS = {
@@ -77,24 +75,9 @@ def refused(material: Path, door: Door, words: list[str], expected: list[str], e
     assert sorted(material.rglob("*")) == before
 
 
-@pytest.fixture
-def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Door:
-    """`door` without a process of its own, for what is refused before there is one."""
-
-    def call(*words: str, env: None = None) -> Finished:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["train", *words])
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it: put back after the test
-        said = answer(train.main)
-        assert said.crash is None, said.trace
-        return Finished(said.code, said.out, said.err)
-
-    return call
-
-
 @pytest.mark.parametrize("case", REFUSALS)
-def test_refused(material: Path, called: Door, case: str) -> None:
-    refused(material, called, *REFUSALS[case])
+def test_refused(material: Path, here: Door, case: str) -> None:
+    refused(material, here, *REFUSALS[case])
 
 
 def test_a_process_refuses_in_the_same_way(material: Path, door: Door) -> None:
@@ -102,21 +85,21 @@ def test_a_process_refuses_in_the_same_way(material: Path, door: Door) -> None:
         refused(material, door, *REFUSALS[case])
 
 
-def test_cuda_that_is_not_there_is_refused(material: Path, door: Door) -> None:
+def test_cuda_that_is_not_there_is_refused(material: Path, here: Door) -> None:
     if cuda_devices():
         pytest.skip("there is a GPU")
-    refused(material, door, ["trainer.device=cuda", "trainer.precision=fp32"], ["trainer.device=cuda"])
+    refused(material, here, ["trainer.device=cuda", "trainer.precision=fp32"], ["trainer.device=cuda"])
 
 
-def test_compilation_without_a_compiler_is_refused(material: Path, door: Door) -> None:
+def test_compilation_without_a_compiler_is_refused(material: Path, here: Door) -> None:
     expected = ["trainer.compile=regional on the CPU needs a C++ compiler", "/nonexistent"]
-    refused(material, door, ["trainer.compile=regional", "trainer.device=cpu"], expected, env={"CXX": "/nonexistent"})
+    refused(material, here, ["trainer.compile=regional", "trainer.device=cpu"], expected, env={"CXX": "/nonexistent"})
 
 
-def test_vocabulary_that_cannot_be_fetched_is_refused_with_the_remedy(material: Path, door: Door) -> None:
+def test_vocabulary_that_cannot_be_fetched_is_refused_with_the_remedy(material: Path, here: Door) -> None:
     closed = "http://127.0.0.1:9"
     env = {"TIKTOKEN_CACHE_DIR": str(material / "empty"), "http_proxy": closed, "https_proxy": closed, "HTTPS_PROXY": closed}
-    refused(material, door, ["data=text", "data.path=file", "tokenizer=gpt2"], ["tokenizer=gpt2", "TIKTOKEN_CACHE_DIR"], env=env)
+    refused(material, here, ["data=text", "data.path=file", "tokenizer=gpt2"], ["tokenizer=gpt2", "TIKTOKEN_CACHE_DIR"], env=env)
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
@@ -125,8 +108,8 @@ def test_folder_without_permission_is_refused(material: Path, door: Door) -> Non
     refused(material, door, ["output_dir=empty"], ["output_dir must be a folder that can be written", "empty"])
 
 
-def test_grid_with_a_wrong_key_stops_before_its_first_cell(material: Path, door: Door) -> None:
-    done = door("--multirun", *SMALL, "seed=0,1", "trainer.stepz=1,2")
+def test_grid_with_a_wrong_key_stops_before_its_first_cell(material: Path, here: Door) -> None:
+    done = here("--multirun", *SMALL, "seed=0,1", "trainer.stepz=1,2")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "trainer.stepz" in done.err
     assert not (material / "outputs" / "runs").exists()
@@ -146,11 +129,11 @@ def test_help_and_config_answer_without_torch(door: Door, tmp_path: Path) -> Non
     assert "attention: " in helped.out
 
 
-def test_run_of_a_damaged_record_is_refused(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
+def test_run_of_a_damaged_record_is_refused(tmp_path: Path, here: Door, undisturbed: Undisturbed) -> None:
     run_dir = shutil.copytree(undisturbed.run_dir, tmp_path / "out" / "runs" / undisturbed.run_dir.name)
     (run_dir / "summary.json").write_text("{")
     shutil.rmtree(run_dir / "checkpoints")  # nothing knows what was in it
-    done = door(*MEDIUM, f"output_dir={tmp_path / 'out'}")
+    done = here(*MEDIUM, f"output_dir={tmp_path / 'out'}")
     assert done.code == 2
     assert done.err.startswith(f"nocap: {run_dir / 'summary.json'} must hold a JSON object")
     assert done.err.endswith("there is no valid checkpoint to mend it from: move that folder to train the run again\n")

@@ -277,12 +277,12 @@ def test_02_save_in_the_background_is_of_its_moment(tmp_path: Path) -> None:
 
 
 def test_03_corrupt_checkpoint_is_named_and_the_one_before_is_used(
-    preempted: tuple[Path, Finished], tmp_path: Path, door: Door, undisturbed: Undisturbed
+    preempted: tuple[Path, Finished], tmp_path: Path, here: Door, undisturbed: Undisturbed
 ) -> None:
     out = copied(preempted, tmp_path)
     newest, before = checkpoints(out)
     flip(newest / "optimizer.safetensors")
-    done = door(*MEDIUM, f"output_dir={out}")
+    done = here(*MEDIUM, f"output_dir={out}")
     assert done.code == 0
     assert f"checkpoint not used: {newest}: optimizer.safetensors does not match its checksum" in done.out
     assert f"resuming from step {int(before.name[5:])}" in done.out
@@ -351,14 +351,14 @@ def test_05_only_valid_checkpoints_are_counted(preempted: tuple[Path, Finished],
 
 @both
 def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(
-    preempted: tuple[Path, Finished], tmp_path: Path, door: Door, ranks: int
+    preempted: tuple[Path, Finished], tmp_path: Path, door: Door, here: Door, ranks: int
 ) -> None:
     out = copied(preempted, tmp_path)
     for path in checkpoints(out):
         flip(path / "model.safetensors")
     rows = rows_of(the_run(out))
     files = sorted(path for path in (the_run(out) / "checkpoints").rglob("*"))
-    done = door(*MEDIUM, f"trainer.devices={ranks}", f"output_dir={out}")
+    done = (here if ranks == 1 else door)(*MEDIUM, f"trainer.devices={ranks}", f"output_dir={out}")
     assert done.code == 2
     (line,) = done.err.splitlines()
     assert "must hold a valid checkpoint" in line
@@ -529,8 +529,8 @@ def test_12_diverged_run_stops_before_the_update_and_names_the_batch(tmp_path: P
     assert summary_of(run_dir) == summary  # it was not trained again
 
 
-def test_12_last_validation_that_is_not_finite_is_no_finish(tmp_path: Path, door: Door) -> None:
-    done = door(*SMALL, "trainer.steps=1", *EXPLODING, f"output_dir={tmp_path}")
+def test_12_last_validation_that_is_not_finite_is_no_finish(tmp_path: Path, here: Door) -> None:
+    done = here(*SMALL, "trainer.steps=1", *EXPLODING, f"output_dir={tmp_path}")
     summary = summary_of(the_run(tmp_path))
     assert (done.code, summary["status"], summary["val_loss"], summary["val_step"]) == (1, "diverged", None, 1)
 
@@ -601,7 +601,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-def test_14_15_16_bad_shard(tmp_path: Path, door: Door, shards: tuple[str, ...]) -> None:
+def test_14_15_16_bad_shard(tmp_path: Path, here: Door, shards: tuple[str, ...]) -> None:
     """Any shard, also one that the run would reach last, is bad → refused at the start, the file named."""
     last, lines = tmp_path / "shards" / "train_1.bin", {}
     sound = last.read_bytes()
@@ -614,7 +614,7 @@ def test_14_15_16_bad_shard(tmp_path: Path, door: Door, shards: tuple[str, ...])
         assert str(last) in lines[damage]
         assert reason in lines[damage]
         assert "\n" not in lines[damage]
-    done = door(*shards, f"output_dir={tmp_path / 'out'}")
+    done = here(*shards, f"output_dir={tmp_path / 'out'}")
     assert (done.code, done.err) == (2, f"nocap: {lines[damage]}\n")
     assert not (tmp_path / "out").exists()
 
@@ -750,7 +750,7 @@ def test_23_pickle_in_a_checkpoint(preempted: tuple[Path, Finished], tmp_path: P
 
 
 @pytest.mark.parametrize("file", [pytest.param("model.safetensors", marks=pytest.mark.slow), "optimizer.safetensors"])
-def test_23_checkpoint_of_another_model(preempted: tuple[Path, Finished], tmp_path: Path, door: Door, file: str) -> None:
+def test_23_checkpoint_of_another_model(preempted: tuple[Path, Finished], tmp_path: Path, here: Door, file: str) -> None:
     """Whole, and not of this run → named and not used: no parameter keeps a fresh value in silence."""
     from safetensors.torch import load_file, save_file
 
@@ -763,19 +763,19 @@ def test_23_checkpoint_of_another_model(preempted: tuple[Path, Finished], tmp_pa
             folder / file,
         )
         stamp(folder)
-    done = door(*MEDIUM, f"output_dir={out}")
+    done = here(*MEDIUM, f"output_dir={out}")
     assert done.code == 2
     assert "must hold a valid checkpoint" in done.err
     assert done.out.count(f"{file} must hold ") == 2
 
 
-def test_24_target_in_a_command(tmp_path: Path, door: Door) -> None:
+def test_24_target_in_a_command(tmp_path: Path, here: Door) -> None:
     """`_target_` on the command line → no key, refused."""
     for override in ("+model._target_=os.system", "+trainer={_target_: pathlib.Path.unlink}", "+_target_=builtins.exec"):
         with pytest.raises(ValueError, match="_target_") as caught:
             compose([*SMALL, override])
         assert "\n" not in str(caught.value)
-    done = door(*SMALL, override, f"output_dir={tmp_path / 'out'}")
+    done = here(*SMALL, override, f"output_dir={tmp_path / 'out'}")
     assert (done.code, done.err) == (2, f"nocap: {caught.value}\n")
 
 

@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nocap.data.shards import write_shard
+from tests.conftest import Finished, called
 
 REPO = "someone/fineweb"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -107,38 +110,73 @@ def hub(tmp_path):
         thread.join()
 
 
+@dataclass
+class Asked:
+    """The words and the environment of a command about a few shards of this hub."""
+
+    words: list[str]
+    environment: dict[str, str]
+
+
+def asked(tmp_path: Path, hub: Hub, verb: str, overrides: Sequence[str], shards: int, more: Mapping[str, str]) -> Asked:
+    ours = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    words = [verb, "data=fineweb", "tokenizer=gpt2", f"data.repo={REPO}", f"data.train_shards={shards}", *overrides]
+    return Asked(words, ours | {"NOCAP_CACHE": str(tmp_path / "cache")} | dict(more))
+
+
+def is_ours(name: str) -> bool:
+    return "proxy" not in name.lower() and not name.startswith("HF_")
+
+
 @pytest.fixture
-def door(tmp_path, hub):
-    def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> subprocess.CompletedProcess[str]:
-        quiet = {name: value for name, value in os.environ.items() if "proxy" not in name.lower() and not name.startswith("HF_")}
-        ours = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        environment = quiet | ours | {"NOCAP_CACHE": str(tmp_path / "cache")} | more
-        asked = ["data=fineweb", "tokenizer=gpt2", f"data.repo={REPO}", f"data.train_shards={shards}", *overrides]
-        command = [sys.executable, "-m", "nocap.data", verb, *asked]
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+def process(tmp_path, hub):
+    def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
+        command = asked(tmp_path, hub, verb, overrides, shards, more)
+        environment = {name: value for name, value in os.environ.items() if is_ours(name)} | command.environment
+        words = [sys.executable, "-m", "nocap.data", *command.words]
+        done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        return Finished(done.returncode, done.stdout, done.stderr)
 
     return run
 
 
-def refused(done: subprocess.CompletedProcess[str]) -> str:
+@pytest.fixture
+def door(tmp_path, hub, monkeypatch):
+    """The same in this process. The hub's client reads its environment when it is imported: each call imports it anew."""
+    for name in [name for name in os.environ if not is_ours(name)]:
+        monkeypatch.delenv(name)
+
+    def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
+        command = asked(tmp_path, hub, verb, overrides, shards, more)
+        with pytest.MonkeyPatch.context() as patch:
+            for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
+                patch.delitem(sys.modules, module)
+            return called(*command.words, cwd=tmp_path, module="nocap.data.__main__", env=command.environment)
+
+    yield run
+    for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
+        del sys.modules[module]  # of this hub
+
+
+def refused(done: Finished) -> str:
     """The refusal: the last line, alone but for what the hub's own client warns of."""
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("nocap: ")]
-    assert done.stderr.rstrip().endswith(line)
+    assert done.code == 2, done.err
+    assert "Traceback" not in done.err
+    (line,) = [line for line in done.err.splitlines() if line.startswith("nocap: ")]
+    assert done.err.rstrip().endswith(line)
     return line
 
 
-def test_downloaded_then_read_without_a_network(hub, door):
-    first = door()
-    assert first.returncode == 0, first.stderr
-    assert "6,000 train and 3,000 val tokens" in first.stdout
-    assert COMMIT in first.stdout
+def test_downloaded_then_read_without_a_network(hub, process):
+    first = process()
+    assert first.code == 0, first.err
+    assert "6,000 train and 3,000 val tokens" in first.out
+    assert COMMIT in first.out
     assert [line for line in hub.seen if line.startswith("GET")] == [f"GET {name}" for name in hub.files]
     asked = len(hub.seen)
-    again = door(HF_ENDPOINT="http://127.0.0.1:9")
-    assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
-    assert door("verify").returncode == 0
+    again = process(HF_ENDPOINT="http://127.0.0.1:9")
+    assert (again.code, again.out) == (0, first.out), again.err
+    assert process("verify").code == 0
     assert len(hub.seen) == asked
 
 
@@ -148,8 +186,8 @@ def test_a_broken_transfer_goes_on_where_it_stopped(tmp_path, hub, door):
     hub.files[name] = (tmp_path / name).read_bytes()
     hub.harm[name] = "cut"
     done = door(shards=1)
-    assert done.returncode == 0, done.stderr
-    assert "12,000,000 train" in done.stdout
+    assert done.code == 0, done.err
+    assert "12,000,000 train" in done.out
     assert [line for line in hub.seen if line.startswith(f"GET {name}")] == [f"GET {name}", f"GET {name} bytes={10 * 2**20}-"]
 
 
@@ -157,7 +195,7 @@ def test_what_came_before_a_failure_is_kept(hub, door):
     third = hub.files.pop("fineweb_train_000002.bin")
     assert "fineweb_train_000002.bin" in refused(door())
     hub.files["fineweb_train_000002.bin"] = third
-    assert door().returncode == 0
+    assert door().code == 0
     assert hub.seen.count("GET fineweb_train_000001.bin") == 1
 
 
@@ -171,11 +209,11 @@ def test_bytes_that_are_not_the_hub_s_are_refused_until_removed(hub, door):
     removed = re.search(r"remove (\S+) and run again", line)
     assert removed
     Path(removed.group(1)).unlink()
-    assert door().returncode == 0
+    assert door().code == 0
 
 
 def test_a_file_cut_in_the_cache_is_refused(tmp_path, hub, door):
-    assert door().returncode == 0
+    assert door().code == 0
     (path,) = (tmp_path / "hf").rglob("fineweb_train_000001.bin")
     os.truncate(path.resolve(), 2000)
     assert re.search("fineweb_train_000001.bin: its size must be the hub's 7024 bytes, got 2000; remove", refused(door()))

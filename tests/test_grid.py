@@ -107,8 +107,8 @@ def test_every_bad_cell_is_named(tmp_path: Path) -> None:
         checked(tmp_path, f"output_dir={tmp_path / 'a'}", f"output_dir={tmp_path / 'b'}")
 
 
-def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, door: Door) -> None:
-    done = door("--multirun", *CELL, "model.n_head=3,4", "seed=0,1")
+def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, here: Door) -> None:
+    done = here("--multirun", *CELL, "model.n_head=3,4", "seed=0,1")
     assert (done.code, done.out) == (2, "")
     lines = done.err.splitlines()
     rule = "model.d_model must be divisible by model.n_head=3, got 64"
@@ -170,15 +170,15 @@ def test_the_runs_of_a_grid_are_one_group_of_the_tracker(small_grid: Trained) ->
         assert _facts(load(run_dir / "config.yaml"), run_dir, manifest).group is None
 
 
-def test_finished_cells_are_skipped_whoever_ran_them(small_grid: Trained, tmp_path: Path, door: Door) -> None:
+def test_finished_cells_are_skipped_whoever_ran_them(small_grid: Trained, tmp_path: Path, here: Door) -> None:
     before = {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")}
-    done = door(*CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}")
+    done = here(*CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}")
     assert (done.code, done.err, trained(done.out)) == (0, "", [])
     assert "4 finished; 0 trained now" in done.out
     assert "2 arms from 4 runs" in done.out
     assert {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")} == before
     assert len(list((small_grid.out / "grids").iterdir())) == 1
-    single = door(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
+    single = here(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
     assert (single.code, single.out.startswith("already finished")) == (0, True)
 
 
@@ -241,13 +241,13 @@ def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path: Pat
     assert (stopped.code, trained(stopped.out)) == (75, ["seed=0"])
 
 
-def test_diverged_run_is_a_result(tmp_path: Path, door: Door) -> None:
+def test_diverged_run_is_a_result(tmp_path: Path, door: Door, here: Door) -> None:
     words = ("--multirun", *CELL, *EXPLODING, "seed=0", f"output_dir={tmp_path / 'out'}")
     done = door(*words)
     (summary,) = summaries(tmp_path / "out").values()
     assert (done.code, summary["status"]) == (0, "diverged"), done
     assert "nocap: diverged, which is its result: " in done.err
-    again = door(*words)
+    again = here(*words)
     assert (again.code, trained(again.out)) == (0, [])
     assert "nocap: diverged, which is its result: " in again.err
 

@@ -90,13 +90,13 @@ def test_it_trains_resumes_and_is_in_the_record(door: Door, tmp_path: Path, name
         assert ("no cache" in text.err) == ("softcap" in names)
 
 
-def test_a_tracker_that_fails_stops_no_training(door: Door, tmp_path: Path):
+def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
     folder = shutil.copytree(STRANGERS / "csv_rows", tmp_path / "broken")
     file = folder / "tracker" / "csv_rows.py"
     file.write_text(file.read_text().replace("def log(self, row):", "def log(self, row):\n        raise OSError('no room')"))
     words = [word for word in asked("csv_rows") if word != str(STRANGERS / "csv_rows")]
     words.insert(1, str(folder))
-    done = door(*words)
+    done = here(*words)
     assert done.code == 0
     assert done.err.count("no mirror of this run from here on: no room") == 1
 
@@ -119,7 +119,7 @@ def test_generate_asks_for_the_code(door: Door, tmp_path: Path):
     assert "no cache: attention.kind=softcap defines no cache_slots of its mixer; the prefix is computed again" in given.err
 
 
-def test_a_record_brings_no_code_along(door: Door, tmp_path: Path, undisturbed: Undisturbed):
+def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: Undisturbed):
     """Whatever a stranger put into it."""
     run_dir, mark = shutil.copytree(undisturbed.run_dir, tmp_path / "runs" / undisturbed.run_dir.name), tmp_path / "mark"
     (run_dir / "options" / "attention").mkdir(parents=True)
@@ -127,8 +127,8 @@ def test_a_record_brings_no_code_along(door: Door, tmp_path: Path, undisturbed: 
     (run_dir / "options" / "attention" / "evil.py").write_text(code)
     config = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(config.replace("kind: global", "kind: evil"))
-    assert door(f"run={run_dir}", module="nocap.generate").code == 2
-    refused = door(str(run_dir), module="nocap.compare")
+    assert here(f"run={run_dir}", module="nocap.generate").code == 2
+    refused = here(str(run_dir), module="nocap.compare")
     assert refused.code == 2
     assert "config.yaml is not what its digest in summary.json says" in refused.err
     assert not mark.exists()
@@ -203,9 +203,9 @@ def test_every_door_refuses_a_folder_that_is_not_there(door: Door, module: str):
     assert "--config-dir must be a folder, got " in done.err
 
 
-def test_two_options_of_one_name_are_refused(door: Door, tmp_path: Path):
+def test_two_options_of_one_name_are_refused(here: Door, tmp_path: Path):
     shutil.copytree(STRANGERS / "softcap", tmp_path / "again")
-    done = door("--config-dir", str(tmp_path / "again"), *asked("softcap"))
+    done = here("--config-dir", str(tmp_path / "again"), *asked("softcap"))
     assert done.code == 2
     assert "must have another name" in done.err
 

@@ -139,13 +139,14 @@ def test_finished_run_is_not_trained_again_and_torch_is_not_imported(undisturbed
     assert (undisturbed.run_dir / "metrics.jsonl").read_bytes() == before
 
 
-def test_same_run_under_another_name_is_found(undisturbed: Undisturbed, door: Door) -> None:
+def test_same_run_under_another_name_is_found(undisturbed: Undisturbed, tmp_path: Path, here: Door) -> None:
+    out = shutil.copytree(undisturbed.output_dir, tmp_path / "out")
     # model=nano has four heads: `gqa` with an explicit four is `flash`, and so is a schedule spelled out.
     words = ("attention=gqa", "attention.n_kv_heads=4", "schedule=wsd", "schedule.decay_steps=6")
-    done = door(*MEDIUM, *words, f"output_dir={undisturbed.output_dir}")
+    done = here(*MEDIUM, *words, f"output_dir={out}")
     assert (done.code, done.out.splitlines()[0]) == (0, "already finished: nothing to train")
     assert undisturbed.run_dir.name in done.out
-    assert len(list((undisturbed.output_dir / "runs").iterdir())) == 1
+    assert len(list((out / "runs").iterdir())) == 1
 
 
 # --- identity ----------------------------------------------------------------------------------------------------------------------

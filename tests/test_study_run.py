@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import fcntl
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from nocap.config.trainer import Device
+from nocap.measure import roofline
 from nocap.store.record import read_json
 from nocap.study.__main__ import main
 from nocap.study.ledger import FILE, read
-from tests.conftest import REPO, Door, Finished
+from tests.conftest import REPO, Door, Finished, called, shared_folder
 from tests.studies import LOSS, SPEED, Json, claim, study, tree, written
 
 MADE = study()
@@ -68,26 +66,20 @@ def json_of(path: Path) -> Json:
     return found
 
 
+def words_of(root: Path) -> list[str]:
+    return [str(written(root / "made", MADE)), "scale=cpu", f"output_dir={root / 'out'}"]
+
+
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Carried:
     """`MADE`, carried out once, also where several workers ask for it."""
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "carried"
-    root.mkdir(exist_ok=True)
-    with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with shared_folder(tmp_path_factory, "carried") as root:
         if not (root / "done.json").exists():
-            done = subprocess.run(
-                [sys.executable, "-m", "nocap.study", str(written(root / "made", MADE)), "scale=cpu", f"output_dir={root / 'out'}"],
-                cwd=root,
-                env={**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
-                capture_output=True,
-                text=True,
-                timeout=280,
-                stdin=subprocess.DEVNULL,
-            )
-            (root / "done.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
-    return Carried(root, Finished(*json.loads((root / "done.json").read_text())))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(roofline.PRODUCT, Device.cpu, 256)  # the machine's peak is nothing that is asked here
+                done = called(*words_of(root), cwd=root, module="nocap.study.__main__", env={"NOCAP_CACHE": str(cache_dir)})
+            (root / "done.json").write_text(json.dumps([done.code, done.out, done.err]))
+        return Carried(root, Finished(*json.loads((root / "done.json").read_text())))
 
 
 @pytest.fixture
@@ -134,6 +126,17 @@ def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
         assert f"{one['id']} {one['word']}" in carried.process.out
     assert len(carried.runs) == 6
     assert [path.name[:9] for path in carried.sessions] == ["bench-s0-", "bench-s1-", "bench-s2-"]
+
+
+@pytest.mark.slow
+def test_a_process_with_workers_of_its_own_leaves_the_same(carried: Carried, tmp_path: Path, door: Door):
+    done = door(*words_of(tmp_path), module="nocap.study", timeout=280)
+    assert (done.code, done.err) == (0, "")
+    own = Carried(tmp_path, done)
+    assert own.runs == carried.runs
+    assert [path.name for path in own.sessions] == [path.name for path in carried.sessions]
+    assert [one["registered"]["hash"] for one in own.results["claims"]] == [one["registered"]["hash"] for one in carried.results["claims"]]
+    assert own.results["claims"][1]["seeds"] == carried.results["claims"][1]["seeds"]
 
 
 def test_claims_are_registered_before_anything_runs(carried: Carried):

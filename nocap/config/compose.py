@@ -157,8 +157,12 @@ def _yamls() -> tuple[tuple[Path, int], ...]:
     return tuple((path, path.stat().st_mtime_ns) for folder in folders for path in sorted(folder.rglob("*.yaml")))
 
 
+_PLAIN = re.compile(r"(?!hydra\b)[a-z][\w.]*=[^$]*")  # an option or a key, and no interpolation
+_KEY = re.compile(r"(output_dir|cache_dir|\w+\.[\w.]+)=.*", re.DOTALL)
+
+
 class Composer:
-    """Composes many command lines: reads each yaml once, and composes overrides that differ only in the seed once."""
+    """Composes many command lines: reads each yaml once, composes the same options once, and what differs only in the seed once."""
 
     def __init__(self, loader: ConfigLoader | None = None, application: DictConfig | None = None) -> None:
         """Inside Hydra's application: its loader, and its config, whose overrides of `hydra.*` hold for all."""
@@ -167,6 +171,7 @@ class Composer:
         if isinstance(self._loader, ConfigLoaderImpl):
             self._loader.repository = _Remembered(self._loader.config_search_path)
         self._arms: dict[tuple[tuple[str, ...], bool], tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str] = {}
+        self._chosen: dict[tuple[str, ...], tuple[DictConfig, dict[str, str | None]] | str] = {}
 
     def composed(self, overrides: Sequence[str]) -> Composed:
         """
@@ -178,7 +183,7 @@ class Composer:
         arm = tuple(override for override in overrides if override not in seeds)
         key = arm, bool(seeds)
         if key not in self._arms:
-            self._arms[key] = self._compose(arm)
+            self._arms[key] = self._arm(arm)
         if isinstance(found := self._arms[key], str):
             raise ValueError(found)
         cfg, choices, defaults = found
@@ -189,8 +194,26 @@ class Composer:
         except CONFIG_ERRORS as error:
             raise ValueError(explain(error)) from error
 
-    def _compose(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
-        """The config without its `hydra` part, the choices, and what is left to a default. Or why it cannot be composed."""
+    def _arm(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
+        """The config without its `hydra` part, the choices, and what is left to a default. Or why it cannot be composed.
+
+        Hydra chooses all options before it sets a key, so plain keys are set in a copy of what the same options gave.
+        """
+        keys = [override for override in overrides if _KEY.fullmatch(override)]
+        if not keys or not all(map(_PLAIN.fullmatch, overrides)):
+            return self._whole(overrides)
+        chosen = tuple(override for override in overrides if override not in keys)
+        if chosen not in self._chosen:
+            self._chosen[chosen] = self._compose(chosen)
+        found = _with_keys(self._chosen[chosen], keys)
+        return self._whole(overrides) if found is None else _with_defaults(found)
+
+    def _whole(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
+        """The same, all of it by Hydra."""
+        return _with_defaults(self._compose(overrides))
+
+    def _compose(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None]] | str:
+        """By Hydra: the config without its `hydra` part, and the choices. Or why it cannot be composed."""
         common = list(self._application.hydra.overrides.hydra) if self._application is not None else []
         try:
             gate.check_overrides(overrides)
@@ -201,10 +224,36 @@ class Composer:
             choices = _choices(cfg)
             with open_dict(cfg):
                 del cfg["hydra"]
-            left = [key for key in ("precision", "compile") if str(cfg.trainer._get_node(key)).startswith("${nocap.")]
-            return cfg, choices, tuple(left)
+            return cfg, choices
         except (ValueError, *CONFIG_ERRORS) as error:
             return explain(error)
+
+
+def _with_keys(
+    composed: tuple[DictConfig, dict[str, str | None]] | str, overrides: list[str]
+) -> tuple[DictConfig, dict[str, str | None]] | str | None:
+    """A copy of what was composed, with keys set. None where one is wrong: composed whole, it is told in Hydra's words."""
+    if isinstance(composed, str):
+        return composed
+    cfg, choices = copy.deepcopy(composed[0]), composed[1]
+    try:
+        parsed = list(map(gate.parsed, overrides))
+        if any(override.is_sweep_override() for override in parsed):
+            return None
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, cfg)
+    except (ValueError, *CONFIG_ERRORS):
+        return None
+    return cfg, choices
+
+
+def _with_defaults(
+    composed: tuple[DictConfig, dict[str, str | None]] | str,
+) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
+    if isinstance(composed, str):
+        return composed
+    cfg, choices = composed
+    left = [key for key in ("precision", "compile") if str(cfg.trainer._get_node(key)).startswith("${nocap.")]
+    return cfg, choices, tuple(left)
 
 
 def _choices(cfg: DictConfig) -> dict[str, str | None]:

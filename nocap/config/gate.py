@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hydra._internal.core_plugins.importlib_resources_config_source import Impor
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from hydra.plugins.launcher import Launcher
@@ -170,7 +172,18 @@ def keys(words: Sequence[str]) -> list[str]:
         HydraException, ValueError: an override that cannot be parsed.
     """
     check_words(words)
-    return [override.key_or_group for override in OverridesParser.create().parse_overrides(list(words))]
+    return [parsed(word).key_or_group for word in words]
+
+
+@lru_cache(maxsize=4096)  # the words of a study come again with each of its arms, seeds and looks
+def parsed(word: str) -> Override:
+    """By Hydra's grammar.
+
+    Errors:
+        HydraException: it cannot be parsed.
+    """
+    (override,) = OverridesParser.create().parse_overrides([word])
+    return override
 
 
 def check_overrides(words: Sequence[str], *, grid: bool = False) -> None:
@@ -179,7 +192,7 @@ def check_overrides(words: Sequence[str], *, grid: bool = False) -> None:
     Errors:
         HydraException, ValueError: an override that cannot be parsed, or that is Hydra's own.
     """
-    for override in OverridesParser.create().parse_overrides(list(words)):
+    for override in map(parsed, words):
         key, value = override.key_or_group, override.value()
         ok = "." in key or not isinstance(value, list) or _are_names(value)
         require(ok, key, "be given options' names, as in ideas=[NAME]", override.input_line)

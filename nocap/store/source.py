@@ -18,6 +18,7 @@ from pathlib import Path
 from nocap import outside
 from nocap.config.run import Run
 
+_NOCAP = Path(__file__).resolve().parents[1]
 STEP = ("nocap.training.loop", "nocap.training.step")
 QUIET = {
     "nocap": "a version",
@@ -47,11 +48,13 @@ HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
 
 def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
     """Module → hash of its code, for each that computes a number of this run, or with `of="step"` of a training step's time."""
-    found: dict[str, str] = {}
+    found, seen = dict[str, str](), set[str]()
     waiting = [*STEP, *_of_options(run, of)]
     while waiting:
-        module = waiting.pop()
-        if module in found or _quiet(module) or (path := module_path(module)) is None:
+        if (module := waiting.pop()) in seen:
+            continue
+        seen.add(module)
+        if _quiet(module) or (path := module_path(module)) is None:
             continue
         found[module], imported = _read(path, path.stat().st_mtime_ns)
         waiting += imported
@@ -74,7 +77,7 @@ def module_path(module: str) -> Path | None:
         return found.path
     root = module.partition(".")[0]
     if root == "nocap":
-        base = Path(__file__).resolve().parents[1].joinpath(*module.split(".")[1:])
+        base = _NOCAP.joinpath(*module.split(".")[1:])
     elif root in (packages := _packages_from_outside()):
         base = packages[root].joinpath(*module.split(".")[1:])
     else:

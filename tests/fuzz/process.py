@@ -168,6 +168,12 @@ def _session(command: Sequence[str], **ignored: object) -> _Ended:
     return _Ended()
 
 
+def every_session(command: Sequence[str], **ignored: object) -> _Ended:
+    """Each of a study's measurements, here."""
+    session.main(list(command[3:]))
+    return _Ended()
+
+
 class Subprocess:
     """The launcher's `subprocess`."""
 
@@ -177,11 +183,11 @@ class Subprocess:
 
 
 @contextmanager
-def workers_here() -> Iterator[None]:
+def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
     """Inside the block, runs train in this process, and git is not asked: its answer is the same each time, and slow."""
     with (
         patch("nocap.launch.attempt.subprocess", Subprocess),
-        patch("nocap.study.sessions.subprocess.run", _session),
+        patch("nocap.study.sessions.subprocess.run", session),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.head.git_state", lambda: None),
         patch("nocap.study.results.git_state", lambda: None),
