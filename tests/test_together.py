@@ -22,6 +22,7 @@ from nocap.checks.trial import Candidate, Trial
 from nocap.config import registry
 from nocap.config.compose import compose
 from nocap.config.run import Run
+from nocap.launch.plan import plan
 from nocap.model.gpt import build_model
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
@@ -183,12 +184,25 @@ def test_an_idea_passes_what_nocap_check_runs(name: str, tmp_path: Path) -> None
     assert failed([name], tmp_path) == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("ignore")
-def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path: Path) -> None:
+def as_many_as_fit() -> list[str]:
     names: list[str] = []
     for name in IDEAS:
         names += [name] * (refusal([*names, name]) is None)
     assert len(names) > len(IDEAS) / 2
-    assert failed(names, tmp_path) == []
+    return names
+
+
+@pytest.mark.parametrize("name", ["plain", "é" * 100], ids=["short", "long"])
+def test_their_run_has_a_folder_that_a_file_system_takes(name: str, tmp_path: Path) -> None:
+    run = compose([*SMALL, *SHAPE, f"ideas=[{','.join(as_many_as_fit())}]", f"output_dir={tmp_path}", f"seed={2**63 - 1}"])
+    planned = plan(run, choices={"model": name})
+    planned.run_dir.mkdir(parents=True)
+    assert planned.run_dir.name.endswith(f"-s{run.seed}-{planned.identity}")
+    assert plan(run, choices={"model": name}).run_dir == planned.run_dir
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path: Path) -> None:
+    assert failed(as_many_as_fit(), tmp_path) == []

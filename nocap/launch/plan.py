@@ -46,6 +46,9 @@ class Plan:
     notices: tuple[str, ...] = ()  # what a person should know before it starts
 
 
+LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
+
+
 def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None = None) -> Plan:
     """Prepare the data unless `dataset` is it, work out the identity, find the folder. Nothing is written but the data's cache.
 
@@ -62,7 +65,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
         ".".join(run.ideas),
     ]
-    name = "-".join(part.replace("/", "_") for part in parts_of_name if part)
+    name = os.fsencode("-".join(part.replace("/", "_") for part in parts_of_name if part))[:LONGEST].decode(errors="ignore").rstrip("-._")
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
     if found := teachers(run):
         parts["teachers"] = {option: teacher.part for option, teacher in found.items()}
