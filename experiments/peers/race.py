@@ -37,6 +37,7 @@ PEERS = ("nocap_test", "nanogpt", "nanochat")
 ALL = ("fp32 off", "fp32 full", "bf16 off", "bf16 full")  # of each peer
 # A compiled arm costs half a minute before it is timed: beyond nano only what can be a peer's best, where heads are narrow fp32.
 FEWER = {
+    "nano": {"own": OWN[1:], **dict.fromkeys(PEERS, ALL)},  # whose default is fp32, eager
     "tiny": {"own": OWN, "nocap_test": ALL[1::2], "nanogpt": (*ALL[:2], ALL[3]), "nanochat": ALL[1:2]},
     "6x256": {"own": OWN[2:], "nocap_test": ALL[3:], "nanogpt": ALL[1::2], "nanochat": ALL[3:]},
     "tiny_gpt2": {"own": OWN[2:], "nocap_test": ALL[3:], "nanogpt": ALL[1::2], "nanochat": ALL[3:]},
@@ -47,9 +48,8 @@ MARK = "<!-- the table -->"
 
 
 def race(shape: str, rounds: int) -> int:
-    chosen = FEWER.get(shape, {"own": OWN, **dict.fromkeys(PEERS, ALL)})
     argv = [*COMMON.split(), *SHAPES[shape].split(), "--arm", ""]
-    for who, settings in chosen.items():
+    for who, settings in FEWER[shape].items():
         for words in ("trainer.precision={} trainer.compile={}".format(*one.split()) for one in settings):
             argv += ["--arm", words] if who == "own" else ["--arm-external", f"{HERE / f'{who}.py'} {words}"]
     argv += ["--rounds", str(rounds), "--json", str(HERE / f"{shape}.json")]
