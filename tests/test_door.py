@@ -96,10 +96,11 @@ def test_compilation_without_a_compiler_is_refused(material: Path, here: Door) -
     refused(material, here, ["trainer.compile=regional", "trainer.device=cpu"], expected, env={"CXX": "/nonexistent"})
 
 
-def test_vocabulary_that_cannot_be_fetched_is_refused_with_the_remedy(material: Path, here: Door) -> None:
+def test_vocabulary_that_cannot_be_fetched_is_refused_with_the_remedy(material: Path, door: Door) -> None:
+    """In a process of its own: this one may have the vocabulary from another test."""
     closed = "http://127.0.0.1:9"
     env = {"TIKTOKEN_CACHE_DIR": str(material / "empty"), "http_proxy": closed, "https_proxy": closed, "HTTPS_PROXY": closed}
-    refused(material, here, ["data=text", "data.path=file", "tokenizer=gpt2"], ["tokenizer=gpt2", "TIKTOKEN_CACHE_DIR"], env=env)
+    refused(material, door, ["data=text", "data.path=file", "tokenizer=gpt2"], ["tokenizer=gpt2", "TIKTOKEN_CACHE_DIR"], env=env)
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
