@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -39,6 +40,7 @@ from nocap.study.sittings import Sittings, known_noise, places_of
 from nocap.study.spec import Tune
 
 Log = Callable[[str], None]
+PRINT: Log = partial(print, flush=True)  # a study may then wait for minutes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +75,7 @@ class Done:
     problems: list[str] = field(default_factory=list)  # sessions that failed, records that cannot be read whole
 
 
-def carry_out(plan: StudyPlan, *, run: bool, budget_h: float | None = None, only: str | None = None, log: Log = print) -> Done:
+def carry_out(plan: StudyPlan, *, run: bool, budget_h: float | None = None, only: str | None = None, log: Log = PRINT) -> Done:
     """Train and measure what is missing, look by look until each claim is decided, or with `run=False` only collect what there is.
     `only`: this arm's runs, and no session.
 
@@ -218,7 +220,7 @@ def _records(
 
 
 def _train(
-    plan: StudyPlan, arms: Mapping[str, Composed], keeper: Keeper, *, run: bool, problems: list[str], timing: Sittings, log: Log = print
+    plan: StudyPlan, arms: Mapping[str, Composed], keeper: Keeper, *, run: bool, problems: list[str], timing: Sittings, log: Log = PRINT
 ) -> Evidence:
     """The runs of whole length, then the shorter ones, which begin from those where they can, then those that a race goes on to. Timing is
     held in between."""
