@@ -213,6 +213,21 @@ def test_a_sitting_that_was_cut_short_is_held_again(tmp_path: Path, monkeypatch:
     assert {(what, seed) for what, seed, _, _ in made.held} == {(arm, seed) for arm in ("mha", "mqa") for seed in range(3)}
 
 
+def test_an_arm_that_a_later_look_leaves_out_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = Clock(monkeypatch)
+    every: dict[str, Any] = {"mha": object(), "mqa": object(), "gqa": object()}
+    first = [Session(kind="steps", what="pace", seed=seed, arms=every, how={}) for seed in range(3)]
+    fewer = [replace(first[0], seed=seed, arms={"mha": object(), "mqa": object()}) for seed in range(3, 7)]  # type: ignore[dict-item]
+    look = Place(name="pace", sessions=first, sittings=3, apart_min=5, folder=tmp_path)
+    Sittings([look], problems=[], log=print).hold_all()
+    later_look = replace(look, sessions=[*first, *fewer])
+    assert (later_look.held(), later_look.left()) == (3, 1)
+    Sittings([later_look], problems=[], log=print).hold_all()
+    assert [row[1:3] for row in made.held] == [(seed, 1) for seed in range(7)]
+    only = replace(look, sessions=fewer, sittings=2)
+    assert (only.held(), only.left()) == (1, 1)  # their sitting; those of the others do not time what they time
+
+
 def test_a_place_whose_session_fails_is_given_up_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made, problems = Clock(monkeypatch), list[str]()
     made.fails = True

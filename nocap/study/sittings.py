@@ -38,13 +38,20 @@ class Place:
         return [one for one in every if one is not None]
 
     def held(self) -> int:
-        """Sittings by the clock, in which every arm was timed."""
-        found, arms = self.results(), {tuple(one.arms) for one in self.sessions}
+        """Sittings by the clock, of the arm that has the fewest. A later look may leave arms out: an arm's sitting is one in which all was
+        timed that some seed times beside it."""
+        found = self.results()
         numbers = sittings([span(one) for one in found], apart_min=self.apart_min)
-        seen: dict[int, set[tuple[str, ...]]] = {}
+        timed: dict[int, set[tuple[str, ...]]] = {}
         for n, one in zip(numbers, found, strict=True):
-            seen.setdefault(n, set()).add(tuple(one["arms"]))
-        return sum(of >= arms for of in seen.values())
+            timed.setdefault(n, set()).add(tuple(one["arms"]))
+        kinds = [{tuple(one.arms) for one in self.sessions if one.seed == seed} for seed in {one.seed for one in self.sessions}]
+
+        def sittings_of_arm(arm: str) -> int:
+            mine = [kind for kind in kinds if any(arm in arms for arms in kind)]
+            return sum(any(kind <= seen for kind in mine) for seen in timed.values())
+
+        return min(sittings_of_arm(arm) for one in self.sessions for arm in one.arms)
 
     def left(self) -> int:
         missing = any(one.found(self.folder) is None for one in self.sessions)
