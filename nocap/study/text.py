@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nocap.show.table import NONE, shorten, table
+from nocap.show.table import NONE, plural, shorten, table
 from nocap.store.measurement import METRICS, Scale
 from nocap.study.wording import Json, allowed, expected, guard, is_exact, measured, metric, noise, pairs
 
@@ -45,9 +45,9 @@ def _reason(claim: Json, word: str) -> str:
     for ending, words in endings.items():
         if claim.get(ending):
             return f"{words}: {shorten(claim[ending])}"
-    units, left = "sittings" if claim.get("per") == "sitting" else "seeds", claim.get("seeds_left")
+    unit, left = "sitting" if claim.get("per") == "sitting" else "seed", claim.get("seeds_left")
     declared = f", {left} are left" if left and more and more > left else ""
-    return f"{more} more {units} would decide{declared}" if more else f"no affordable number of {units} would decide"
+    return f"{plural(more, f'more {unit}')} would decide{declared}" if more else f"no affordable number of {unit}s would decide"
 
 
 def stamps(claim: Json) -> list[str]:
