@@ -153,7 +153,9 @@ def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
 
 def curve(record: Record) -> Iterator[float]:
     """Means of the training loss over so many equal stretches of the steps."""
-    losses = [row["train/loss"] for row in map(json.loads, (record.folder / "metrics.jsonl").open()) if "train/loss" in row]
+    losses = [
+        row["train/loss"] for row in map(json.loads, (record.folder / "metrics.jsonl").read_text().splitlines()) if "train/loss" in row
+    ]
     edges = [round(i * len(losses) / POINTS) for i in range(POINTS + 1)]
     for low, high in pairwise(edges):
         if high > low:
@@ -162,7 +164,7 @@ def curve(record: Record) -> Iterator[float]:
 
 @cache
 def baseline_config() -> dict[str, Any]:
-    return flat(to_plain(of_arm(BASELINE, "outputs").run))
+    return dict(flat(to_plain(of_arm(BASELINE, "outputs").run)))
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------------------------

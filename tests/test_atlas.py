@@ -1,0 +1,108 @@
+"""The atlas: its arms compose, its runs become lines and go on where they stopped, and a planted worth comes out of made lines."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from nocap.config.compose import composed
+from tests.conftest import REPO, SMALL
+
+HERE = REPO / "experiments" / "atlas"
+
+
+@pytest.fixture
+def atlas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.syspath_prepend(str(HERE))
+    module = importlib.import_module("atlas")
+    monkeypatch.setattr(module, "RUNS", tmp_path / "runs.jsonl")
+    return module
+
+
+@pytest.fixture
+def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("worth")
+
+
+def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType) -> None:
+    for name, arm in atlas.arms().items():
+        run = composed([atlas.SCALE, *arm["with"]]).run
+        assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
+        assert name == atlas.BASELINE or (arm["source"] and arm["said"])
+
+
+def line(arm: str, seed: int, share: float, loss: float | None, machine: str = "here") -> dict[str, Any]:
+    return {"arm": arm, "seed": seed, "share": share, "val_loss": loss, "machine": machine, "status": "finished"}
+
+
+def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) -> list[dict[str, Any]]:
+    """Two machines of which one is 0.5 nats off, and arms that end lower by a share of steps."""
+    chance, lines = random.Random(1), []
+    for machine, off in (("here", 0.0), ("there", 0.5)):
+        for seed in range(2):
+            luck = chance.gauss(0, 0.05)  # of the seed, which all its arms share
+            for share in (0.5, 1.0, 2.0):
+                lines.append(line("baseline", seed, share, 2.0 + off + luck - slope * math.log(share), machine))
+            for arm, factor in worths.items():
+                loss = 2.0 + off + luck - slope * math.log(factor) + chance.gauss(0, noise)
+                lines.append(line(arm, seed, 1.0, loss, machine))
+    return lines
+
+
+def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleType) -> None:
+    found = worth.Blocks(1.0, made({"good": 1.5, "bad": 0.8, "nothing": 1.0}))
+    assert found.slope() == pytest.approx(0.3)
+    for arm, factor in {"good": 1.5, "bad": 0.8, "nothing": 1.0}.items():
+        lower = found.lower(arm)
+        assert lower.low <= 0.3 * math.log(factor) <= lower.high
+        assert lower.half_width < 0.01  # not the 0.5 nats between the machines, nor the 0.05 between the seeds
+    steps = {"arms": {"good": {"speed": {"ratio": 0.8, "low": 0.79, "high": 0.81}}}}
+    rows = {row.split(" | ")[0][2:]: row for row in worth.table(found.runs, {"good": {}, "bad": {}, "nothing": {}}, steps)[2:]}
+    assert list(rows) == ["good", "nothing", "bad"]
+    assert "| 1.25 | 1.20× [1.1" in rows["good"] or "| 1.25 | 1.19× [1.1" in rows["good"] or "| 1.25 | 1.21× [1.1" in rows["good"]
+    assert [word in rows[arm] for arm, word in (("good", "helps"), ("nothing", "not seen"), ("bad", "hurts"))] == [True] * 3
+
+
+def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
+    lines = [*made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), line("lost", 0, 1.0, None), line("lost", 1, 1.0, 1.0)]
+    assert worth.Blocks(1.0, lines).lower("lost") is None
+    assert "diverged" in worth.table(lines, {"lost": {}}, None)[2]
+
+
+def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType) -> None:
+    for one in (line("baseline", 0, 0.5, 2.0, "there"), line("x0", 0, 0.5, 2.0, "there")):
+        with atlas.RUNS.open("a") as file:
+            file.write(atlas.json.dumps(one) + "\n")
+    asked = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 0.5, "smear")]
+    assert atlas.missing(asked, here="there") == [(0, 0.5, "smear")]
+    assert atlas.missing(asked, here="here") == [(0, 0.5, "baseline"), (0, 0.5, "smear")]
+
+
+@pytest.mark.slow
+def test_a_phase_is_trained_once(atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ["experiment=atlas_cpu", *SMALL, "trainer.device=cpu", "trainer.compile=off"]
+    of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *atlas.arms()[arm]["with"]])  # noqa: E731
+    monkeypatch.setattr(atlas, "of_arm", of_arm)
+    monkeypatch.setattr(atlas, "phases", lambda: {"some": [(0, share, arm) for share in (0.5, 1.0) for arm in ("baseline", "x0")]})
+    assert atlas.run("some", str(tmp_path / "out")) == 0
+    lines = atlas.known()
+    assert [(one["arm"], one["share"], one["steps"]) for one in lines] == [
+        ("baseline", 0.5, 6),
+        ("x0", 0.5, 6),
+        ("baseline", 1.0, 12),
+        ("x0", 1.0, 12),
+    ]
+    assert all(one["val_loss"] > 0 and one["train_loss"] and one["train_s"] > 0 and len(one["identity"]) == 12 for one in lines)
+    assert "ideas.x0.lr" in lines[1]["config"]
+    assert atlas.run("some", str(tmp_path / "out")) == 0
+    assert atlas.known() == lines
+    atlas.RUNS.write_text("")  # killed before its lines: the runs are there
+    assert atlas.run("some", str(tmp_path / "out")) == 0
+    assert len(atlas.known()) == 4
