@@ -158,18 +158,24 @@ def test_muon_leaves_tables_of_embeddings_to_adamw(strangers: Any):
     assert id(named["blocks.0.mlp.f.up.weight"]) in held
 
 
+def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> Trainee:
+    """Another one, from a checkpoint of this one."""
+    writer = checkpoint.Writer(folder / "checkpoints", background=False)
+    assert writer.save(step=step, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True) == []
+    path = checkpoint.find(writer.root).path
+    assert path is not None
+    assert checkpoint.misfit(path, model=trainee.model, optimizer_shapes=optimizer_shapes(run, trainee.model)) is None
+    again = trainee_of(run, folder)[1]
+    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
+    return again
+
+
 @pytest.mark.parametrize("words", [("ideas=[my_value_embeddings]", "optimizer=muon"), ("ideas=[averaged_weights]",)])
 def test_a_table_inside_a_block_and_what_is_kept_around_the_step_resume(strangers: Any, tmp_path: Path, words: tuple[str, ...]):
     run = strangers(*words)
     job, trainee = trainee_of(run, tmp_path)
     take_step(job, trainee, Ledger(started=0.0), step=0)
-    writer = checkpoint.Writer(tmp_path / "checkpoints", background=False)
-    assert writer.save(step=1, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True) == []
-    path = checkpoint.find(writer.root).path
-    assert path is not None
-    assert checkpoint.misfit(path, model=trainee.model, optimizer_shapes=optimizer_shapes(run, trainee.model)) is None
-    again = trainee_of(run, tmp_path)[1]
-    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
+    again = saved_and_loaded(trainee, run, tmp_path, step=1)
     losses = [take_step(job, each, Ledger(started=0.0), step=1).loss for each in (trainee, again)]
     assert losses[0] == losses[1]
 

@@ -26,9 +26,7 @@ from nocap.model.flex import flex_mask
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.runs import records
-from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
-from nocap.training.optimizer_trial import optimizer_shapes
 from nocap.training.recorder import Recorder
 from nocap.training.state import put_weights, weights
 from nocap.training.step import Update, fetch, take_step, validate
@@ -36,7 +34,7 @@ from nocap.training.trained import trained
 from tests.attempts import attempt, state_of
 from tests.conftest import SMALL, Undisturbed, rows_of, the_run
 from tests.test_combinations import losses, small
-from tests.test_ideas import trainee_of
+from tests.test_ideas import saved_and_loaded, trainee_of
 
 V = 257
 
@@ -501,14 +499,8 @@ def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: 
     run = composed(*chosen(words, teacher))
     job, trainee = trainee_of(run, tmp_path)
     whole = [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(3)]
-    writer = checkpoint.Writer(tmp_path / "checkpoints", background=False)
-    writer.save(step=3, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True)
+    again = saved_and_loaded(trainee, run, tmp_path, step=3)
     whole += [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(3, 6)]
-    path = checkpoint.find(writer.root).path
-    assert path is not None
-    again = trainee_of(run, tmp_path)[1]
-    assert checkpoint.misfit(path, model=again.model, optimizer_shapes=optimizer_shapes(run, again.model)) is None
-    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
     resumed = [take_step(job, again, Ledger(started=0.0), step=i) for i in range(3, 6)]
     assert [(one.loss, one.parts, one.grad_norm) for one in resumed] == [(one.loss, one.parts, one.grad_norm) for one in whole[3:]]
 

@@ -32,7 +32,7 @@ from nocap.training.soap import Soap
 from nocap.training.step import Trainee, take_step, validate
 from tests.attempts import state_of
 from tests.conftest import SMALL, Door, the_run
-from tests.test_ideas import V, trainee_of
+from tests.test_ideas import V, saved_and_loaded, trainee_of
 from tests.test_optimizer import newton_schulz, set_grads
 
 SHAPES = ((6, 4), (3, 5))
@@ -401,18 +401,12 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(words: tuple[str, ...], tmp_pat
     job, trainee = trainee_of(run, tmp_path)
     for step in range(5):
         take_step(job, trainee, Ledger(started=0.0), step=step)
-    writer = checkpoint.Writer(tmp_path / "checkpoints", background=False)
-    assert writer.save(step=5, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True) == []
-    path = checkpoint.find(writer.root).path
-    assert path is not None
-    shapes = optimizer_shapes(run, trainee.model)
-    assert checkpoint.misfit(path, model=trainee.model, optimizer_shapes=shapes) is None
-    job, again = trainee_of(run, tmp_path)
-    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
+    again = saved_and_loaded(trainee, run, tmp_path, step=5)
     for each in (trainee, again):
         take_step(job, each, Ledger(started=0.0), step=5)
     for (name, tensor), other in zip(trainee.model.state_dict().items(), again.model.state_dict().values(), strict=True):
         assert torch.equal(tensor, other), name
+    shapes = optimizer_shapes(run, trainee.model)
     counted = 4 * optimizer_numbers(shapes, trainee.model) + 4 * len([shape for shape in shapes.values() if shape == []])
     assert memory.parts_mib((), trainee.optimizers)["optimizer"] * memory.MIB == counted
 

@@ -24,12 +24,10 @@ from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.launch.plan import plan
 from nocap.model.gpt import build_model
-from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
-from nocap.training.optimizer_trial import optimizer_shapes
 from nocap.training.step import take_step, validate
 from tests.conftest import REPO, SMALL
-from tests.test_ideas import V, trainee_of
+from tests.test_ideas import V, saved_and_loaded, trainee_of
 
 IDEAS = sorted(path.stem for path in (REPO / "conf" / "ideas").glob("*.yaml"))
 SHAPE = ("model.n_layer=3", "model.d_model=32", "model.seq_len=32", "trainer.batch_tokens=512", "trainer.val_tokens=512")
@@ -145,13 +143,7 @@ def _trains_and_resumes(run: Run, folder: Path) -> None:
     ledger = Ledger(started=0.0)
     job, trainee = trainee_of(run, folder)
     assert all(take_step(job, trainee, ledger, step=step).finite for step in range(2))
-    writer = checkpoint.Writer(folder / "checkpoints", background=False)
-    assert writer.save(step=2, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True) == []
-    path = checkpoint.find(writer.root).path
-    assert path is not None
-    assert checkpoint.misfit(path, model=trainee.model, optimizer_shapes=optimizer_shapes(run, trainee.model)) is None
-    again = trainee_of(run, folder)[1]
-    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
+    again = saved_and_loaded(trainee, run, folder, step=2)
     for step in (2, 3):
         first, second = (take_step(job, each, ledger, step=step) for each in (trainee, again))
         assert first.finite

@@ -170,14 +170,26 @@ class Idea(Option):
 class WithRate(Idea):
     """An idea whose parameters have a factor of their own on the learning rate. Its yaml is named as its kind."""
 
+    LEAST_LAYERS: ClassVar[int] = 1  # that it makes sense in
+
     lr: float = key(gt=0, le=1e6)
 
     def check(self, run: Run) -> None:
         name = next(name for name, idea in run.ideas.items() if idea is self)
         require(name == self.kind, f"ideas.{name}", f"be named {self.kind}, as its kind is: so lr finds its parameters", name)
+        rule = f"be at least {self.LEAST_LAYERS} beside ideas.{self.kind}"
+        require(run.model.n_layer >= self.LEAST_LAYERS, "model.n_layer", rule, run.model.n_layer)
 
     def rates(self, name: str) -> Rate:
         return Rate(lr=self.lr) if f"ideas.{self.kind}." in name else Rate()
+
+
+def learned(**starts: float | list[float]) -> nn.ParameterDict:
+    """A part of numbers, or of a few together, that are learned from these on."""
+    import torch
+    from torch import nn
+
+    return nn.ParameterDict({name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()})
 
 
 @dataclass(kw_only=True, slots=True)

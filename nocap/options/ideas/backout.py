@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key, require
-from nocap.options.ideas import WithRate
+from nocap.options.ideas import WithRate, learned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Backout(WithRate):
     PER_TOKEN = True
+    LEAST_LAYERS = 2
     kind: str = "backout"
     layer: int | None = key(ge=0, le=4096)
     start: float = key(ge=-1e3, le=1e3)
@@ -28,14 +29,10 @@ class Backout(WithRate):
     def check(self, run: Run) -> None:
         WithRate.check(self, run)
         last = run.model.n_layer - 1
-        require(last > 0, "model.n_layer", "be at least 2 beside ideas.backout", run.model.n_layer)
         require((self.layer or 0) < last, "ideas.backout.layer", f"be below the last, {last}", self.layer)
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
-        import torch
-        from torch import nn
-
-        return nn.ParameterDict({"share": nn.Parameter(torch.tensor(self.start))})
+        return learned(share=self.start)
 
     def build_layer(self, run: Run, layer: int) -> nn.Module | None:
         from torch import nn

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
-from nocap.options.ideas import WithRate
+from nocap.options.ideas import WithRate, learned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,10 +25,7 @@ class LogitRescale(WithRate):
     learned: bool
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
-        import torch
-        from torch import nn
-
-        return nn.ParameterDict({"factor": nn.Parameter(torch.tensor(self.factor))} if self.learned else {})
+        return learned(factor=self.factor) if self.learned else learned()
 
     def unembed(self, part: Any, x_BTC: Tensor) -> Tensor:
         return (part["factor"] if self.learned else self.factor) * x_BTC

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key, require
-from nocap.options.ideas import WithRate
+from nocap.options.ideas import WithRate, learned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,10 +30,7 @@ class Smear(WithRate):
         require(self.channels <= run.model.d_model, "ideas.smear.channels", rule, self.channels)
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
-        import torch
-        from torch import nn
-
-        return nn.ParameterDict({"gate": nn.Parameter(torch.zeros(self.channels)), "share": nn.Parameter(torch.tensor(self.start))})
+        return learned(gate=[0.0] * self.channels, share=self.start)
 
     def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         from torch.nn.functional import pad

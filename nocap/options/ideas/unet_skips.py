@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import key, require
+from nocap.config.keys import key
 from nocap.options.ideas import WithRate
 
 if TYPE_CHECKING:
@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class UnetSkips(WithRate):
     PER_TOKEN = True
+    LEAST_LAYERS = 2
     kind: str = "unet_skips"
     start: float = key(ge=-1e3, le=1e3)
-
-    def check(self, run: Run) -> None:
-        WithRate.check(self, run)
-        require(run.model.n_layer > 1, "model.n_layer", "be at least 2 beside ideas.unet_skips", run.model.n_layer)
 
     def build_layer(self, run: Run, layer: int) -> nn.Module | None:
         import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key, require
 from nocap.config.trainer import ActivationCheckpointing, Compile
-from nocap.options.ideas import WithRate
+from nocap.options.ideas import WithRate, learned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,22 +22,19 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class ValueResidual(WithRate):
     PER_TOKEN = True
+    LEAST_LAYERS = 2
     kind: str = "value_residual"
     start: float = key(ge=-1e3, le=1e3)
 
     def check(self, run: Run) -> None:
         WithRate.check(self, run)
-        require(run.model.n_layer > 1, "model.n_layer", "be at least 2 beside ideas.value_residual", run.model.n_layer)
         again, t = (ActivationCheckpointing.block, ActivationCheckpointing.attention), run.trainer
         rule = "be off or mlp beside ideas.value_residual where trainer.compile is on: no value can leave what is computed again"
         ok = t.compile is Compile.off or t.activation_checkpointing not in again
         require(ok, "trainer.activation_checkpointing", rule, t.activation_checkpointing.value)
 
     def build_layer(self, run: Run, layer: int) -> nn.Module:
-        import torch
-        from torch import nn
-
-        return nn.ParameterDict({"share": nn.Parameter(torch.tensor(self.start))} if layer else {})
+        return learned(share=self.start) if layer else learned()
 
     def qkv(self, part: Any, q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         if "share" not in part:

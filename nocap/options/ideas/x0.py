@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
-from nocap.options.ideas import WithRate
+from nocap.options.ideas import WithRate, learned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,10 +26,7 @@ class X0(WithRate):
     x0: float = key(ge=-1e3, le=1e3)
 
     def build_layer(self, run: Run, layer: int) -> nn.Module:
-        import torch
-        from torch import nn
-
-        return nn.ParameterDict({"lambdas": nn.Parameter(torch.tensor([self.residual, self.x0]))})
+        return learned(lambdas=[self.residual, self.x0])
 
     def enter(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         residual, x0 = part["lambdas"].unbind()
