@@ -131,7 +131,7 @@ def load_libraries() -> None:
         del sys.modules[name]
 
 
-def survives(mutant: tuple[str, str, str] | None, tests: Sequence[str] = TESTS) -> bool:
+def survives(mutant: tuple[str, str, str] | None) -> bool:
     """Whether the tests pass on it, in a fork; `None`: on the source as it is."""
     pid = os.fork()
     if pid == 0:
@@ -144,7 +144,8 @@ def survives(mutant: tuple[str, str, str] | None, tests: Sequence[str] = TESTS) 
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
-            code = int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-k", "not one_line and not refusals and not arguments"]))
+            options = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")  # libraries are loaded
+            code = int(pytest.main([*TESTS, *options, "-k", "not one_line and not refusals and not arguments"]))
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
