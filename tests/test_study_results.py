@@ -95,9 +95,7 @@ def test_a_sentence_for_each_verdict(tmp_path: Path, ratios: list[float], losses
     rendered = text.render(found)
     assert sentence in rendered
     assert ("M.speed: diverged, counted as worst: mqa, seed 2" in rendered) == (None in losses)
-    assert ("above what arithmetic allows: look for a mistake" in rendered) == (
-        not start.endswith("decide: ") and len(ratios) == 3
-    )
+    assert ("above what arithmetic allows: look for a mistake" in rendered) == (not start.endswith("decide: ") and len(ratios) == 3)
 
 
 def test_an_older_baseline_is_labelled_and_no_more(tmp_path: Path):
