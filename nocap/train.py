@@ -40,7 +40,11 @@ def _main() -> None:
     with refusals():
         flags = asked(sys.argv[1:])
         register()
-        if flags.question:
+        if flags.help:
+            from nocap.config.manual import manual
+
+            print(manual([] if flags.grid else flags.overrides))  # a sweep has no values to show
+        elif flags.question:
             hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(lambda config: None)()
         elif not flags.grid:
             cell.single(composed(flags.overrides))
