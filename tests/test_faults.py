@@ -420,6 +420,7 @@ def test_09_signals_on_signals_are_one_stop_that_resumes(
     summary = summary_of(the_run(out))
     assert summary["status"] == "preempted"
     assert f"preempted at step {summary['steps']}" in stopped.out
+    assert stopped.out.splitlines()[-1] == "stopped and saved; the same command goes on"
     assert checkpoints(out)[0].name == f"step-{summary['steps']:08d}"
     assert len(checkpoints(out)) == 2  # trainer.keep_checkpoints
     assert [row["step"] for row in rows_of(the_run(out))] == list(range(int(str(summary["steps"]))))
