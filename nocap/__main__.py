@@ -10,6 +10,7 @@ COMMANDS = {
     "train": "one run, or a grid with --multirun",
     "data": "list, prepare and verify token shards",
     "compare": "runs against a baseline, with intervals and verdicts",
+    "dashboard": "a workspace and a report in Weights & Biases for a grid or a study",
     "generate": "text from a checkpoint, and its latency",
     "profile": "where a step's time and memory go",
     "study": "a question with claims: run what is missing, judge, report",
@@ -26,7 +27,7 @@ def main() -> None:
         _complete()
     command = sys.argv[1] if len(sys.argv) > 1 else None
     if command not in COMMANDS:
-        usage = "\n".join(f"  nocap {name:<8} {what}" for name, what in COMMANDS.items())
+        usage = "\n".join(f"  nocap {name:<9} {what}" for name, what in COMMANDS.items())
         print(f'usage: nocap COMMAND …\n{usage}\ntab completion: eval "$(nocap train -sc install=bash)"', file=sys.stderr)
         raise SystemExit(0 if command in ("-h", "--help") else 2)
     del sys.argv[1]
