@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "one run, or a grid with --multirun",
     "data": "list, prepare and verify token shards",
     "compare": "runs against a baseline, with intervals and verdicts",
+    "dashboard": "a workspace and a report in Weights & Biases for a grid or a study",
     "generate": "text from a checkpoint, and its latency",
     "profile": "where a step's time and memory go",
     "study": "a question with claims: run what is missing, judge, report",
@@ -41,7 +42,7 @@ def main() -> None:
         raise SystemExit(0)
     if command not in COMMANDS:
         asked = command in ("-h", "--help")
-        usage = "\n".join(f"  nocap {name:<8} {what}" for name, what in COMMANDS.items())
+        usage = "\n".join(f"  nocap {name:<9} {what}" for name, what in COMMANDS.items())
         if command is not None and not asked:
             print(f"nocap: {command[:80]!a} is no command", file=sys.stderr)
         print(USAGE.format(commands=usage), file=sys.stdout if asked else sys.stderr)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     """
     from nocap.launch.attempt import train
     from nocap.launch.plan import plan
+    from nocap.launch.tracked import typed_keys
 
     started = time.monotonic()
     choices: Mapping[str, str | None]
@@ -60,7 +62,8 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     else:
         composed = composing.composed([str(override) for override in what])
         run, choices = composed.run, composed.choices
-    ended = train(plan(run, choices=choices), started=started, log=lambda line: None if quiet else print(line), quiet=quiet)
+    planned = replace(plan(run, choices=choices), swept=typed_keys(run, map(str, what)))
+    ended = train(planned, started=started, log=lambda line: None if quiet else print(line), quiet=quiet)
     if ended.refused:
         raise ValueError(ended.summary["error"])
     if ended.summary["status"] == "failed":

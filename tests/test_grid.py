@@ -19,7 +19,7 @@ from nocap.config.flags import flags_first
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load
 from nocap.launch.grid import Grid, RefusedError, check
-from nocap.launch.worker import _facts
+from nocap.launch.tracked import run_facts
 from tests.attempts import on_a_terminal, processes, wait_until
 from tests.conftest import EXPLODING, Door
 from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained
@@ -164,10 +164,10 @@ def test_the_runs_of_a_grid_are_one_group_of_the_tracker(small_grid: Trained) ->
     (folder,) = (small_grid.out / "grids").iterdir()
     for run_dir in small_grid.out.glob("runs/*"):
         manifest = json.loads((run_dir / "manifest.json").read_text())
-        assert _facts(load(run_dir / "config.yaml"), run_dir, manifest).group == folder.name
+        assert run_facts(load(run_dir / "config.yaml"), run_dir, manifest).group == folder.name
         assert folder.name not in json.dumps(manifest["parts"])
         del manifest["attempts"][-1]["grid"]  # as older records are
-        assert _facts(load(run_dir / "config.yaml"), run_dir, manifest).group is None
+        assert run_facts(load(run_dir / "config.yaml"), run_dir, manifest).group is None
 
 
 def test_finished_cells_are_skipped_whoever_ran_them(small_grid: Trained, tmp_path: Path, here: Door) -> None:

@@ -13,15 +13,21 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nocap.config import compose
 from nocap.config.outward import redact
+from nocap.launch.grid import check
+from nocap.launch.head import manifest
+from nocap.launch.tracked import comparison_of, run_facts, typed_keys
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.store.tracking import open_tracker
 from tests.attempts import on_a_terminal
+from tests.in_process import TINY, planned
 
 IDENTITY = "0123abcd4567"
 KEY = "f" * 40
@@ -94,9 +100,21 @@ def history(run_dir: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
 
 
+SHOWN = {
+    "val/loss": "loss/val",
+    "val/bpb": "loss/val_bpb",
+    "train/loss": "loss/train",
+    "perf/mfu": "speed/mfu",
+    "perf/tokens_per_s": "speed/tokens_per_s",
+    "memory/peak_mib": "speed/peak_mib",
+    "clock/train_s": "time/train_s",
+}
+
+
 def recorded(run_dir: Path) -> list[dict[str, object]]:
+    """The rows by the names of W&B's sections, of which the first by name is about losses."""
     rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+    return [{SHOWN.get(key, key): value for key, value in row.items() if value is not None} for row in rows]
 
 
 def test_offline_run_reads_back_as_the_record(run_dir: Path) -> None:
@@ -104,7 +122,9 @@ def test_offline_run_reads_back_as_the_record(run_dir: Path) -> None:
 tracker = mirror(config={"data": {"path": ["a", "hub-" + os.environ["HF_TOKEN"]]}})
 for row in record(None):
     tracker.log(row)
-tracker.finish(summary={"val_loss": 3.25, "clock_s": {"train": 2.5}, "mfu": None}, status="finished")
+tracker.finish(summary={
+    "val_loss": 3.25, "clock_s": {"train": 2.5}, "mfu": None, "arm": "gqa", "params": {"total": 7}, "step_ms": {"median": 31.5},
+}, status="finished")
 print(tracker.url_or_hint)
 """
     done = child(code, run_dir, HF_TOKEN="hf_secret_value", SHELL_ARGUMENT="visible")
@@ -126,16 +146,85 @@ print(tracker.url_or_hint)
     summary: dict[str, object] = {}
     for record in records:
         summary |= record.get("summary", {}).get("update", {})
-    assert (summary["val_loss"], summary["clock_s/train"], "mfu" in summary) == (3.25, 2.5, False)
+    last = {key: summary.get(key) for key in ("loss/val", "time/train_s", "params/total", "speed/step_ms", "val_loss", "arm", "speed/mfu")}
+    assert list(last.values()) == [3.25, 2.5, 7, 31.5, None, None, None]
+    assert not [key for key in summary if "loss" in key and key not in ("loss/val", "loss/train")], "the final loss has one name"
     assert records[-1]["exit"] == {"exit_code": 0}
     everything = json.dumps(records)
     assert "hf_secret_value" not in everything
     assert "hub-<redacted:HF_TOKEN>" in everything
     metrics = [record["metric"] for record in records if record["type"] == "metric"]
-    assert {"step", "tokens", "clock/train_s"} <= {metric.get("name") for metric in metrics}
+    axes = {metric.get("name"): bool(metric.get("options", {}).get("hidden")) for metric in metrics if "name" in metric}
+    assert axes == {"step": True, "tokens": True, "time/train_s": False}
     assert any(metric.get("glob_name") == "*" and metric.get("step_metric") == "step" for metric in metrics)
-    loss = next(metric for metric in metrics if metric.get("name") == "val/loss")
-    assert (loss["step_metric"], loss["summary"]) == ("step", {"min": True})
+
+
+@pytest.mark.slow
+def test_what_a_grid_sweeps_names_its_runs(run_dir: Path) -> None:
+    """The W&B run of a cell, as its worker makes it of the manifest; and the command that uploads all of a grid."""
+    code = """
+import shlex, subprocess
+from nocap.config.compose import composed
+from nocap.launch.grid import check
+from nocap.launch.head import manifest
+from nocap.launch.tracked import comparison_of, run_facts, upload_all
+words = ["model=nano", "data=synthetic", "tracker.mode=offline", "tracker.tags=[mine]", "output_dir=out"]
+cells = [[*words, "attention=gqa", f"optimizer.lr={lr}", f"seed={seed}"] for lr, seed in (("1e-3", 0), ("3e-3", 1))]
+grid = check(cells, swept=("optimizer.lr", "seed", "attention"), compose=composed, log=print)
+for cell in grid.cells:
+    plan = cell.plan
+    plan.run_dir.mkdir(parents=True)
+    session = open_tracker(plan.run.tracker, run_facts(plan.run, plan.run_dir, manifest(plan, [])))
+    session.finish(summary={}, status="finished")
+(line,) = upload_all(grid.folder, [cell.plan for cell in grid.cells])
+command = line.partition(": ")[2]
+assert command == f"xargs wandb sync < out/grids/{grid.name}/offline.txt", command
+uploaded = subprocess.check_output(command.replace("wandb sync", "echo"), shell=True, text=True)
+print(json.dumps([grid.name, comparison_of(grid.name), uploaded]))
+"""
+    done = child(code, run_dir)
+    assert (done.returncode, done.stderr) == (0, "")
+    grid, comparison, uploaded = json.loads(done.stdout)
+    folders = sorted(str(path) for path in run_dir.glob("out/runs/*/wandb/offline-run-*"))
+    assert (len(folders), sorted(uploaded.split())) == (2, folders)
+    runs = [next(record["run"] for record in inspect(folder) if record["type"] == "run") for folder in run_dir.glob("out/runs/*")]
+    assert sorted(run["display_name"] for run in runs) == ["lr=0.001 gqa s0", "lr=0.003 gqa s1"]
+    for run in runs:
+        lr, seed = run["display_name"].split()[0], int(run["display_name"][-1])
+        config = run["config"]["update"]
+        assert (run["run_group"], run["job_type"], config["arm"]) == (grid, f"{lr} gqa", f"{lr} gqa")
+        assert config["swept"] == {"lr": float(lr.partition("=")[2]), "attention": "gqa", "seed": seed}
+        assert (config["options"]["attention"], config["attention"]["kind"]) == ("gqa", "global")
+        assert {"mine", f"{lr} gqa", "attention=gqa", "optimizer=adamw", "data=synthetic", "model=nano"} <= {*run["tags"]}
+        assert not [tag for tag in run["tags"] if tag.startswith("tracker")]
+        assert run["notes"] == f"Compared with its grid: run {comparison} of {grid}"
+
+
+def test_cells_are_told_apart_by_what_their_grid_sweeps(tmp_path: Path) -> None:
+    words = (*TINY, "tracker=none", f"output_dir={tmp_path}")
+    cells = [[*words, *arm] for arm in (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))]
+    grid = check(cells, swept=("optimizer.lr", "ideas", "seed"), compose=compose.composed, log=print)
+    found = [run_facts(cell.plan.run, cell.plan.run_dir, manifest(cell.plan, [])) for cell in grid.cells]
+    assert [facts.name for facts in found] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
+    assert [facts.swept for facts in found] == [
+        {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
+        {"lr": 0.003, "ideas": "none", "seed": 0},
+    ]
+    assert {facts.comparison for facts in found} == {comparison_of(grid.name)}
+    assert {"lr=0.001 smear,x0", "ideas=x0", "ideas=smear", "attention=flash", "data=synthetic", "model=nano"} <= {*found[0].tags}
+    assert "tracker" not in found[0].options
+
+
+def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_typed() -> None:
+    words = ("model=nano", "data=synthetic", "attention=gqa", "optimizer.lr=0.002", "tracker=none", "tracker.also=[]", "seed=3")
+    composed = compose.composed(words)
+    plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed.run, words))
+    facts = run_facts(plan.run, plan.run_dir, manifest(plan, []))
+    assert (facts.name, facts.arm) == ("nano-gqa-gelu4x-wsd-adamw lr=0.002 s3", "nano-gqa-gelu4x-wsd-adamw lr=0.002")
+    assert (facts.group, facts.comparison, facts.swept) == (None, None, {"lr": 0.002})
+    older = {key: value for key, value in manifest(plan, []).items() if key != "options"}
+    del older["attempts"][0]["swept"]
+    assert run_facts(plan.run, plan.run_dir, older).name == "nano-gqa-gelu4x-wsd-adamw s3"
 
 
 @pytest.mark.slow
@@ -280,6 +369,8 @@ print(json.dumps([[a["label"], a["n"], a["val_loss"]["mean"], verdict] for a, ve
     table = json.loads(file.read_text())
     columns = [table["columns"].index(name) for name in ("arm", "n", "val_loss", "verdict")]
     assert [[row[i] for i in columns] for row in table["data"]] == json.loads(done.stdout)
+    (page,) = run_dir.glob("wandb/offline-run-*/files/media/html/report_*.html")
+    assert page.read_text() == "the report"
     records = inspect(run_dir)
     run = next(record["run"] for record in records if record["type"] == "run")
     assert (run["run_group"], run["job_type"]) == ("grid", "comparison")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from nocap.config import registry
@@ -62,6 +62,7 @@ class Run:
             option.check(self)
         self._check_batch()
         self._check_graphs()
+        self._check_trackers()
 
     def batch_tokens(self, step: int) -> int:
         """Tokens that this step reads, over all devices."""
@@ -120,6 +121,14 @@ class Run:
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
             rule = f"be false beside ideas.{name}, which acts between steps"
             require(not overrides(idea, *STEP_JOINTS, "changes_at"), "trainer.cuda_graphs", rule, self.trainer.cuda_graphs)
+
+    def _check_trackers(self) -> None:
+        """One that is named beside another gets no keys."""
+        others = {kind: fields(cls) for kind, cls in registry.options("tracker").items() if kind != self.tracker.kind}
+        able = [kind for kind, keys in others.items() if not any(f.default is f.default_factory is MISSING for f in keys)]
+        for kind in self.tracker.also:
+            rule = f"hold trackers beside tracker={self.tracker.kind} that need no keys: {', '.join(able)}"
+            require(kind in able and self.tracker.also.count(kind) == 1, "tracker.also", rule, kind)
 
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
         """Of the run's plain form, the keys that count for `what`: see `nocap.config.keys.COUNTS`."""

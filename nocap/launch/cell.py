@@ -25,8 +25,10 @@ from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.config.schemas import register
 from nocap.launch import attempt
+from nocap.launch.grid import FILE
 from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan
+from nocap.launch.tracked import typed_keys
 from nocap.store.record import read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
@@ -41,7 +43,7 @@ def single(composed: Composed) -> NoReturn:
     Errors:
         ValueError: it cannot be trained.
     """
-    planned = _plan(composed.run, composed.choices)
+    planned = replace(_plan(composed.run, composed.choices), swept=typed_keys(composed.run, composed.overrides))
     if "RANK" in os.environ:
         _train_as_rank(planned)
     raise SystemExit(attempt.start(planned, started=STARTED))
@@ -57,7 +59,9 @@ def cell(cfg: DictConfig) -> int:
 
 def _cell_of_grid(cfg: DictConfig, config: HydraConf) -> int:
     try:
-        planned = replace(_plan(parse(cfg), config.runtime.choices), grid=Path(config.sweep.dir).name)
+        folder = Path(config.sweep.dir)
+        swept = (read_json(folder / FILE) or {}).get("swept") or ()
+        planned = replace(_plan(parse(cfg), config.runtime.choices), grid=folder.name, swept=tuple(swept))
         # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
         return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
     except (ValueError, *CONFIG_ERRORS) as error:

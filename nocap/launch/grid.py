@@ -80,7 +80,7 @@ def check(
     found, experiments, bad, datasets = [], set(), [], Datasets()
     first: Composed | None = None
     for overrides in cells:
-        label = " ".join(override for override in overrides if _key(override) in swept) or "the only cell"
+        label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"
         try:
             composed = as_in(first, overrides, compose)
             first = first or composed
@@ -101,7 +101,7 @@ def check(
         raise RefusedError(_refusal(bad, len(cells)))
     ordered = _distinct(_by_seed(found), log)
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
-    named = tuple(replace(cell, plan=replace(cell.plan, grid=folder.name)) for cell in ordered)
+    named = tuple(replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered)
     return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
 
 
@@ -124,7 +124,7 @@ class Datasets:
         return found
 
 
-def _key(override: str) -> str:
+def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 

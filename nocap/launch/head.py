@@ -82,11 +82,13 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "threads": t.threads,
         "spent_s": _spent_s(plan, attempts),
         "grid": plan.grid,
+        "swept": plan.swept,
     }
     return {
         "identity": plan.identity,
         "name": plan.name,
         "arm": plan.arm,
+        "options": plan.options,
         "parts": plan.parts,
         "defaults": reasons(plan.run),
         "init": plan.init.record if plan.init is not None else None,

@@ -35,13 +35,13 @@ from nocap.launch import search
 from nocap.launch.attempt import GOES_ON, clean, hold
 from nocap.launch.cell import cell as task
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
-from nocap.launch.plan import outcome
+from nocap.launch.plan import Plan, outcome
 from nocap.launch.runner import Runner
 from nocap.launch.searching import Searching
+from nocap.launch.tracked import track_grid, upload_all
 from nocap.options.launcher import Launcher as Launching
 from nocap.options.launcher import One, Slots
 from nocap.show import table
-from nocap.store.identity import digest
 from nocap.store.record import read_json
 from nocap.store.verify import ENDED, SUMMARY
 
@@ -255,6 +255,7 @@ def _search(searching: Searching, slots: Slots) -> int:
         if not (searching.stopped and result.status == "waiting"):
             _explain(cells[identity], result)
     search_report.write(searching, trials, with_page=not searching.stopped)
+    _say_uploads(searching.grid.folder, [cell.plan for cell in cells.values()])
     if searching.stopped:
         print(GOES_ON, flush=True)
         return EXIT_CODES["preempted"]
@@ -318,7 +319,13 @@ def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
             print(f"report: {folder}/{REPORT}")
         except Exception as error:
             print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
+    _say_uploads(grid.folder, [cell.plan for cell in grid.cells])
     print(f"compare: python -m nocap.compare {folder}", flush=True)
+
+
+def _say_uploads(folder: Path, plans: Sequence[Plan]) -> None:
+    for line in upload_all(folder, plans):
+        print(f"tracker: {line}", flush=True)
 
 
 def _shown(folder: Path) -> str:
@@ -336,19 +343,8 @@ def _report_is_older(grid: Grid) -> bool:
 def _write_report(grid: Grid, comparison: Comparison) -> None:
     """`report.html` in the grid's folder, and with W&B a run of the group that holds the verdicts and the report."""
     from nocap.judge import report
-    from nocap.options.tracker import RunFacts
-    from nocap.store.tracking import track_comparison
 
     path = grid.folder / REPORT
     report.write(comparison, path)
-    facts = RunFacts(
-        identity=digest({"grid": [cell.plan.identity for cell in grid.cells]}),
-        name=grid.name,
-        arm="comparison",
-        seed=0,
-        run_dir=grid.folder,
-        config={"swept": list(grid.swept)},
-        group=grid.name,
-    )
-    if message := track_comparison(grid.cells[0].plan.run.tracker, facts, comparison=comparison.json(), report=path):
+    if message := track_grid(grid, comparison.json(), report=path):
         print(f"tracker: {message}")

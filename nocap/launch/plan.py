@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,9 @@ class Plan:
     run_dir: Path
     init: InitCheckpoint | None = None  # what it begins from
     teachers: dict[str, Teacher] = field(default_factory=dict)  # what it learns from, by the option that does
+    options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option, for people
     grid: str | None = None  # the grid that starts it
+    swept: tuple[str, ...] = ()  # the groups and keys that set it apart from the runs beside it
     notices: tuple[str, ...] = ()  # what a person should know before it starts
 
 
@@ -90,8 +92,15 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         run_dir=run_dir,
         init=init,
         teachers=found,
+        options=_options(run, choices),
         notices=notices,
     )
+
+
+def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
+    """The chosen options by name, those that change no number left out; ideas have commas between them."""
+    groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
+    return {group: name for group in groups if (name := choices.get(group))} | {"ideas": ",".join(run.ideas) or "none"}
 
 
 def _folder(root: Path, name: str, identity: str) -> Path:

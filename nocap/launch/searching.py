@@ -181,7 +181,9 @@ class Searching:
                 composed = self._arm([*composed.overrides, f"trainer.steps={max(1, round(share * composed.run.trainer.steps))}"])
             planned = plan(composed.run, choices=composed.choices, dataset=self._datasets.of(composed.run))
             told = f"{label} seed={seed}" if len(self.seeds) > 1 else label
-            found.append(Cell(overrides=composed.overrides, label=told, plan=replace(planned, grid=self.grid.name if label else None)))
+            if label:
+                planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
+            found.append(Cell(overrides=composed.overrides, label=told, plan=planned))
         return found
 
     def _arm(self, words: Sequence[str]) -> Composed:

@@ -17,12 +17,13 @@ from nocap import outside
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import InputError
 from nocap.config.outward import guarded
-from nocap.config.plain import load, to_plain
+from nocap.config.plain import load
 from nocap.config.run import Run
 from nocap.data.tokens import Shard
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
+from nocap.launch.tracked import run_facts
 from nocap.model.compiled import compiler_failed
-from nocap.options.tracker import RunFacts, TrackerSession
+from nocap.options.tracker import TrackerSession
 from nocap.store import lock
 from nocap.store.files import append_text
 from nocap.store.record import Metrics, Row, read_json
@@ -72,7 +73,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     sessions: list[TrackerSession] = []
 
     def on_start(rows: list[Row]) -> None:
-        sessions.append(open_tracker(run.tracker, _facts(run, run_dir, manifest), rows=rows))
+        sessions.append(open_tracker(run.tracker, run_facts(run, run_dir, manifest), rows=rows))
         reporter.start(rows[-1]["step"] + 1 if rows else (manifest["init"] or {"step": 0})["step"])
 
     def on_row(row: Row) -> None:
@@ -117,18 +118,6 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         if writer is not None:
             writer.close()
     return outcome.status
-
-
-def _facts(run: Run, run_dir: Path, manifest: dict[str, Any]) -> RunFacts:
-    return RunFacts(
-        identity=manifest["identity"],
-        name=manifest["name"],
-        arm=manifest["arm"],
-        seed=run.seed,
-        run_dir=run_dir,
-        config=to_plain(run),
-        group=manifest["attempts"][-1].get("grid"),
-    )
 
 
 def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:

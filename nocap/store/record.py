@@ -34,7 +34,7 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 
 _NUMBERS, _TEXTS = {...: float}, {...: str}
 _HARDWARE = _each(str, "fingerprint name host")
-_ATTEMPT = _each(str, "started host grid") | _each(int, "devices threads") | {"spent_s": float}
+_ATTEMPT = _each(str, "started host grid") | _each(int, "devices threads") | {"spent_s": float, "swept": [str]}
 _PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "init": dict, "teachers": dict}
 _DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _each(int, "vocab_size val_bytes") | {"source": dict}
 _CLAIM = Whole(
@@ -52,6 +52,7 @@ SHAPES: dict[str, Shape] = {
         "init": {"step": int},
         "teachers": {...: {"identity": str, "train_s": float}},
         "versions": _TEXTS,
+        "options": _TEXTS,
         "defaults": _TEXTS,
         "outside": [_each(str, "group name sha256")],
     },

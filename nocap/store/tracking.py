@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from nocap.config import registry
 from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 
@@ -45,9 +46,42 @@ class Guarded(TrackerSession):
                 _warn(self._tracker, error)
 
 
-def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Iterable[Mapping[str, object]] = ()) -> TrackerSession:
+class Several(TrackerSession):
+    """The sessions of several trackers, each guarded by itself."""
+
+    def __init__(self, sessions: Sequence[TrackerSession]) -> None:
+        self._sessions = sessions
+
+    @property
+    def url_or_hint(self) -> str | None:  # type: ignore[override]
+        return "; ".join(hint for session in self._sessions if (hint := session.url_or_hint)) or None
+
+    def log(self, row: Mapping[str, object]) -> None:
+        for session in self._sessions:
+            session.log(row)
+
+    def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
+        for session in self._sessions:
+            session.log_comparison(comparison, report)
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        for session in self._sessions:
+            session.finish(summary=summary, status=status)
+
+
+def _each(tracker: Tracker) -> list[Tracker]:
+    return [tracker, *(cast(type[Tracker], registry.options("tracker")[kind])(kind=kind) for kind in tracker.also)]
+
+
+def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Sequence[Mapping[str, object]] = ()) -> TrackerSession:
     """Open what the config asks for and log the rows that a resumed run already has."""
-    tracker, facts = _clean(tracker), _clean(facts)
+    facts = _clean(facts)
+    if not tracker.also:
+        return _open(_clean(tracker), facts, rows)
+    return Several([_open(_clean(one), facts, rows) for one in _each(tracker)])
+
+
+def _open(tracker: Tracker, facts: RunFacts, rows: Sequence[Mapping[str, object]]) -> TrackerSession:
     try:
         opened = tracker.open(facts)
     except Exception as error:
@@ -62,15 +96,20 @@ def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Iterable[Mapping[st
 
 
 def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path) -> str | None:
-    """A grid's verdicts and report, where the tracker has a place for them; their address, or how to sync them."""
-    tracker, facts = _clean(tracker), _clean(facts)
-    opened = tracker.open_comparison(facts)
-    if opened is None:
-        return None
-    session = Guarded(tracker, opened)
+    """A grid's verdicts and report, where a tracker has a place for them; their address, or how to sync them."""
+    facts = _clean(facts)
+    opened = [(one, one.open_comparison(facts)) for one in map(_clean, _each(tracker))]
+    session = Several([Guarded(one, found) for one, found in opened if found is not None])
     session.log_comparison(comparison, report)
     session.finish(summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished")
     return session.url_or_hint
+
+
+def offline(tracker: Tracker, folders: Iterable[Path]) -> dict[str, list[Path]]:
+    """Command → what it would upload of these folders of runs and grids."""
+    folders = list(folders)
+    found = {one.uploader: [place for folder in folders for place in one.offline(folder)] for one in _each(tracker)}
+    return {uploader: places for uploader, places in found.items() if places}
 
 
 def _clean(facts: T) -> T:

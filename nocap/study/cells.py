@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nocap.config.compose import Composed
-from nocap.launch.grid import Cell, RefusedError, Result, check
+from nocap.launch.grid import Cell, RefusedError, Result, check, key_of
 from nocap.launch.plan import outcome, plan
 from nocap.launch.runner import Runner
 from nocap.options.launcher.pool import Devices
@@ -60,8 +60,14 @@ class Cells:
         names: dict[str, list[str]] = {}  # two arms may be the same run
         for run, identity in zip(runs, identities, strict=True):
             names.setdefault(identity, []).append(run.arm)
+        common = set.intersection(*map(set, overrides))
+        swept = tuple(dict.fromkeys(key_of(word) for words in overrides for word in words if word not in common))
         cells = [
-            replace(cell, label=f"{label} {'='.join(dict.fromkeys(names[cell.plan.identity]))} seed={cell.plan.run.seed}")
+            replace(
+                cell,
+                label=f"{label} {'='.join(dict.fromkeys(names[cell.plan.identity]))} seed={cell.plan.run.seed}",
+                plan=replace(cell.plan, swept=swept),
+            )
             for cell in grid.cells
         ]
         by_identity = {cell.plan.identity: cell for cell in cells}

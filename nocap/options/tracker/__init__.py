@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from nocap.config.keys import flat
 from nocap.config.option import Option
 
 
@@ -15,13 +16,49 @@ class RunFacts:
     """What a tracker gets to know about a run. The config's group goes before `group`; its tags and `tags` are joined."""
 
     identity: str
-    name: str
-    arm: str
+    name: str  # for people: what sets the run apart from those beside it, and the seed
+    arm: str  # the same without the seed
     seed: int
     run_dir: Path
     config: Mapping[str, object]  # resolved, plain
     group: str | None = None
     tags: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option that was chosen
+    swept: Mapping[str, object] = field(default_factory=dict)  # what sets the run apart, by short names, with its values
+    comparison: str | None = None  # the identity of the grid's comparison
+
+
+# A dashboard makes a section of the names that begin alike, and sorts them: so that loss and speed come first, and the clock after them.
+_SECTIONS = {
+    "val/loss": "loss/val",
+    "val/": "loss/val_",
+    "train/loss": "loss/train",
+    "perf/": "speed/",
+    "memory/": "speed/",
+    "clock/": "time/",
+}
+# A value of the summary that the rows have too → its name there: a dashboard shows it once, as it is at the end.
+_ENDS = {"val_loss": "val/loss", "val_bpb": "val/bpb", "tokens_per_s": "perf/tokens_per_s", "step_ms/median": "perf/step_ms"}
+_ENDS |= {"mfu": "perf/mfu", "memory_mib/peak": "memory/peak_mib", "steps": "step"}
+_IN_CONFIG = ("identity", "name", "arm", "seed")
+
+
+def in_sections(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `metrics.jsonl` by the names that dashboards show, without its nulls: a curve has no point there."""
+    return {_named(key): value for key, value in row.items() if value is not None}
+
+
+def _named(key: str) -> str:
+    return next((new + key.removeprefix(old) for old, new in _SECTIONS.items() if key.startswith(old)), key)
+
+
+def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """`summary.json`, flat, by the same names; what the config says is left out."""
+    found = {}
+    for key, value in flat(summary, "/"):
+        head, _, line = key.partition("/")
+        found[f"clock/{line}_s" if head == "clock_s" else _ENDS.get(key, key)] = None if key in _IN_CONFIG else value
+    return in_sections(found)
 
 
 class TrackerSession:
@@ -43,6 +80,9 @@ class TrackerSession:
 class Tracker(Option):
     """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and never stops a training."""
 
+    uploader: ClassVar[str] = ""
+    also: list[str] = field(default_factory=list)  # more trackers that get the same rows: those that need no keys
+
     def open(self, facts: RunFacts) -> TrackerSession:
         """Open a session, in the first rank only. A resumed run opens a new one and logs its kept rows again."""
         raise NotImplementedError(f"tracker.kind={self.kind} must define open")
@@ -50,3 +90,7 @@ class Tracker(Option):
     def open_comparison(self, facts: RunFacts) -> TrackerSession | None:
         """A session for a grid's comparison; None: it is not mirrored."""
         return None
+
+    def offline(self, folder: Path) -> list[Path]:
+        """What a run's or a grid's folder has of mirrors that still are to be uploaded, by the command `uploader`."""
+        return []

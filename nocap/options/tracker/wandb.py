@@ -1,4 +1,4 @@
-"""The mirror of the local record in Weights & Biases: every row of `metrics.jsonl`, under the same names.
+"""The mirror of the local record in Weights & Biases: every row of `metrics.jsonl`.
 
 Training waits for a server no longer than `tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the end, and what was not sent
 stays on disk. wandb is imported only when a mirror is opened.
@@ -22,15 +22,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from nocap.config.keys import flat, key, require
-from nocap.options.tracker import RunFacts, Tracker, TrackerSession
+from nocap.config.keys import key, require
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, in_sections
 
 PROBE_TIMEOUT_S = 3.0  # a TCP connection to a server that is there takes well under a second
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
 GRACE_S = 5.0  # for wandb to keep to that time, before its thread is left behind
 BACKLOG = 10_000  # rows that may wait for wandb
+LONGEST_TAG = 64  # characters that a server takes
 
 
 class WandbMode(Enum):
@@ -44,6 +45,7 @@ class Wandb(Tracker):
     """Weights & Biases."""
 
     kind: str = "wandb"
+    uploader: ClassVar[str] = "wandb sync"
     project: str  # where the run is shown
     entity: str | None  # user or team; null: the login's own
     group: str | None  # under which the dashboard gathers runs; null: the grid's name
@@ -70,6 +72,10 @@ class Wandb(Tracker):
     def open_comparison(self, facts: RunFacts) -> TrackerSession:
         """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid compared again is the same run."""
         return self.open(facts)
+
+    def offline(self, folder: Path) -> list[Path]:
+        found = (path for path in sorted(folder.glob("wandb/offline-run-*")) if path.is_dir() and not path.is_symlink())
+        return [path for path in found if not any(path.glob("*.synced"))]  # wandb leaves this beside what it has uploaded
 
 
 class WandbSession(TrackerSession):
@@ -111,17 +117,17 @@ class WandbSession(TrackerSession):
         failure = f"stopped mirroring at step {step}"
         if self._calls.qsize() > BACKLOG:
             self._silence(f"{failure}: wandb has not taken {BACKLOG} rows")
-        # A null is an unknown value in the record; in W&B it is a curve without that point.
-        self._submit(failure, partial(self._run.log, {key: value for key, value in row.items() if value is not None}, step=step))
+        self._submit(failure, partial(self._run.log, in_sections(row), step=step, commit=True))
 
     def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
-        """The verdict of each arm as a table, and the report's file."""
+        """The verdict of each arm as a table, and the report, shown in the run's page and kept as a file."""
 
         def send() -> None:
             import wandb
 
             rows = [_verdict(arm) for arm in comparison["arms"]]
-            self._run.log({"verdicts": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])})
+            verdicts = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+            self._run.log({"verdicts": verdicts, "report": wandb.Html(str(report), inject=False)})
             artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
@@ -137,7 +143,7 @@ class WandbSession(TrackerSession):
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
         try:
-            self._run.summary.update({key: value for key, value in flat(summary, "/") if value is not None})
+            self._run.summary.update(at_the_end(summary))
             self._run.finish(exit_code=0 if status == "finished" else 1)
         except Exception as error:
             self.url_or_hint = self._hint
@@ -210,8 +216,9 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         "name": facts.name,
         "group": tracker.group or facts.group,
         "job_type": facts.arm,
-        "tags": [*tracker.tags, *facts.tags],
-        "config": facts.config,
+        "tags": list(dict.fromkeys(tag[:LONGEST_TAG] for tag in (*tracker.tags, *facts.tags) if tag)),
+        "notes": f"Compared with its grid: run {facts.comparison} of {facts.group}" if facts.comparison else None,
+        "config": {**facts.config, "arm": facts.arm, "options": facts.options, "swept": facts.swept},
     }
     settings = wandb.Settings(
         init_timeout=timeout_s,
@@ -239,11 +246,12 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         reinit="finish_previous",
         settings=settings,
     )
-    for axis in ("step", "tokens", "clock/train_s"):
-        run.define_metric(axis)
+    for axis in ("step", "tokens"):
+        run.define_metric(axis, hidden=True)  # no panel of its own
+    run.define_metric("time/train_s")
     run.define_metric("*", step_metric="step")
-    for name, best in {"val/loss": "min", "val/bpb": "min", "memory/peak_mib": "max"}.items():
-        run.define_metric(name, step_metric="step", summary=best)
+    if facts.comparison is not None and run.url:  # offline nobody knows yet where it will be
+        run.notes = f"Compared with its grid: [{facts.group}]({run.url.rpartition('/')[0]}/{facts.comparison})"
     return run
 
 

@@ -1,0 +1,187 @@
+"""`python -m nocap.dashboard`: a saved workspace and a report in Weights & Biases for a grid, a study or any runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from nocap import outside
+from nocap.config.exits import EXIT_CODES
+from nocap.config.keys import require
+from nocap.config.outward import guarded
+from nocap.store.record import write_json, writing
+from nocap.training.ledger import LINES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """What a dashboard is about."""
+
+    title: str
+    runs: Sequence[str]  # identities, which are the runs' ids in W&B
+    verdicts: str  # Markdown
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _parser().parse_args(outside.arguments(argv))
+    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+
+    with refusals(), guarded():
+        shown = _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))
+        workspace, report = build(shown, entity=options.entity or ("" if options.json else _login()), project=options.project)
+        if options.json:
+            with writing("--json", options.json) as path:
+                write_json(path, as_json(workspace, report))
+            return 0
+        try:
+            for made in (workspace, report):
+                made.save()
+                print(made.url)
+        except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
+            print(f"nocap: W&B: not created: {' '.join(str(error).split())[:200] or type(error).__name__}", file=sys.stderr)
+            return EXIT_CODES["failed"]
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = "Make a saved workspace and a report in Weights & Biases, with curves by arm and the verdicts."
+    parser = argparse.ArgumentParser(prog="python -m nocap.dashboard", description=about)
+    parser.add_argument("path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs")
+    parser.add_argument("--project", default="nocap", metavar="NAME", help="where the runs are (default: nocap)")
+    parser.add_argument("--entity", metavar="NAME", help="the account or team (default: the login's)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what would be made, and make nothing; needs no login")
+    outside.document(parser)
+    return parser
+
+
+# --- what it shows -----------------------------------------------------------------------------------------------------------------
+
+
+def _of_runs(path: str) -> Shown:
+    from nocap.judge.compare import compare
+    from nocap.judge.describe import sections
+    from nocap.show.table import markdown, tame
+    from nocap.store.runs import load
+
+    found = load([path])
+    lines: list[str] = []
+    for section in islice(sections(compare(found)), 2):  # verdicts; speed and memory
+        rows = [list(map(str, row)) for row in section.rows]
+        lines += [f"### {section.title}", "", *markdown(section.head, rows), "", *section.notes, ""]
+    title = Path(path).absolute().name
+    return Shown(title=title, runs=[record.identity for record in found.records], verdicts=tame("\n".join(lines)))
+
+
+def _of_study(folder: Path) -> Shown:
+    """Its README's own part has the claims; its ledger the runs."""
+    from nocap.config.bounded import read_text
+    from nocap.show.table import tame
+    from nocap.study import ledger
+    from nocap.study.report import LEARNT
+
+    ended = [line["identity"] for line in ledger.read(folder / ledger.FILE).of("run", short=0) if line["status"] in ledger.ENDED]
+    require(bool(ended), str(folder), "be a study with finished runs in its ledger", "none")
+    text = read_text(folder / "README.md").partition(LEARNT)[0] if (folder / "README.md").is_file() else ""
+    return Shown(title=folder.absolute().name, runs=list(dict.fromkeys(ended)), verdicts=tame(text))
+
+
+# --- what it is made of --------------------------------------------------------------------------------------------------------------
+
+
+def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
+    """The workspace and the report, not saved yet.
+
+    Errors:
+        ValueError: the library is missing.
+    """
+    ws, wr = _library()
+    panels = {title: list(_panels(wr, plots)) for title, plots in _plots(wr).items()}
+    verdicts = wr.MarkdownPanel(markdown=shown.verdicts, layout=wr.Layout(w=24, h=10))
+    sections = [ws.Section(name=title, panels=found, is_open=True) for title, found in {**panels, "Verdicts": [verdicts]}.items()]
+    ids = ws.And(ws.Metric("ID").isin(list(shown.runs)))
+    workspace = ws.Workspace(
+        entity=entity,
+        project=project,
+        name=f"nocap: {shown.title}",
+        sections=sections,
+        settings=ws.WorkspaceSettings(x_axis="step", smoothing_type="none", max_runs=100),
+        runset_settings=ws.RunsetSettings(filters=ids, groupby=[ws.Config("arm")]),
+    )
+    # A set of runs without a project is of the report's own: with one, the library would ask a server now.
+    blocks: list[Any] = [wr.MarkdownBlock(text=shown.verdicts)]
+    for title, found in panels.items():
+        runset = wr.Runset(name=shown.title, filters=ids, groupby=["config.arm"])
+        blocks += [wr.H2(text=title), wr.PanelGrid(runsets=[runset], panels=found)]
+    return workspace, wr.Report(entity=entity, project=project, title=f"nocap: {shown.title}", width="fluid", blocks=blocks)
+
+
+def as_json(workspace: Any, report: Any) -> dict[str, Any]:
+    """As the library sends them."""
+    return {
+        name: made._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+        for name, made in {"workspace": workspace, "report": report}.items()
+    }
+
+
+AXES = {"steps": "step", "tokens": "tokens", "seconds of training": "time/train_s"}
+
+
+def _plots(wr: Any) -> Mapping[str, list[Any]]:
+    """Section → its plots. Runs are grouped by arm: a line is the mean over seeds, the band their standard deviation."""
+    spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
+    speed = {"tokens/s": "speed/tokens_per_s", "ms a step": "speed/step_ms", "memory, MiB": "speed/peak_mib"}
+    return {
+        "Loss": [
+            *(wr.LinePlot(title=f"validation loss by {by}", x=axis, y=["loss/val"], **spread) for by, axis in AXES.items()),
+            wr.BarPlot(title="final validation loss", metrics=["loss/val"], **spread),
+            wr.LinePlot(title="training loss by steps", x="step", y=["loss/train"], **spread),
+        ],
+        "Speed and memory": [
+            *(wr.BarPlot(title=title, metrics=[metric], **spread) for title, metric in speed.items()),
+            wr.LinePlot(title="tokens/s by steps", x="step", y=["speed/tokens_per_s"], **spread),
+        ],
+        "Where the time went": [wr.BarPlot(title=f"{line}, s", metrics=[f"time/{line}_s"], **spread) for line in LINES],
+    }
+
+
+def _panels(wr: Any, plots: Sequence[Any]) -> Iterator[Any]:
+    """Three side by side."""
+    for i, plot in enumerate(plots):
+        plot.layout = wr.Layout(x=8 * (i % 3), y=6 * (i // 3), w=8, h=6)
+        yield plot
+
+
+def _library() -> tuple[Any, Any]:
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it is written for an older pydantic
+            import wandb_workspaces.reports.v2 as wr
+            import wandb_workspaces.workspaces as ws
+    except ModuleNotFoundError as error:
+        raise ValueError(f"a dashboard needs {error.name}: pip install 'nocap[dashboard]'") from error
+    return ws, wr
+
+
+def _login() -> str:
+    """The account that is logged in.
+
+    Errors:
+        ValueError: nobody is.
+    """
+    import wandb
+
+    wandb.setup(settings=wandb.Settings(silent=True))
+    if not wandb.login(prompt=False, verify=False):
+        raise ValueError("a dashboard is made in a W&B account, and there is no login: wandb login (--json FILE needs none)")
+    return str(wandb.Api().default_entity)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
