@@ -23,8 +23,9 @@ from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, outcome
 from nocap.store.checkpoints import name_of, saved_steps
 from nocap.store.files import append_text
+from nocap.store.find import of_identity
 from nocap.store.record import Metrics, digest, read_json, read_rows
-from nocap.store.runs import load, of_identity
+from nocap.store.runs import load
 from nocap.training import checkpoint
 from tests.attempts import stamp, state_of, steady
 from tests.in_process import STEPS, planned, start

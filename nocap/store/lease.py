@@ -158,6 +158,17 @@ def abandoned(folder: Path) -> bool:
     return root.is_dir() and not root.is_symlink()
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process has the lease, for people to read: a moment later it may be otherwise."""
+    try:
+        _look(folder / NAME)
+    except HeldError:
+        return True
+    except (OSError, _TieError):  # another user's folder
+        pass
+    return False
+
+
 @cache
 def machine() -> str:
     """This machine since its start. Of a kernel that names no start: by the host's name alone."""
