@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMS = """\
-A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, or an identity, looked for in
-outputs/runs. Several can be given; a run counts once."""
+A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an identity, the beginning of one
+run's name or identity, or last, looked for in outputs/runs. Several can be given; a run counts once."""
 
 
 def main(argv: list[str] | None = None) -> int:
