@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMS = """\
-A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, or an identity, looked for in
-outputs/runs. Several can be given; a run counts once. Runs are compared where their losses measure the same: same validation data,
-vocabulary and settings. Of several such groups the largest is compared, and a line for each other says how to compare that."""
+A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an identity, the beginning of one
+run's name or identity, or last, looked for in outputs/runs. Several can be given; a run counts once. Runs are compared where their
+losses measure the same: same validation data, vocabulary and settings. Of several such groups the largest is compared, and a line for
+each other says how to compare that."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,8 +13,7 @@ import hydra  # noqa: E402
 
 from nocap import outside  # noqa: E402
 from nocap.config.compose import composed  # noqa: E402
-from nocap.config.errors import refusals, refuse  # noqa: E402
-from nocap.config.exits import EXIT_CODES  # noqa: E402
+from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
 from nocap.config.flags import asked, flags_first  # noqa: E402
 from nocap.config.paths import conf_dir  # noqa: E402
 from nocap.config.schemas import register  # noqa: E402
@@ -22,6 +21,7 @@ from nocap.launch import cell  # noqa: E402
 from nocap.training.terminal import outlive_readers  # noqa: E402
 
 cell.STARTED = STARTED
+PLAN = "--plan"  # tell what would be trained, and train nothing
 
 
 def main() -> None:
@@ -34,7 +34,9 @@ def main() -> None:
 
 def _main() -> None:
     outlive_readers()
-    sys.argv[1:] = flags_first(outside.arguments(None))
+    words = outside.arguments(None)
+    planning = PLAN in words
+    sys.argv[1:] = flags_first([word for word in words if word != PLAN])
     # Hydra would print its errors and a part of the traceback, and exit with 1. This way they come here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with refusals():
@@ -46,6 +48,16 @@ def _main() -> None:
             print(manual([] if flags.grid else flags.overrides))  # a sweep has no values to show
         elif flags.question:
             hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(lambda config: None)()
+        elif planning:
+            from nocap.launch.multirun import multirun
+            from nocap.study.grid_plan import render
+            from nocap.study.sessions import SessionError
+
+            try:
+                raise SystemExit(multirun(flags.overrides, look=render))
+            except SessionError as error:
+                print(f"nocap: {error}", file=sys.stderr)
+                raise SystemExit(EXIT_CODES["failed"]) from error
         elif not flags.grid:
             cell.single(composed(flags.overrides))
         elif "RANK" in os.environ:

@@ -9,7 +9,7 @@ import copy
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,14 +51,15 @@ if TYPE_CHECKING:
 Results = dict[str, Result]  # by identity
 
 
-def multirun(overrides: Sequence[str]) -> int:
-    """Train the grid of these overrides. Its exit code.
+def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = None) -> int:
+    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
 
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
     gate.check_words(overrides)
     searched, overrides = search.asked(overrides)
+    require(searched is None or look is None, "--plan", "be left out of a search, whose trials are not known before", "search=…")
     gate.check_overrides(overrides, grid=True)
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="nocap"):
         hydra = GlobalHydra.instance().hydra
@@ -71,6 +72,9 @@ def multirun(overrides: Sequence[str]) -> int:
             slots = _slots(config)
             searching = None if searched is None else _searching(searched, config, context, slots)
             grid = _check(config, context) if searching is None else searching.grid
+            if look is not None:
+                print(look(grid))
+                return 0
             with open_dict(config):
                 config.hydra.sweep.dir = str(grid.folder)
             launcher = None if slots else Plugins.instance().instantiate_launcher(context, task, config)

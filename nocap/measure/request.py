@@ -14,7 +14,7 @@ MOST_SAMPLES = 4096  # in one batch
 class Generate:
     """The keys of the command; `help` describes each."""
 
-    run: str = field(metadata={"help": "a run's folder, name or identity"})
+    run: str = field(metadata={"help": "a run's folder or name, the beginning of its name or identity, or last"})
     prompt: str = key(free=True, default="", help="the text to continue; empty: the beginning of a document")
     max_tokens: int = key(ge=1, le=2**24, default=200, help="new tokens a sample; fewer where the model's context ends")
     samples: int = key(ge=1, le=MOST_SAMPLES, default=1, help="texts, decoded in one batch")

@@ -15,6 +15,7 @@ from nocap.study.plan import OVERHEAD, PILOT_STEPS, StudyPlan, halvings, racing,
 from nocap.study.results import sigma
 from nocap.study.sessions import Session
 from nocap.study.sittings import Place, places_of
+from nocap.study.startup import startups
 from nocap.study.wording import allowed, expected
 
 POWER = 0.9
@@ -27,13 +28,16 @@ def render(plan: StudyPlan) -> str:
     parts = [up_to(plan, {claim.id: min(look, len(claim.looks) or 1) for claim in plan.study.claims}) for look in looks]
     cells = Cells(wanted(plan.train, parts[0].study.made_by("train")), label=plan.study.name) if plan.train else None
     pace = _rough(plan)
-    costs = [list(_rows(part, cells, pace)) for part in parts]
+    start, source = startups({arm: one.run for arm, one in plan.train.items()}, plan.runs)
+    costs = [list(_rows(part, cells, pace, start)) for part in parts]
     lines = [
         f"{plan.study.name}, scale {plan.scale}: {plan.study.question}",
         table(["what", "of", "cells", "done", "about"], [[*row, duration(cost)] for row, cost in costs[0]]),
         *_looks(parts, [sum(cost for _, cost in rows) for rows in costs]),
         "cost: FLOPs at a quarter of this machine's measured matmul peak, one cell after the other; a rough guess, often twofold off",
     ]
+    if start:
+        lines.append(f"in it, the start of each run: {duration(max(start.values()))}, {source}")
     if plan.needs_budget:
         lines.append(f"the length of a run is what budget_h=… allows; the cost above is of {PILOT_STEPS} steps")
     return "\n".join([*lines, "", *_power(plan, cells)])
@@ -42,8 +46,8 @@ def render(plan: StudyPlan) -> str:
 Row = tuple[list[str], float]  # what a table shows, and seconds
 
 
-def _rows(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float]) -> Iterator[Row]:
-    training, places = list(_training(plan, cells, pace)), places_of(plan, plan.train)
+def _rows(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float], start: Mapping[str, float]) -> Iterator[Row]:
+    training, places = list(_training(plan, cells, pace, start)), places_of(plan, plan.train)
     yield from training
     yield from _sessions(places, pace)
     yield from _waiting(places, sum(seconds for _, seconds in training))
@@ -59,27 +63,27 @@ def _looks(parts: Sequence[StudyPlan], costs: Sequence[float]) -> Iterator[str]:
         yield f"look {i + 1}: {pairs}, or less: only for what look {i} did not decide"
 
 
-def _training(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float]) -> Iterator[Row]:
+def _training(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float], start: Mapping[str, float]) -> Iterator[Row]:
     if cells is None:
         return
     study, tune = plan.study, plan.study.tune
     seconds = {arm: pace.get(arm, 0.0) * one.run.tokens_before(one.run.trainer.steps) * OVERHEAD for arm, one in plan.train.items()}
     runs = [(arm, seed) for seed, arms in study.made_by("train").items() for arm in arms]
     of = f"{len(plan.train)} arms × {len(study.needed)} seeds"
-    yield ["training", of, str(len(cells.grid.cells)), str(cells.done)], sum(seconds[arm] for arm, _ in runs)
+    yield ["training", of, str(len(cells.grid.cells)), str(cells.done)], sum(start[arm] + seconds[arm] for arm, _ in runs)
     shorts = {arm: shorter(plan, plan.train[arm]) for arm in with_lengths(plan) if arm in plan.train}
     if n := sum(len(shorts.get(arm, ())) for arm, _ in runs):
         share = {
             arm: sum(one.composed.run.trainer.steps - one.branches_at for one in of) / plan.train[arm].run.trainer.steps
             for arm, of in shorts.items()
         }
-        cost = sum(seconds[arm] * share[arm] for arm, _ in runs if arm in shorts)
+        cost = sum(len(shorts[arm]) * start[arm] + seconds[arm] * share[arm] for arm, _ in runs if arm in shorts)
         yield ["shorter schedules", f"{', '.join(shorts)} at {plan.at.lengths} of the steps", str(n), ""], cost
     if racing(study):
         yield ["if a race needs them", f"one arm at {[round(share, 4) for share in halvings(plan.at)]}", "", ""], 0.0
     if tune is not None:
-        cost = sum(seconds[arm] * tune.whole_runs(arm) for arm in tune.leaders)
-        n = sum(tune.n_trials(arm) for arm in tune.leaders) * len(tune.seeds)
+        trials = {arm: tune.n_trials(arm) * len(tune.seeds) for arm in tune.leaders}
+        cost, n = sum(trials[arm] * start[arm] + seconds[arm] * tune.whole_runs(arm) for arm in tune.leaders), sum(trials.values())
         yield ["tuning", f"{len(tune.leaders)} arms, seeds {tune.seeds}", str(n), ""], cost
 
 

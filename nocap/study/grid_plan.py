@@ -1,0 +1,92 @@
+"""What a grid would train and cost, from a step of each arm that is measured here: before anything is trained."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nocap.config.compose import Composed
+from nocap.launch.grid import Cell, Grid
+from nocap.launch.plan import outcome
+from nocap.show.table import NONE, duration, plural, table, three_digits
+from nocap.study.plan import OVERHEAD
+from nocap.study.sessions import Session
+from nocap.study.startup import startups
+
+MIB_PER_GIB = 1024
+
+
+def render(grid: Grid) -> str:
+    """A line an arm, and the sum.
+
+    Errors:
+        nocap.study.sessions.SessionError: the first arm cannot be timed.
+    """
+    arms = dict[str, list[Cell]]()
+    for cell in grid.cells:
+        arms.setdefault(cell.plan.arm, []).append(cell)
+    todo = {arm: [cell for cell in cells if outcome(cell.plan) is None] for arm, cells in arms.items()}
+    first = {arm: cells[0] for arm, cells in todo.items() if cells}
+    runs = grid.cells[0].plan.run_dir.parent
+    seen = _measured(grid, first)
+    start, source = startups({arm: cell.plan.run for arm, cell in first.items()}, runs)
+    each = {arm: _run_s(cell, seen[arm], start[arm]) for arm, cell in first.items()}
+    disk = {arm: _checkpoints_mib(cell, seen[arm]) for arm, cell in first.items()}
+    rows = []
+    for arm, cells in arms.items():
+        costs = [NONE] * 3
+        if arm in first:
+            costs = [_ms(seen[arm].get("step_ms")), duration(each[arm]), _gib(len(todo[arm]) * disk[arm])]
+        rows.append([_label(cells[0]), str(len(cells)), str(len(cells) - len(todo[arm])), *costs])
+    n = sum(map(len, todo.values()))
+    lines = [
+        f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - n} done, {n} to train",
+        table(["arm", "cells", "done", "a step", "a run", "checkpoints"], rows),
+    ]
+    if n == 0:
+        return "\n".join(lines)
+    unknown = [arm for arm in first if not seen[arm].get("tokens_per_s")]
+    total = sum(len(todo[arm]) * (each[arm] or 0.0) for arm in first)
+    needs = sum(len(todo[arm]) * disk[arm] for arm in first)
+    free = shutil.disk_usage(next(part for part in (runs, *runs.parents) if part.exists())).free / 2**20
+    lines += [
+        f"together {duration(total)}, one cell after the other; in it {duration(max(start.values()))} for each run's start, {source}",
+        f"checkpoints {_gib(needs)} at most, free {_gib(free)}{': not enough' if needs > free else ''}",
+        *([f"not in it: {plural(len(unknown), 'arm')} whose step could not be timed"] if unknown else []),
+        "measured: a step of each arm on this machine; nothing was trained",
+    ]
+    return "\n".join(lines)
+
+
+def _measured(grid: Grid, first: Mapping[str, Cell]) -> Mapping[str, Mapping[str, Any]]:
+    if not first:
+        return {}
+    arms = {arm: Composed(overrides=cell.overrides, run=cell.plan.run, choices={}) for arm, cell in first.items()}
+    folder = grid.folder.parents[1] / "plans" / grid.name
+    found = Session(kind="steps", what="plan", seed=0, arms=arms, how={"rounds": 1}).run(folder)["measured"]["arms"]
+    return {arm: found[arm] for arm in arms}
+
+
+def _run_s(cell: Cell, seen: Mapping[str, Any], start_s: float) -> float | None:
+    run, speed = cell.plan.run, seen.get("tokens_per_s")
+    return run.tokens_before(run.trainer.steps) / speed * OVERHEAD + start_s if speed else None
+
+
+def _checkpoints_mib(cell: Cell, seen: Mapping[str, Any]) -> float:
+    """Weights and the optimizer's state, as often as they are kept."""
+    held, t = seen.get("memory_mib") or {}, cell.plan.run.trainer
+    return sum(held.get(part) or 0.0 for part in ("parameters", "optimizer")) * (t.keep_checkpoints + len(t.keep_steps))
+
+
+def _label(cell: Cell) -> str:
+    words: Sequence[str] = [word for word in cell.label.split() if not word.startswith("seed=")]
+    return " ".join(words) or cell.plan.arm
+
+
+def _ms(value: float | None) -> str:
+    return NONE if value is None else f"{three_digits(value)} ms"
+
+
+def _gib(mib: float) -> str:
+    return f"{mib / MIB_PER_GIB:.1f} GiB" if mib >= MIB_PER_GIB else f"{mib:.1f} MiB"
