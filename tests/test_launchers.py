@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from nocap.config.compose import compose
+from nocap.config import hardware
+from nocap.config.compose import compose, composed
 from nocap.config.run import Run
 from nocap.config.trainer import Device
+from nocap.launch import elsewhere
+from nocap.launch.grid import Cell, Grid
+from nocap.launch.plan import plan, undecided
 from nocap.options.launcher import One, Share
 from nocap.options.launcher.pool import Devices
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door
 from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
+from tests.tools import slurm
 
 needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed: pip install 'nocap[slurm]'")
 
@@ -130,7 +136,6 @@ def test_submitit_gives_the_same_records(small_grid: Trained, tmp_path: Path, do
     assert (done.code, done.err) == (0, "")
     assert "4 finished; 4 trained now" in done.out
     assert records(out) == records(small_grid.out)
-    assert sorted(path.name for path in out.glob("grids/*")) == sorted(path.name for path in small_grid.out.glob("grids/*"))
     jobs = sorted(out.glob("grids/*/.submitit/*"))
     again = door(*words)
     assert "4 cells, 4 done, 0 to train" in again.out
@@ -154,3 +159,91 @@ def test_submitit_requeues_a_preempted_job_and_it_resumes(tmp_path: Path) -> Non
     assert (summary["status"], summary["attempts"], summary["steps"]) == ("finished", 2, 400)
     logs = "".join(path.read_text() for path in out.glob("grids/*/.submitit/*/*_log.*"))
     assert re.search(r"Requeued job", logs)
+
+
+# --- other machines ---------------------------------------------------------------------------------------------------------------------
+
+
+def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
+    """A grid that other machines will train."""
+    found = []
+    with hardware.elsewhere(True):
+        for words in cells:
+            made = composed([*SMALL, f"output_dir={tmp_path}", *words])
+            found.append(Cell(overrides=made.overrides, label="", plan=undecided(plan(made.run, choices=made.choices), made.overrides)))
+    return Grid(name="g", folder=tmp_path / "grids" / "g", swept=(), cells=tuple(found), keys=tuple(c.plan.identity for c in found))
+
+
+@pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
+def test_a_machine_without_a_gpu_plans_for_those_that_have_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.device=cuda needs a "):
+        compose([*SMALL, "trainer.device=cuda"])
+    one, two = grid_of(tmp_path, ("trainer.device=cuda", "seed=0"), ("trainer.device=cuda", "seed=1")).cells
+    assert one.plan.identity != two.plan.identity
+
+
+def test_a_cells_key_is_the_same_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = (), ("trainer.precision=fp32",), ("trainer.precision=bf16",), ("seed=7",)
+    here = grid_of(tmp_path, *cells)
+    monkeypatch.setattr(hardware, "_cpu", lambda: ("Another CPU", frozenset({"avx512_bf16"})))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(61)))
+    assert grid_of(tmp_path, *cells).keys == here.keys
+    assert len(set(here.keys)) == 4  # what a key names counts
+
+
+def test_a_grid_finds_the_runs_that_its_cells_became(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, ("seed=0",), ("seed=1",))
+    grid.folder.mkdir(parents=True)
+    grid.write()
+    there = plan(compose([*SMALL, f"output_dir={tmp_path}", "seed=1"]), choices={"model": "nano"})
+    elsewhere.note(grid.folder, grid.cells[1].overrides, there)
+    first, second = elsewhere.decided(grid).cells
+    assert first == grid.cells[0]
+    assert (second.plan.identity, second.plan.run_dir) == (there.identity, there.run_dir)
+    path = grid.folder / elsewhere.CELLS / f"{grid.keys[1]}.json"
+    path.write_text(json.dumps({"identity": there.identity, "run": f"../../{there.run_dir.name}", "arm": "x"}))
+    with pytest.raises(ValueError, match="must name a run and its identity"):
+        elsewhere.decided(grid)
+
+
+def test_cells_beyond_an_array_are_handed_over_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is killed takes none of the later ones with it."""
+    monkeypatch.setattr(elsewhere, "MOST_JOBS", 2)
+    grid, handed = grid_of(tmp_path, *((f"seed={n}",) for n in range(5))), []
+
+    class Launcher:
+        def launch(self, words: list[list[str]], first: int) -> None:
+            handed.append((first, [word for line in words for word in line if word.startswith("seed=")]))
+            if first == 0:
+                raise RuntimeError("killed")
+
+    grid.folder.mkdir(parents=True)
+    _, results, stopped = elsewhere.train(grid, Launcher())  # type: ignore[arg-type]
+    assert handed == [(0, ["seed=0", "seed=1"]), (2, ["seed=2", "seed=3"]), (4, ["seed=4"])]
+    assert {result.status for result in results.values()} == {"waiting"}
+    assert not stopped
+
+
+@needs_submitit
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no other hardware than one core")
+def test_slurm_decides_where_a_cell_runs_requeues_and_resumes(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node has one core, and this machine more: it plans no run of its own."""
+    for name, value in slurm.install(tmp_path / "slurm").items():
+        monkeypatch.setenv(name, value)
+    out = tmp_path / "out"
+    small = [word for word in SMALL if not word.startswith("trainer.threads")]
+    words = (*small, "trainer.steps=100", "trainer.val_every=0", "trainer.checkpoint_every=50", "seed=0,1")
+    words = (*words, "hydra/launcher=submitit_slurm", "hydra.launcher.max_num_timeout=1")
+    running = Background(out, *words)
+    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*-s0-*/metrics.jsonl")), "a row")
+    (tmp_path / "slurm" / "state" / "limit-1_0").touch()
+    done = running.end()
+    assert (done.code, done.err) == (0, "")
+    assert "2 cells, 0 done, 2 to train" in done.out
+    assert "decided there: device, precision, compilation and threads" in done.out
+    assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == {0: ("finished", 2), 1: ("finished", 1)}
+    for path in out.glob("runs/*/manifest.json"):
+        assert json.loads(path.read_text())["parts"]["environment"]["threads"] == 1
+    again = door("--multirun", *words, f"output_dir={out}")
+    assert (again.code, "2 cells, 2 done, 0 to train" in again.out) == (0, True), again

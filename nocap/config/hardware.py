@@ -9,6 +9,9 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +41,23 @@ PEAK_TFLOPS = {
     r"GeForce RTX 3090": (71.0, 35.6),
     r"GeForce RTX 3090 Ti": (80.0, 40.0),
 }
+
+_ELSEWHERE = ContextVar("elsewhere", default=False)
+
+
+@contextmanager
+def elsewhere(yes: bool) -> Iterator[None]:
+    """What is planned inside the block runs on other machines, which decide and check there what depends on the machine."""
+    before = _ELSEWHERE.set(yes)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(before)
+
+
+def is_here() -> bool:
+    """Whether what is planned runs on this machine."""
+    return not _ELSEWHERE.get()
 
 
 @cache
@@ -70,7 +90,7 @@ def torch_build() -> dict[str, str | None]:
 
 def check_device(device: Device, devices: int, *, key: str = "trainer.device") -> None:
     """Refuse CUDA where it is absent, and more workers than GPUs."""
-    if device is Device.cpu:
+    if device is Device.cpu or not is_here():
         return
     if not torch_build()["cuda"]:
         raise ValueError(f"{key}=cuda needs a torch built for CUDA, got torch {torch_build()['version']}")
@@ -88,7 +108,7 @@ def cpp_compiler() -> str | None:
 
 def check_compiler(asked: str, device: Device) -> None:
     """Refuse compilation on a CPU without a C++ compiler."""
-    if device is Device.cpu and not cpp_compiler():
+    if device is Device.cpu and is_here() and not cpp_compiler():
         raise ValueError(f"{asked} on the CPU needs a C++ compiler, and there is no {os.environ.get('CXX', 'g++')}")
 
 
@@ -98,6 +118,8 @@ def native_bf16() -> bool:
 
 
 def device_name(device: Device) -> str:
+    if not is_here():
+        return "decided there"
     return cuda_devices()[0] if device is Device.cuda else _cpu()[0]
 
 

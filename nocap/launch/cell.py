@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from nocap import outside
-from nocap.config.compose import Composed, parse
+from nocap.config.compose import Composed
 from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import require
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.config.schemas import register
-from nocap.launch import attempt
+from nocap.launch import attempt, elsewhere
 from nocap.launch.grid import FILE
 from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan
@@ -53,15 +54,18 @@ def cell(cfg: DictConfig) -> int:
     """Train what Hydra composed for a cluster's job; its exit code."""
     register()  # the job begins here
     config = HydraConfig.get()
+    GlobalHydra.instance().clear()  # the cell is composed again: what the machine decides must be this one's
     with guarded():
-        return _cell_of_grid(cfg, config)
+        return _cell_of_grid(config)
 
 
-def _cell_of_grid(cfg: DictConfig, config: HydraConf) -> int:
+def _cell_of_grid(config: HydraConf) -> int:
     try:
-        folder = Path(config.sweep.dir)
+        folder, overrides = Path(config.sweep.dir), list(config.overrides.task)
+        composed = elsewhere.composed_there(folder, overrides)
         swept = (read_json(folder / FILE) or {}).get("swept") or ()
-        planned = replace(_plan(parse(cfg), config.runtime.choices), grid=folder.name, swept=tuple(swept))
+        planned = replace(_plan(composed.run, composed.choices), grid=folder.name, swept=tuple(swept))
+        elsewhere.note(folder, overrides, planned)
         # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
         return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
     except (ValueError, *CONFIG_ERRORS) as error:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nocap.config import hardware
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
-from nocap.launch.plan import Plan, outcome, plan
+from nocap.launch.plan import Plan, outcome, plan, undecided
 from nocap.store.checkpoints import delete, half_written
 from nocap.store.identity import digest
 from nocap.store.record import write_json
@@ -36,12 +37,15 @@ class Grid:
     folder: Path
     swept: tuple[str, ...]  # keys
     cells: tuple[Cell, ...]
+    keys: tuple[str, ...] = ()  # of the cells of a grid that other machines train: `nocap.launch.elsewhere`
 
     def write(self) -> None:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         delete(half_written(self.folder, (FILE, REPORT), older_than_s=60))  # another process may be writing one
-        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]})
+        keys = [{"key": key} for key in self.keys] or [{}] * len(self.cells)
+        cells = [{**named(cell), **key} for cell, key in zip(self.cells, keys, strict=True)]
+        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": cells})
 
 
 def named(cell: Cell) -> dict[str, Any]:
@@ -82,10 +86,13 @@ def check(
     for overrides in cells:
         label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"
         try:
-            composed = as_in(first, overrides, compose)
+            composed = as_in(first, overrides, compose) if hardware.is_here() else compose(overrides)
             first = first or composed
             planned = plan(composed.run, choices=composed.choices, dataset=datasets.of(composed.run))
-            outcome(planned)  # a damaged record is found now
+            if hardware.is_here():
+                outcome(planned)  # a damaged record is found now
+            else:
+                planned = undecided(planned, overrides)
         except ValueError as error:
             if is_fault(error):
                 raise

@@ -6,7 +6,6 @@ nocap runs a grid itself. Hydra's own sweeper would train all cells in one proce
 from __future__ import annotations
 
 import copy
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,17 +21,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from nocap.config import gate, registry
+from nocap.config import gate, hardware, registry
 from nocap.config.compose import Composer
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import check_keys, require
 from nocap.config.paths import conf_dir
-from nocap.launch import search
-from nocap.launch.attempt import GOES_ON, clean, hold
+from nocap.launch import elsewhere, search
+from nocap.launch.attempt import GOES_ON, clean
 from nocap.launch.cell import cell as task
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
 from nocap.launch.plan import Plan, outcome
@@ -42,8 +40,7 @@ from nocap.launch.tracked import track_grid, upload_all
 from nocap.options.launcher import Launcher as Launching
 from nocap.options.launcher import One, Slots
 from nocap.show import table
-from nocap.store.record import read_json
-from nocap.store.verify import ENDED, SUMMARY
+from nocap.store.verify import SUMMARY
 
 if TYPE_CHECKING:
     from nocap.judge.result import Comparison
@@ -71,10 +68,12 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
         try:
             slots = _slots(config)
             searching = None if searched is None else _searching(searched, config, context, slots)
-            grid = _check(config, context) if searching is None else searching.grid
+            with hardware.elsewhere(slots is None):
+                grid = _check(config, context) if searching is None else searching.grid
             if look is not None:
                 print(look(grid))
                 return 0
+            grid = elsewhere.decided(grid) if slots is None else grid
             with open_dict(config):
                 config.hydra.sweep.dir = str(grid.folder)
             launcher = None if slots else Plugins.instance().instantiate_launcher(context, task, config)
@@ -90,9 +89,10 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
         if done == total:
             for cell in grid.cells:
                 clean(cell.plan)
-            return _report(grid, {cell.plan.identity: _read(cell) for cell in grid.cells}, stopped=False)
+            return _report(grid, {cell.plan.identity: elsewhere.read(cell) for cell in grid.cells}, stopped=False)
         if launcher is not None:
-            return _train_elsewhere(grid, launcher)
+            grid, results, stopped = elsewhere.train(grid, launcher)
+            return _report(grid, results, stopped=stopped)
         assert slots is not None
         return _train_here(grid, slots)
 
@@ -184,43 +184,6 @@ def _train_here(grid: Grid, slots: Slots) -> int:
         print(about, flush=True)
     runner = Runner(grid, slots=slots)
     return _report(grid, runner.run(), stopped=runner.stopping)
-
-
-def _train_elsewhere(grid: Grid, launcher: Launcher) -> int:
-    """Hand the cells that are not done to a launcher of Hydra's, such as submitit's, and read what they left."""
-    todo = [cell for cell in grid.cells if outcome(cell.plan) is None]
-    folder = str(grid.folder).replace("\\", "\\\\").replace("'", "\\'")
-    name, reason, stopped = type(launcher).__name__, "its job left no record", False
-    print(f"{name} trains them; its logs are in {grid.folder}", flush=True)
-    try:
-        with gate.hydras_own_sources():
-            launcher.launch([[*cell.overrides, f"hydra.sweep.dir='{folder}'"] for cell in todo], 0)
-    except KeyboardInterrupt:
-        stopped = True
-        print("nocap: no longer waiting; what was handed over goes on", file=sys.stderr)
-    except Exception as error:  # a job was killed: submitit reports it at once, and the others go on
-        reason = f"{name}: {str(error).strip().splitlines()[-1]}" if str(error).strip() else f"{name}: {type(error).__name__}"
-        for cell in todo:
-            if cell.plan.run_dir.exists():
-                hold(cell.plan, wait_s=math.inf).close()
-    handed = {cell.plan.identity for cell in todo}
-    reason = f"{reason}; logs in {grid.folder}"
-    results = {c.plan.identity: _read(c, trained=c.plan.identity in handed, reason=reason) for c in grid.cells}
-    return _report(grid, results, stopped=stopped)
-
-
-def _read(cell: Cell, *, trained: bool = False, reason: str | None = None) -> Result:
-    """How a cell ended, from its record."""
-    try:
-        ended = outcome(cell.plan)
-        summary = ended or read_json(cell.plan.run_dir / SUMMARY)
-    except ValueError as error:
-        return Result(status="failed", reason=str(error))
-    if ended is None and summary is not None and summary.get("status") in ENDED:
-        return Result(status="failed", reason="its record is damaged; the same command mends it")
-    if summary is None:
-        return Result(status="waiting", reason=reason or "not finished")
-    return Result(status=summary["status"], trained=trained, summary=summary, reason=summary.get("error"))
 
 
 # --- a search ----------------------------------------------------------------------------------------------------------------------

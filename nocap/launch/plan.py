@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from nocap.launch.sources import located
 from nocap.launch.teachers import Teacher, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.find import of_identity
-from nocap.store.identity import differing, digest, identity_parts
+from nocap.store.identity import OF_THE_MACHINE, differing, digest, identity_parts
 from nocap.store.record import read_json
 from nocap.store.verify import Ended, read_ended
 
@@ -83,7 +83,9 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     run_dir = _folder(root, f"{name}-{identity}", identity)
     begun = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")  # the same run may have another readable name
     arm, name = f"{begun}{arm[-7:]}", f"{begun}-s{run.seed}"
-    notices = tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name))
+    notices: tuple[str, ...] = ()
+    if hardware.is_here():
+        notices = tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name))
     return Plan(
         run=run,
         dataset=dataset,
@@ -103,6 +105,15 @@ def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
     """The chosen options by name, those that change no number left out; ideas have commas between them."""
     groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
     return {group: name for group in groups if (name := choices.get(group))} | {"ideas": ",".join(run.ideas) or "none"}
+
+
+def undecided(plan: Plan, overrides: Sequence[str]) -> Plan:
+    """The plan of a run on a machine that is not known yet: in place of an identity it has what does not depend on the machine."""
+    said = [word for word in overrides if word.partition("=")[0].removeprefix("trainer.") in OF_THE_MACHINE]
+    trainer = {key: value for key, value in plan.parts["config"]["trainer"].items() if key not in OF_THE_MACHINE}
+    config = {**plan.parts["config"], "trainer": trainer}
+    key = digest({**plan.parts, "config": config, "environment": None, "said": said})
+    return replace(plan, identity=key, run_dir=plan.run_dir.with_name(f"{plan.name}-{key}"))
 
 
 def _folder(root: Path, name: str, identity: str) -> Path:
@@ -159,8 +170,9 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
         ValueError: it has other data: this run would start from scratch, and half a run would be lost unnoticed.
     """
     paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
-    for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        if not re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{12}}", folder.name) or not (steps := saved_steps(folder)):
+    of_it = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
+    for folder in sorted(root / name for name in (os.listdir(root) if root.is_dir() else ()) if of_it.fullmatch(name)):
+        if not (steps := saved_steps(folder)):
             continue
         try:
             manifest, config = read_json(folder / "manifest.json") or {}, parse_yaml(read_text(folder / "config.yaml"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 POLL_S = 0.03  # between looks at the running cells: nothing beside a cell's seconds
-HELD_POLL_S = 0.5  # between looks at cells that another process is training
+HELD_POLL_S = 0.5  # for each cell that another process is training, between looks at them: a thousand are no load on a file server
 REFRESH_S = 0.5  # between updates of the bars
 TAIL_BYTES = 4096  # holds the last row of a run's metrics
 
@@ -137,7 +137,7 @@ class Runner:
             self._progress.log(cell, "later", why)
             self._results[cell.plan.identity] = Result(status="waiting")
         self._held.append(cell)
-        self._held_until = time.monotonic() + HELD_POLL_S
+        self._held_until = time.monotonic() + HELD_POLL_S * len(self._held)
 
     def _collect(self) -> None:
         for running in [running for running in self._running if running.attempt.poll() is not None]:

@@ -114,15 +114,17 @@ def without_record(place: Path) -> Iterator[str]:
     if lost := [name for name, folder in _by_cell(place).items() if folder is None or not _is_run(folder)]:
         yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
     named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
-    identities = sorted(cell.get("identity") or "" for cell in (read_json(place / GRID) or {}).get("cells") or () if cell)
+    cells = [cell for cell in (read_json(place / GRID) or {}).get("cells") or () if cell]
+    identities = sorted(cell.get("key") or cell.get("identity") or "" for cell in cells)  # a key: decided on another machine
     if named and named[1] != digest({"identities": identities})[:8]:
         yield f"{place / GRID}: it lists other cells than those that made the folder's name"
 
 
 def of_identity(root: Path, identity: str) -> Path | None:
     """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet. A copy is another's."""
-    for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        if folder.name.endswith(f"-{identity}") and folder.is_dir() and folder.name == _named_as(folder):
+    names = os.listdir(root) if root.is_dir() else ()  # a path for each of ten thousand runs, for each cell of a grid, is half an hour
+    for folder in sorted(root / name for name in names if name.endswith(f"-{identity}")):
+        if folder.is_dir() and folder.name == _named_as(folder):
             return folder
     return None
 

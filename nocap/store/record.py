@@ -62,7 +62,7 @@ SHAPES: dict[str, Shape] = {
     | _each(float, "val_loss val_bpb tokens_per_s epoch_s mfu flops_per_token")
     | _each(_NUMBERS, "clock_s step_ms memory_mib params")
     | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
-    "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int}]},
+    "grid.json": {"name": str, "cells": [_each(str, "identity run arm key") | {"seed": int}]},
     "latency.json": _each(int, "schema_version prompt_tokens new_tokens")
     | {"kv_bytes_per_token": float, "precision": str, "hardware": _HARDWARE}
     | {"rows": [{"engine": str, "batch": int} | _each(float, "prefill_tokens_per_s decode_tokens_per_s")]},

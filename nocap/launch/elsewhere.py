@@ -1,0 +1,129 @@
+"""A grid whose cells other machines train, through a launcher of Hydra's such as submitit's.
+
+What depends on the machine is decided where a cell runs, and with it the run's identity. So a cell has a key that is the same everywhere,
+and its job notes in the grid's folder, in `cells/KEY.json`, which run it became.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.plugins.launcher import Launcher
+
+from nocap.config import gate
+from nocap.config.compose import Composed, as_in, composed
+from nocap.launch.attempt import hold
+from nocap.launch.grid import FILE, Cell, Grid, Result
+from nocap.launch.plan import Plan, outcome
+from nocap.store.record import read_json, write_json
+from nocap.store.verify import ENDED, SUMMARY
+
+CELLS = "cells"
+MOST_JOBS = 1000  # handed over at once: Slurm takes arrays up to 1,000 unless its MaxArraySize says otherwise
+Results = dict[str, Result]  # by identity
+
+
+# --- in the job ----------------------------------------------------------------------------------------------------------------------
+
+
+def composed_there(folder: Path, overrides: Sequence[str]) -> Composed:
+    """A cell on the machine that trains it, with the precision and compilation that the grid's first cell would have here.
+
+    Errors:
+        ValueError: it cannot be trained here.
+    """
+    first, *_ = _entries(folder)
+    return as_in(composed(first["overrides"]), overrides)
+
+
+def note(folder: Path, overrides: Sequence[str], plan: Plan) -> None:
+    """Say which run the cell of these overrides is."""
+    for entry in _entries(folder):
+        if list(entry["overrides"]) == list(overrides):
+            found = {"identity": plan.identity, "run": plan.run_dir.name, "arm": plan.arm}
+            (folder / CELLS).mkdir(exist_ok=True)
+            write_json(folder / CELLS / f"{entry['key']}.json", found)
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    entries = (read_json(folder / FILE) or {}).get("cells") or []
+    if not entries:
+        raise ValueError(f"{folder / FILE} must name the grid's cells")
+    return list(entries)
+
+
+# --- where the grid was started --------------------------------------------------------------------------------------------------------
+
+
+def decided(grid: Grid) -> Grid:
+    """The same grid, each cell as the run that it became, if it has begun."""
+    keys = grid.keys or tuple(cell.plan.identity for cell in grid.cells)
+    cells = tuple(_decided(cell, grid.folder / CELLS / f"{key}.json") for cell, key in zip(grid.cells, keys, strict=True))
+    return replace(grid, cells=cells, keys=keys)
+
+
+def _decided(cell: Cell, path: Path) -> Cell:
+    """
+    Errors:
+        ValueError: what the file names is no run.
+    """
+    if (found := read_json(path)) is None:
+        return cell
+    identity, run, arm = (str(found.get(key)) for key in ("identity", "run", "arm"))
+    if not re.fullmatch(r"[0-9a-f]{12}", identity) or not re.fullmatch(rf"[^/]+-{identity}", run):
+        raise ValueError(f"{path} must name a run and its identity, got {run!r} and {identity!r}")
+    return replace(cell, plan=replace(cell.plan, identity=identity, run_dir=cell.plan.run_dir.with_name(run), arm=arm))
+
+
+def train(grid: Grid, launcher: Launcher) -> tuple[Grid, Results, bool]:
+    """Hand over the cells that are not done, and read what they left. Also whether a person stopped waiting."""
+    todo = [cell for cell in grid.cells if outcome(cell.plan) is None]
+    handed = {cell.overrides for cell in todo}
+    name, reason, stopped = type(launcher).__name__, "its job left no record", False
+    print(f"{name} trains them; its logs are in {grid.folder}", flush=True)
+    print("decided there: device, precision, compilation and threads that no key names, and so which runs they are", flush=True)
+    for first in range(0, len(todo), MOST_JOBS):
+        part = todo[first : first + MOST_JOBS]
+        try:
+            _launch(launcher, part, grid.folder, first)
+        except KeyboardInterrupt:
+            stopped = True
+            print("nocap: no longer waiting; what was handed over goes on", file=sys.stderr)
+            break
+        except Exception as error:  # a job was killed: submitit reports it at once, and the others go on
+            reason = f"{name}: {str(error).strip().splitlines()[-1]}" if str(error).strip() else f"{name}: {type(error).__name__}"
+            begun = {cell.overrides for cell in part}
+            for cell in decided(grid).cells:
+                if cell.overrides in begun and cell.plan.run_dir.exists():
+                    hold(cell.plan, wait_s=math.inf).close()
+    grid = decided(grid)
+    grid.write()
+    reason = f"{reason}; logs in {grid.folder}"
+    results = {c.plan.identity: read(c, trained=c.overrides in handed, reason=reason) for c in grid.cells}
+    return grid, results, stopped
+
+
+def _launch(launcher: Launcher, cells: Sequence[Cell], folder: Path, first: int) -> None:
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    with gate.hydras_own_sources():
+        launcher.launch([[*cell.overrides, f"hydra.sweep.dir='{quoted}'"] for cell in cells], first)
+
+
+def read(cell: Cell, *, trained: bool = False, reason: str | None = None) -> Result:
+    """How a cell ended, from its record."""
+    try:
+        ended = outcome(cell.plan)
+        summary = ended or read_json(cell.plan.run_dir / SUMMARY)
+    except ValueError as error:
+        return Result(status="failed", reason=str(error))
+    if ended is None and summary is not None and summary.get("status") in ENDED:
+        return Result(status="failed", reason="its record is damaged; the same command mends it")
+    if summary is None:
+        return Result(status="waiting", reason=reason or "not finished")
+    return Result(status=summary["status"], trained=trained, summary=summary, reason=summary.get("error"))

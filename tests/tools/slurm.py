@@ -1,0 +1,106 @@
+"""A Slurm of one node with one core, for tests: `sbatch`, `srun`, `sacct` and `scontrol` by the name they are called by.
+
+`$FAKE_SLURM` holds its state. A file `limit-JOB` there is a job's time limit coming near: the job gets SIGUSR2, and once it has ended it
+runs again if it asked for that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+COMMANDS = ("sbatch", "srun", "sacct", "scontrol")
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Make the commands and an empty state below a folder. The environment that finds them."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "state").mkdir()
+    for name in COMMANDS:
+        path = folder / "bin" / name
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" {name} "$@"\n')
+        path.chmod(0o755)
+    return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKE_SLURM": str(folder / "state")}
+
+
+def sbatch(state: Path, script: str) -> None:
+    number = 1 + len(list(state.glob("submitted-*")))
+    (state / f"submitted-{number}").touch()
+    array = re.search(r"--array=0-(\d+)", Path(script).read_text())
+    copy = state / f"script-{number}"
+    copy.write_text(Path(script).read_text())
+    for task in range(int(array[1]) + 1) if array else [-1]:
+        job = f"{number}_{task}" if array else str(number)
+        (state / f"job-{job}").write_text("PENDING")
+        command = [sys.executable, __file__, "node", str(copy), job]
+        nowhere = subprocess.DEVNULL
+        subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    print(f"Submitted batch job {number}")
+
+
+def node(state: Path, script: str, job: str) -> None:
+    """Run a job, again as often as it asks for it."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    number, _, task = job.partition("_")
+    env = {**os.environ, "SLURM_JOB_ID": job, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0"}
+    env |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "node1"}
+    env |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": task} if task else {}
+    limit, requeue = state / f"limit-{job}", state / f"requeue-{job}"
+    while True:
+        (state / f"job-{job}").write_text("RUNNING")
+        process = subprocess.Popen(["bash", script], env=env, start_new_session=True, preexec_fn=_deaf)
+        while process.poll() is None:
+            if limit.exists():
+                limit.unlink()
+                os.killpg(process.pid, signal.SIGUSR2)
+            time.sleep(0.05)
+        if not requeue.exists():
+            break
+        requeue.unlink()
+    (state / f"job-{job}").write_text("FAILED" if process.returncode else "COMPLETED")
+
+
+def _deaf() -> None:
+    """The warning is for what `srun` started, not for the script."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+def _hearing() -> None:
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+
+
+def srun(state: Path, *words: str) -> None:
+    job = {"%j": os.environ["SLURM_JOB_ID"], "%t": "0"}
+    job |= {"%A": os.environ.get("SLURM_ARRAY_JOB_ID", ""), "%a": os.environ.get("SLURM_ARRAY_TASK_ID", "")}
+    options, command = {}, list(words)
+    while command[0].startswith("--"):
+        key = command.pop(0)
+        if key in ("--output", "--error"):
+            options[key] = re.sub("%[jtAa]", lambda found: job[found[0]], command.pop(0))
+    for descriptor, key in ((1, "--output"), (2, "--error")):
+        while not Path(options[key]).parent.is_dir():  # submitit makes it once it knows the job's number
+            time.sleep(0.05)
+        file = os.open(options[key], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, descriptor)
+    raise SystemExit(subprocess.call(command, preexec_fn=_hearing))
+
+
+def sacct(state: Path, *words: str) -> None:
+    print("JobID|State|NodeList")
+    for path in sorted(state.glob("job-*")):
+        print(f"{path.name[4:]}|{path.read_text()}|node1")
+
+
+def scontrol(state: Path, what: str, job: str) -> None:
+    assert what == "requeue"
+    (state / f"requeue-{job}").touch()
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    globals()[name](Path(os.environ["FAKE_SLURM"]), *arguments)
