@@ -1,4 +1,4 @@
-# Each target sets up what it needs: a virtual environment in .venv with nocap and its tools.
+# Each target sets up what it needs: a virtual environment in .venv with nocap and its tools, in the versions that were tested.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -39,10 +39,10 @@ format: $(VENV)/ready
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet --editable . --group dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev
 	touch $@
 
 clean:

@@ -6,6 +6,8 @@ import importlib
 import os
 import sys
 
+from nocap import __version__
+
 COMMANDS = {
     "train": "one run, or a grid with --multirun",
     "data": "list, prepare and verify token shards",
@@ -20,16 +22,31 @@ COMMANDS = {
     "check": "test the options in a folder",
 }
 
+USAGE = """\
+usage: nocap COMMAND …    (python -m nocap.COMMAND … is the same)
+
+{commands}
+
+  nocap COMMAND --help    its flags; of train, every option and key
+  nocap --version         the version
+tab completion: eval "$(nocap train -sc install=bash)\""""
+
 
 def main() -> None:
     """Hand over to a command, which reads the rest of the command line."""
     if "query=bash" in sys.argv:
         _complete()
     command = sys.argv[1] if len(sys.argv) > 1 else None
+    if command in ("--version", "-V"):
+        print(f"nocap {__version__}")
+        raise SystemExit(0)
     if command not in COMMANDS:
+        asked = command in ("-h", "--help")
         usage = "\n".join(f"  nocap {name:<9} {what}" for name, what in COMMANDS.items())
-        print(f'usage: nocap COMMAND …\n{usage}\ntab completion: eval "$(nocap train -sc install=bash)"', file=sys.stderr)
-        raise SystemExit(0 if command in ("-h", "--help") else 2)
+        if command is not None and not asked:
+            print(f"nocap: {command[:80]!a} is no command", file=sys.stderr)
+        print(USAGE.format(commands=usage), file=sys.stdout if asked else sys.stderr)
+        raise SystemExit(0 if asked else 2)
     del sys.argv[1]
     module = importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "race", "study") else f"nocap.{command}")
     raise SystemExit(module.main())

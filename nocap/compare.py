@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, or an identity, looked for in
-outputs/runs. Several can be given; a run counts once."""
+outputs/runs. Several can be given; a run counts once. Runs are compared where their losses measure the same: same validation data,
+vocabulary and settings. Of several such groups the largest is compared, and a line for each other says how to compare that."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--why", nargs=2, metavar=("A", "B"), help="show what makes two runs differ, and nothing else")
     allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
+    parser.add_argument("--group", metavar="ID", help="compare this group of runs, as the line that left it out names it")
     parser.add_argument("--power", type=float, metavar="P", help="plan only: the seeds that see --effect with this chance, from these runs")
     parser.add_argument("--effect", metavar="X", help="with --power: a difference of final losses in nats, or 2%% of tokens/s")
     outside.document(parser)
@@ -74,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 def _check_together(options: argparse.Namespace) -> None:
     is_plan = options.power is not None
     require((options.effect is not None) == is_plan, "--effect", "be given with --power, and only there", options.effect)
-    for key in ("csv", "html", "why", "target", "baseline", "allow"):
+    for key in ("csv", "html", "why", "target", "baseline", "allow", "group"):
         given = getattr(options, key)
         require(not is_plan or given in (None, []), f"--{key}", "be left out with --power", given)
 
@@ -83,12 +85,13 @@ def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
     from nocap.judge import report
     from nocap.judge.compare import compare
     from nocap.judge.describe import render
+    from nocap.judge.groups import one_of
     from nocap.judge.rows import rows, to_csv
     from nocap.store.runs import load
 
     target = options.target
     require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
-    found = load(options.paths)
+    found = one_of(load(options.paths), wanted=options.group, baseline=options.baseline, allow=options.allow)
     comparison = compare(found, baseline=options.baseline, target_loss=target, allow=options.allow)
     print(render(comparison))
     if options.csv:

@@ -1,4 +1,4 @@
-"""`python -m nocap.new GROUP NAME`: write an option that works, its yaml and its test, to start from."""
+"""`python -m nocap.new GROUP NAME`: write an option that works, its yaml and its test, to start from; or a study that runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from nocap.config.paths import PACKAGE, conf_dir
 from nocap.store.files import write_file
 
 TEMPLATES = PACKAGE / "templates"
+STUDY = "study"  # beside the groups: a folder with a study.yaml
 VALUES = ("true", "false", "null", "nan", "inf")  # that the command line would read as such
 PLACEHOLDERS = re.compile(r"\b(NAME|CLASS|OVERRIDE)\b")  # OVERRIDE: the override that chooses the option
 
@@ -27,11 +28,13 @@ def main(argv: list[str] | None = None) -> int:
     with refusals():
         group, name = options.group, options.name
         folder = Path(options.dir or name)
-        require(group in registry.groups(), "GROUP", f"be one of {', '.join(registry.groups())}", group)
+        kinds = (*registry.groups(), STUDY)
+        require(group in kinds, "GROUP", f"be one of {', '.join(kinds)}", group)
         ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name) and len(name) <= 100
         require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
-        outside.use([folder] if folder.is_dir() else [])
-        _check_name(group, name)
+        if group != STUDY:
+            outside.use([folder] if folder.is_dir() else [])
+            _check_name(group, name)
         files = _files(group, name, folder)
         _write(folder, files)
         print("\n".join([*map(str, files), *_next(group, name, folder)]), flush=True)
@@ -41,11 +44,12 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.new",
-        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to start from.",
+        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to start from. "
+        "With study for GROUP, write DIR/study.yaml: a study that runs in a few minutes.",
     )
-    parser.add_argument("group", metavar="GROUP", help=", ".join(registry.groups()))
-    parser.add_argument("name", metavar="NAME", help="the option's name: letters, digits and _")
-    parser.add_argument("--dir", metavar="DIR", help="the folder for --config-dir (default: ./NAME)")
+    parser.add_argument("group", metavar="GROUP", help=", ".join((*registry.groups(), STUDY)))
+    parser.add_argument("name", metavar="NAME", help="the option's or the study's name: letters, digits and _")
+    parser.add_argument("--dir", metavar="DIR", help="the folder for --config-dir, or that of the study (default: ./NAME)")
     outside.document(parser)
     return parser
 
@@ -62,6 +66,8 @@ def _files(group: str, name: str, folder: Path) -> dict[Path, str]:
     """Path → text of what is to be written; none of it is there."""
     place = folder / outside.place(group)
     paths = {"py": place / f"{name}.py", "yaml": place / f"{name}.yaml", "test": folder / f"test_{name}.py"}
+    if group == STUDY:
+        paths = {"yaml": folder / "study.yaml"}
     files = {}
     for kind, path in paths.items():
         require(not path.exists(), "NAME", "be new: the file must not be there", path)
@@ -95,6 +101,8 @@ def _write(folder: Path, files: dict[Path, str]) -> None:
 
 def _next(group: str, name: str, folder: Path) -> list[str]:
     place, override = shlex.quote(str(folder)), _filled("OVERRIDE", group, name)
+    if group == STUDY:
+        return ["next:", f"  nocap study {place} --plan", f"  nocap study {place}"]
     grid = "--multirun seed=0,1 " if group == "launcher" else ""
     return [
         "next:",

@@ -14,6 +14,7 @@ import hydra  # noqa: E402
 from nocap import outside  # noqa: E402
 from nocap.config.compose import composed  # noqa: E402
 from nocap.config.errors import refusals, refuse  # noqa: E402
+from nocap.config.exits import EXIT_CODES  # noqa: E402
 from nocap.config.flags import asked, flags_first  # noqa: E402
 from nocap.config.paths import conf_dir  # noqa: E402
 from nocap.config.schemas import register  # noqa: E402
@@ -24,6 +25,14 @@ cell.STARTED = STARTED
 
 
 def main() -> None:
+    try:
+        _main()
+    except KeyboardInterrupt:  # while it composes or prepares data: a run in training handles it itself
+        print("nocap: stopped; the same command begins again", file=sys.stderr)
+        raise SystemExit(EXIT_CODES["preempted"]) from None
+
+
+def _main() -> None:
     outlive_readers()
     sys.argv[1:] = flags_first(outside.arguments(None))
     # Hydra would print its errors and a part of the traceback, and exit with 1. This way they come here.
@@ -31,7 +40,11 @@ def main() -> None:
     with refusals():
         flags = asked(sys.argv[1:])
         register()
-        if flags.question:
+        if flags.help:
+            from nocap.config.manual import manual
+
+            print(manual([] if flags.grid else flags.overrides))  # a sweep has no values to show
+        elif flags.question:
             hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(lambda config: None)()
         elif not flags.grid:
             cell.single(composed(flags.overrides))

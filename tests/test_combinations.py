@@ -1,6 +1,6 @@
 """Options in combination train and learn, through the loop's own step; compiled regions compute what eager does.
 
-By default every two options of different groups meet; the slow test takes every attention × mlp × schedule × optimizer.
+By default every two options of different groups meet, in the slow tests every three.
 """
 
 from __future__ import annotations
@@ -70,22 +70,19 @@ REFUSED = {(schedule, "schedule_free") for schedule in options("schedule") if sc
 ALL = [found for found in itertools.product(*map(options, GROUPS)) if found[2:] not in REFUSED]
 
 
-def pairwise() -> list[tuple[str, ...]]:
-    """Some of ALL in which every two options of different groups meet: each time the one with the most pairs that have not met."""
+def covering(size: int) -> list[tuple[str, ...]]:
+    """Some of ALL in which every so many options of different groups meet: each time the one with the most of them that have not met."""
+    met = {combination: set(itertools.combinations(zip(GROUPS, combination, strict=True), size)) for combination in ALL}
     chosen: list[tuple[str, ...]] = []
-    missing = {pair for combination in ALL for pair in pairs(combination)}
+    missing = set().union(*met.values())
     while missing:
-        chosen.append(max(ALL, key=lambda combination: len(missing & pairs(combination))))
-        missing -= pairs(chosen[-1])
+        chosen.append(max(ALL, key=lambda combination: len(missing & met[combination])))
+        missing -= met[chosen[-1]]
     return chosen
 
 
-def pairs(combination: tuple[str, ...]) -> set[tuple[tuple[str, str], ...]]:
-    return set(itertools.combinations(zip(GROUPS, combination, strict=True), 2))
-
-
-FEW = pairwise()
-REST = [pytest.param(combination, marks=pytest.mark.slow) for combination in ALL if combination not in FEW]
+FEW = covering(2)
+REST = [pytest.param(combination, marks=pytest.mark.slow) for combination in covering(3) if combination not in FEW]
 
 
 @pytest.mark.parametrize("refused", sorted(REFUSED), ids="-".join)

@@ -461,20 +461,55 @@ def test_no_factorial_says_why(tmp_path, missing):
         ({"config": {"tokenizer.vocabulary": "bytes"}}, "tokenizer.vocabulary"),
     ],
 )
-def test_losses_that_measure_different_things_are_refused(tmp_path, capsys, difference, key):
+def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsys, difference, key):
     for seed in range(3):
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3)
         write_run(tmp_path, words="gpt2-other", seed=seed, loss=3.2 + seed * 1.1e-3, **difference)
-    said = refusal([tmp_path], capsys)
-    assert f"{key} is " in said
-    assert "in 3 (gpt2-" in said
-    assert f"--allow {key}" in said
+    with pytest.raises(ValueError, match=rf"{key} is .* in 3 \(gpt2-.*--allow {key}"):
+        compare(load([tmp_path]))
+    write_run(tmp_path, seed=3)  # now one of the two groups is the larger
+    assert door.main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 arm from 4 runs")
+    assert re.search(rf"note: 3 runs left out \(gpt2-other-s0-.*: {key} is .* --allow {key}", out)
+    group = re.search(r"--group ([0-9a-f]{6}) ", out)[1]
+    assert door.main([str(tmp_path), "--group", group]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 arm from 3 runs")
+    assert "note: 4 runs left out" in out
+    assert re.search(f"--group must be one of [0-9a-f]{{6}}, {group}, got 'luck'", refusal([tmp_path, "--group", "luck"], capsys))
     assert door.main([str(tmp_path), "--allow", key]) == 0
     out = capsys.readouterr().out
     assert "declared: " in out
     assert ("verdicts are on bits per byte" in out) == (key == "tokenizer.vocabulary")
     comparison = compare(load([tmp_path]), allow=[key]).json()
     assert comparison["metric"] == ("val_bpb" if key == "tokenizer.vocabulary" else "val_loss")
+
+
+def test_the_group_that_has_the_baseline_is_compared(tmp_path, capsys):
+    for seed in range(4):
+        write_run(tmp_path, seed=seed)
+    write_run(tmp_path, words="gpt2-gqa", val="v1")
+    assert door.main([str(tmp_path), "--baseline", "gqa", "--json", str(tmp_path / "one.json"), "--csv", str(tmp_path / "one.csv")]) == 0
+    assert capsys.readouterr().out.startswith("1 arm from 1 run")
+    content = json.loads((tmp_path / "one.json").read_text())
+    assert len(content["runs"]) == 1
+    assert any("4 runs left out" in line for line in content["problems"])
+    assert len(list(csv.DictReader((tmp_path / "one.csv").read_text().splitlines()))) == 1
+    assert "--baseline must name one arm" in refusal([tmp_path, "--baseline", "mqa"], capsys)
+
+
+def test_what_a_shell_makes_of_a_glob(tmp_path, capsys):
+    """Files and empty folders beside runs are named; alone, or not there at all, they are refused."""
+    two_arms(tmp_path, effect=0.0, seeds=1)
+    (tmp_path / "multirun.yaml").write_text("hydra: null")
+    (tmp_path / "grids").mkdir()
+    others = [str(tmp_path / "grids"), str(tmp_path / "multirun.yaml")]
+    assert door.main([*others, str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{path}: left out, it holds no run" in out for path in others)
+    assert "no run was found" in refusal(others, capsys)
+    assert "no run was found" in refusal([tmp_path / "runs", tmp_path / "typo"], capsys)
 
 
 def test_nothing_to_compare(tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """The configuration: every yaml composes and builds, every record's config comes back, and whatever is wrong is refused in one line."""
 
+import dataclasses
 import re
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 from nocap.config import hardware, registry
 from nocap.config.compose import Composer, as_in, compose
 from nocap.config.defaults import reasons
+from nocap.config.manual import comments_of, manual
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
-from nocap.config.trainer import Device, Precision
+from nocap.config.trainer import Device, Precision, Trainer
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.training.optimizer import build_optimizers, set_lr
@@ -421,3 +423,36 @@ def test_help_and_cfg_answer_without_torch(words: list[str], door):
     imported = re.findall(r"^import time:.*\|\s*(\S+)$", done.err, re.M)
     assert "hydra" in imported
     assert not {"torch", "wandb", "tiktoken"} & {name.split(".")[0] for name in imported}
+
+
+# --- --help ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["", "trainer", *registry.groups()])
+def test_every_key_of_the_shelf_has_a_comment_that_help_shows(group: str) -> None:
+    schemas = {"": {"run": Run}, "trainer": {"trainer": Trainer}}.get(group) or registry.options(group)
+    for kind, schema in schemas.items():
+        silent = {f.name for f in dataclasses.fields(schema)} - comments_of(schema).keys() - {"kind"}
+        assert not silent - ({*registry.groups()} if group == "" else set()), kind
+
+
+def test_help_shows_values_choices_and_comments_of_the_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    shown = manual(["attention=hybrid", "attention.window=32", "data=text", "ideas=[x0]", "trainer.device=cpu"])
+    assert re.search(r"^  attention  +flash, gqa, hybrid", shown, re.M)
+    assert re.search(r"^attention=hybrid  Layers take their kind from `pattern`", shown, re.M)
+    assert re.search(r"^  attention\.window=32  +tokens$", shown, re.M)
+    assert re.search(r"^  trainer\.device=cpu  +where it trains: cpu, cuda$", shown, re.M)
+    assert re.search(r"^  data\.path=…, which must be given  ", shown, re.M)
+    assert re.search(r"^  ideas\.x0\.x0=0\.0  +λ₂ at the start$", shown, re.M)
+    assert re.search(r"^  model\.qk_norm=false  ", shown, re.M)
+    assert re.search(r"^  model\.logit_softcap=null  ", shown, re.M)
+    assert "schema" not in shown
+    assert "muon_lr" not in shown
+    assert len({line for line in shown.splitlines() if len(line) > 140}) == 0
+    with pytest.raises(ValueError, match=r"^atention is no key of run \(did you mean attention\?\)$"):
+        manual(["atention=flash"])
+
+
+def test_an_enum_tells_what_its_members_are() -> None:
+    assert comments_of(Precision) == {"bf16": "autocast; parameters, gradients and optimizer state stay fp32"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import nocap
 from nocap import __main__ as console
 from nocap.config.hardware import cuda_devices
 from nocap.data.shards import write_shard
@@ -127,7 +128,7 @@ def test_help_and_config_answer_without_torch(door: Door, tmp_path: Path) -> Non
     assert "batch_tokens: 2048" in shown.out
     helped = door("--help", env=env)
     assert (helped.code, helped.err) == (0, "")
-    assert "attention: " in helped.out
+    assert "attention.n_kv_heads=4 " in helped.out
 
 
 def test_run_of_a_damaged_record_is_refused(tmp_path: Path, here: Door, undisturbed: Undisturbed) -> None:
@@ -138,6 +139,22 @@ def test_run_of_a_damaged_record_is_refused(tmp_path: Path, here: Door, undistur
     assert done.code == 2
     assert done.err.startswith(f"nocap: {run_dir / 'summary.json'} must hold a JSON object")
     assert done.err.endswith("there is no valid checkpoint to mend it from: move that folder to train the run again\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "says"), [("--help", 0, "nocap train "), ("--version", 0, f"nocap {nocap.__version__}"), ("x", 2, "")]
+)
+def test_the_console_script_alone(
+    word: str, code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["nocap", word])
+    with pytest.raises(SystemExit) as left:
+        console.main()
+    said = capsys.readouterr()
+    assert left.value.code == code
+    assert says in said.out
+    assert bool(said.err) == (code == 2)
+    assert bool(said.out) == (code == 0)
 
 
 @pytest.mark.parametrize("code", [0, 1, None])

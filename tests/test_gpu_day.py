@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nocap.study.spec import load
 from tests.conftest import REPO
 
 FOLDER = REPO / "experiments" / "gpu_day"
@@ -133,6 +134,12 @@ def test_lines_of_the_summary_and_rows_for_the_page(day: ModuleType, tmp_path: P
     ]
     header = next(line for line in (REPO / "docs" / "speed.md").read_text().splitlines() if line.startswith("| device"))
     assert {row.count("|") for row in rows} == {header.count("|")}
+
+
+def test_its_study_waits_for_nothing(day: ModuleType, tmp_path: Path) -> None:
+    shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=None)
+    folder = Path(day.study(shared, tmp_path / "study.json")[2])
+    assert load(folder).scales["gpu"].sittings == 1
 
 
 def test_the_arms_of_the_bench_compose(day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from nocap import check, new, outside
 from nocap.__main__ import COMMANDS
 from nocap.checks import table
 from nocap.config import registry
+from nocap.study.plan import prepare
+from nocap.study.spec import load
 from tests.conftest import REPO, Door
 
 STRANGERS = sorted(path for path in (REPO / "tests" / "strangers").iterdir() if path.is_dir())
@@ -54,6 +56,18 @@ def written(folder: Path, group: str, source: str, **keys: object) -> Path:
 def test_doors_and_table_know_every_group() -> None:
     assert {"new", "check"} <= COMMANDS.keys()
     assert set(table.CHECKS) == set(registry.groups())
+
+
+def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arms composed, claims checked: what `--plan` does before anything runs."""
+    folder = tmp_path / "heads"
+    assert new.main(["study", "heads", "--dir", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(folder / "study.yaml")
+    plan = prepare(load(folder), "cpu", output_dir=str(tmp_path / "out"))
+    assert [claim.id for claim in plan.study.claims] == ["heads.speed", "heads.params"]
+    with pytest.raises(SystemExit):
+        new.main(["study", "heads", "--dir", str(folder)])
+    assert "NAME must be new: the file must not be there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("group", registry.groups())

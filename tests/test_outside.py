@@ -55,11 +55,10 @@ def test_an_idea_is_one_short_file_and_one_yaml(name: str):
     assert all(len(path.read_text().splitlines()) < 60 for path in files)
 
 
-ALONE = [pytest.param((name,), marks=pytest.mark.slow, id=name) for name in NAMES]
 TOGETHER = pytest.param(("my_x0", "my_value_embeddings"), marks=pytest.mark.slow, id="my_x0 and my_value_embeddings")
 
 
-@pytest.mark.parametrize("names", [pytest.param(NAMES, marks=pytest.mark.slow, id="all at once"), TOGETHER, *ALONE])
+@pytest.mark.parametrize("names", [pytest.param(NAMES, marks=pytest.mark.slow, id="all at once"), TOGETHER])
 def test_it_trains_resumes_and_is_in_the_record(door: Door, tmp_path: Path, names: tuple[str, ...]):
     words = asked(*names)
     assert door(*words, "output_dir=whole").code == 0

@@ -232,9 +232,10 @@ def test_each_shape_by_itself(shape: str) -> None:
 
 
 def test_what_is_no_secret_stays() -> None:
-    """Names, digests, identities, paths, schemas, times: every line of the repository's configurations, code and results."""
-    files = [*(REPO / "conf").rglob("*.yaml"), *(REPO / "experiments").rglob("*.json"), *(REPO / "nocap").rglob("*.py")]
-    lines = {line for path in files for line in path.read_text().splitlines()}
+    """Names, digests, identities, paths, schemas, times: the repository's configurations and code, and some lines of its results."""
+    files = [*(REPO / "conf").rglob("*.yaml"), *(REPO / "nocap").rglob("*.py")]
+    results = {line for path in (REPO / "experiments").rglob("*.json") for line in path.read_text().splitlines()}
+    lines = {line for path in files for line in path.read_text().splitlines()} | {*random.Random(0).sample(sorted(results), 4000)}
     changed = [line for line in lines if redact(line) != line]
     assert changed == []
     assert len(files) > 200

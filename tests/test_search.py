@@ -554,7 +554,7 @@ def test_two_processes_on_one_search(tmp_path: Path, door: Door):
     assert (second.code, trained(second.out)) == (2, [])
     assert re.search(rf"must have one writer, and process {running.process.pid} on ", second.err)
     done = running.end(signal.SIGINT)
-    assert (done.code, done.out.splitlines()[-1]) == (75, "the same command goes on")
+    assert (done.code, done.out.splitlines()[-1]) == (75, "stopped and saved; the same command goes on")
     assert listed(out)["trials"][0]["status"] == "open"
     again = door("--multirun", *words, f"output_dir={out}", timeout=300)
     assert (again.code, len(listed(out)["trials"]), len(list(out.glob("runs/*")))) == (0, 2, 2)

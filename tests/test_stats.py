@@ -247,3 +247,14 @@ def test_t_intervals_cover_what_they_say():
     found = [stats.interval(sample) for sample in samples]
     covered = np.mean([e.low <= 0.005 <= e.high for e in found])
     assert 0.93 < covered < 0.97
+
+
+def test_sums_and_quotients_of_independent_estimates() -> None:
+    """Against the spread of simulated ones."""
+    chance = np.random.default_rng(0)
+    a, b = stats.Estimate(mid=0.3, low=0.28, high=0.32, n=4), stats.Estimate(mid=0.5, low=0.46, high=0.54, n=3)
+    x, y = (chance.normal(one.mid, one.half_width / 1.96, 200_000) for one in (a, b))
+    for found, drawn in ((a.plus(b), x + y), (a.over(b), x / y)):
+        assert found.mid == pytest.approx(drawn.mean(), rel=0.01)
+        assert found.half_width == pytest.approx(1.96 * drawn.std(), rel=0.02)
+        assert found.n == 3

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from nocap.judge.noise import Noise, Prior
-from nocap.judge.stats import Estimate, pooled_sd
+from nocap.judge.stats import Estimate, interval, pooled_sd
 from nocap.show.table import markdown
 
 README, MARK = Path(__file__).resolve().parent / "README.md", "<!-- the table -->"
@@ -62,8 +61,9 @@ class Blocks:
         noise = Noise(prior=self.noise)
         return noise.interval(np.array(gains), 0.05) if noise.enough(len(gains), 3) and gains and all(map(math.isfinite, gains)) else None
 
-    def slope(self) -> float | None:
-        """Nats that e times the steps lower the baseline's loss: over the lengths next to this one, in blocks that have both."""
+    def slope(self) -> Estimate | None:
+        """Nats that e times the steps lower the baseline's loss: over the lengths next to this one, in blocks that have both; `None`: there
+        are fewer than two."""
         ends: dict[float, dict[tuple[str, int], float]] = {}
         for one in self.runs:
             if one["arm"] == BASELINE and one["val_loss"] is not None:
@@ -72,19 +72,13 @@ class Blocks:
         if len(around) < 2:
             return None
         both = ends[around[0]].keys() & ends[around[-1]].keys()
-        drops = [ends[around[0]][block] - ends[around[-1]][block] for block in both]
-        return fmean(drops) / math.log(around[-1] / around[0]) if drops else None
+        times = math.log(around[-1] / around[0])
+        drops = [(ends[around[0]][block] - ends[around[-1]][block]) / times for block in sorted(both)]
+        return interval(drops) if len(drops) > 1 else None
 
 
-def scaled(e: Estimate, by: float) -> Estimate:
-    return replace(e, mid=e.mid * by, low=e.low * by, high=e.high * by)
-
-
-def faster(steps: Estimate, speed: Mapping[str, float]) -> Estimate:
-    """Both as logarithms, their noises independent."""
-    half = math.hypot(steps.half_width, math.log(speed["high"] / speed["low"]) / 2)
-    mid = steps.mid + math.log(speed["ratio"])
-    return replace(steps, mid=mid, low=mid - half, high=mid + half)
+def logarithm(speed: Mapping[str, float]) -> Estimate:
+    return Estimate(mid=math.log(speed["ratio"]), low=math.log(speed["low"]), high=math.log(speed["high"]))
 
 
 def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> list[str]:
@@ -96,9 +90,9 @@ def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) ->
         if arm == BASELINE or found is None:
             continue
         lower, rate = found.lower(arm), found.slope()
-        in_steps = scaled(lower, 1 / rate) if lower and rate else None
+        in_steps = lower.over(rate) if lower and rate else None
         timed = ((steps or {}).get("arms") or {}).get(arm) or {}
-        in_time = faster(in_steps, timed["speed"]) if in_steps and timed.get("speed") else None
+        in_time = in_steps.plus(logarithm(timed["speed"])) if in_steps and timed.get("speed") else None
         shown = [
             arm,
             f"{lower.mid:+.4f} [{lower.low:+.4f}, {lower.high:+.4f}]" if lower else "diverged",

@@ -1,4 +1,7 @@
-"""Draw the README's picture from a run's record: python experiments/first_run/plot.py RUN_DIR."""
+"""Draw the README's picture from a run's record: python experiments/first_run/plot.py RUN_DIR [FOLDER].
+
+`summary.json` and `curve.svg` go to FOLDER, which is this one only where it is named: what is here is the README's evidence.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).resolve().parent
 BLUE, GREY = "#0b4f8a", "#9db4c8"
 
 
-def main(run_dir: Path) -> None:
+def main(run_dir: Path, folder: Path) -> None:
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run_dir / "summary.json").read_text())
     kept = {key: value for key, value in summary.items() if key != "tracker"} | {
         "hardware": {key: value for key, value in summary["hardware"].items() if key != "host"}
     }
-    (HERE / "summary.json").write_text(json.dumps(kept, indent=2) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(kept, indent=2) + "\n")
     val = [row for row in rows if "val/bpb" in row]
     train = [row for row in rows if "train/loss" in row]
     per_nat = val[-1]["val/bpb"] / val[-1]["val/loss"]  # the validation text's bits per byte for a nat per token
@@ -34,8 +37,9 @@ def main(run_dir: Path) -> None:
     axes.set(xlabel="million bytes read", ylabel="bits per byte", ylim=(1.5, 8.4))
     axes.set_title(f"{summary['params']['total']:,} parameters, Python's standard library as text, {summary['steps']} steps", fontsize=10)
     axes.legend(frameon=False)
-    figure.savefig(HERE / "curve.svg", metadata={"Date": None})
+    figure.savefig(folder / "curve.svg", metadata={"Date": None})
+    print(f"written: {folder}/summary.json, {folder}/curve.svg")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "outputs/first_run"))

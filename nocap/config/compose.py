@@ -120,6 +120,23 @@ def composed(overrides: Iterable[str]) -> Composed:
     return _composer(outside.state(), _yamls()).composed(tuple(overrides))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unchecked:
+    """A config with the options and keys of a command line, whose values nobody has looked at."""
+
+    config: DictConfig
+    choices: dict[str, str | None]
+
+
+def unchecked(overrides: Sequence[str]) -> Unchecked:
+    """What can be said of these overrides before every key that must be given is.
+
+    Errors:
+        ValueError: an unknown option, or a malformed override.
+    """
+    return _composer(outside.state(), _yamls()).unchecked(tuple(overrides))
+
+
 def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed] = composed) -> Composed:
     """These overrides with the baseline's precision and compilation, unless they choose their own: arms differ in nothing else.
 
@@ -193,6 +210,16 @@ class Composer:
             return Composed(overrides=tuple(overrides), run=parse(cfg), choices=choices, defaults=defaults)
         except CONFIG_ERRORS as error:
             raise ValueError(explain(error)) from error
+
+    def unchecked(self, overrides: tuple[str, ...]) -> Unchecked:
+        """
+        Errors:
+            ValueError: as for the function.
+        """
+        gate.check_words(overrides)
+        if isinstance(found := self._compose(overrides), str):
+            raise ValueError(found)
+        return Unchecked(*found)
 
     def _arm(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
         """The config without its `hydra` part, the choices, and what is left to a default. Or why it cannot be composed.

@@ -135,5 +135,6 @@ _LINES: dict[str, Callable[[re.Match[str], str], str]] = {
     r"Dict\[str, Idea\]": lambda found, key: "an idea's yaml must begin with '# @package ideas.NAME'",
     r"Could not load 'schema/(\w+)/?(\w*)'": _unknown_schema,
     r"Key '(.*)' not in '(.*)'": _unknown_key,
+    r"Invalid value assigned: \w+ is not a ListConfig": lambda found, key: f"{key} must be a list, as in [a, b]",
     r"missing mandatory value: (\S+)": lambda found, key: f"{key or found[1]} must be given",
 }

@@ -43,8 +43,8 @@ class Run:
     data: Data = key(step=False)
     tokenizer: Tokenizer = key(losses=True)
     tracker: Tracker = key(identity=False, step=False)
-    seed: int = key(ge=0, lt=2**63, step=False)
-    output_dir: str = key(identity=False, step=False)
+    seed: int = key(ge=0, lt=2**63, step=False)  # of the weights at the start and of the order of the data
+    output_dir: str = key(identity=False, step=False)  # folder; runs are in its runs/, grids in its grids/
     cache_dir: str | None = key(identity=False, step=False)  # null: $NOCAP_CACHE, else nocap under the user's cache folder
 
     def __post_init__(self) -> None:

@@ -39,25 +39,26 @@ class Trainer:
     steps: int = key(ge=1, le=10**9, step=False)  # optimizer updates
     batch_tokens: int = key(ge=1, le=2**40)  # tokens an optimizer step, over all devices
     micro_batch: int = key(ge=1, le=2**24)  # sequences per device and forward
-    devices: int = key(ge=1, le=4096, identity=False)
-    device: Device
-    precision: Precision
-    val_precision: Precision = key(step=False, losses=True)
+    devices: int = key(ge=1, le=4096, identity=False)  # ranks, each on a device of its own; cpu ranks share the cores
+    device: Device  # where it trains
+    precision: Precision  # of the products in forward and backward
+    val_precision: Precision = key(step=False, losses=True)  # the same, in validation
     threads: int = key(ge=1, le=4096)  # CPU threads per worker
-    compile: Compile
+    compile: Compile  # by torch.compile
     cuda_graphs: bool = False  # a micro-batch's forward and backward as one launch: for steps whose host is slower than their GPU
+    # what the backward pass computes again instead of keeping it
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.off
     grad_clip: float | None = key(gt=0, le=1e9)  # largest global gradient norm
-    val_every: int = key(ge=0, le=10**9, step=False)  # steps; 0 validates only before the first and after the last
-    val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)
-    checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)  # steps; 0 saves only after the last
-    keep_checkpoints: int = key(ge=1, le=10**9, identity=False, step=False)
+    val_every: int = key(ge=0, le=10**9, step=False)  # steps between validations; 0 validates only before the first and after the last
+    val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)  # tokens that a validation reads
+    checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)  # steps between checkpoints; 0 saves only after the last
+    keep_checkpoints: int = key(ge=1, le=10**9, identity=False, step=False)  # the newest so many stay
     keep_steps: list[int] = key(identity=False, step=False, default_factory=list)  # steps whose checkpoint stays, also after the run
     # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one, is a part of the identity by itself.
     init_from: str | None = key(identity=False, step=False, default=None)
-    log_every: int = key(ge=1, le=10**9, identity=False, step=False)  # steps
-    max_restarts: int = key(ge=0, le=10**6, identity=False, step=False)  # from the last checkpoint, of a worker or rank that ended or hung
-    hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)  # without a heartbeat (a micro-batch, a validation batch)
+    log_every: int = key(ge=1, le=10**9, identity=False, step=False)  # steps between rows
+    max_restarts: int = key(ge=0, le=10**6, identity=False, step=False)  # restarts of a lost worker or rank
+    hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)  # seconds for a micro-batch, or it is lost
 
     def __post_init__(self) -> None:
         kept = self.keep_steps

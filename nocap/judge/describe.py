@@ -168,7 +168,7 @@ def _speed(arms: Sequence[ComparedArm]) -> Section:
         shown.insert(1, _against("tokens_per_s", result, reasons))
         shown.insert(4, _against("memory_mib", result, reasons))
         rows.append([TableCell(text=result.label), *shown])
-    head = ["arm", "tokens/s", "speed", "step ms", "MiB", "memory", "training"]
+    head = ["arm", "mean tokens/s", "speed", "median step ms", "MiB", "memory", "training"]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
     return Section(name="speed", title="Speed and memory, against the baseline", head=head, rows=rows, notes=notes)
 

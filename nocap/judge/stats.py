@@ -38,6 +38,18 @@ class Estimate:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    def plus(self, other: Estimate) -> Estimate:
+        """The sum of two that are independent: half-widths add in squares."""
+        return self._around(self.mid + other.mid, math.hypot(self.half_width, other.half_width), other)
+
+    def over(self, other: Estimate) -> Estimate:
+        """The quotient of two that are independent, by the delta method."""
+        mid = self.mid / other.mid
+        return self._around(mid, math.hypot(self.half_width, mid * other.half_width) / abs(other.mid), other)
+
+    def _around(self, mid: float, half: float, other: Estimate) -> Estimate:
+        return Estimate(mid=mid, low=mid - half, high=mid + half, n=min(self.n, other.n), method=self.method)
+
     def exp(self) -> Estimate:
         """From the log scale to the ratio: geometric means."""
         low, high = (math.exp(end) if end < 700 else math.inf for end in (self.low, self.high))

@@ -24,6 +24,7 @@ from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
 
+GOES_ON = "stopped and saved; the same command goes on"  # what a person reads after Ctrl-C
 LOOK_S = 0.2  # between looks at the heartbeats
 AWAKE_S = 1.0  # the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or Slurm's suspend give it
 
@@ -71,6 +72,8 @@ def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
     if not ended.trained:
         print(nothing_to_train(plan, ended.summary))
     print(table(ended.summary, run_dir=plan.run_dir), flush=True)
+    if ended.code == EXIT_CODES["preempted"]:
+        print(GOES_ON, flush=True)
     if ended.code == EXIT_CODES["preempted"] and signal.SIGUSR2 in ended.signals and callable(signal.getsignal(signal.SIGUSR2)):
         signal.raise_signal(signal.SIGUSR2)  # the handler of before, such as submitit's, may now requeue the job
     return ended.code

@@ -32,7 +32,7 @@ from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import check_keys, require
 from nocap.config.paths import conf_dir
 from nocap.launch import search
-from nocap.launch.attempt import clean, hold
+from nocap.launch.attempt import GOES_ON, clean, hold
 from nocap.launch.cell import cell as task
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
 from nocap.launch.plan import Plan, outcome
@@ -257,7 +257,7 @@ def _search(searching: Searching, slots: Slots) -> int:
     search_report.write(searching, trials, with_page=not searching.stopped)
     _say_uploads(searching.grid.folder, [cell.plan for cell in cells.values()])
     if searching.stopped:
-        print("the same command goes on", flush=True)
+        print(GOES_ON, flush=True)
         return EXIT_CODES["preempted"]
     names, rows = search_report.rows(searching, trials[: search_report.MOST])
     print(f"\n{table.table(names, rows)}\n\n{search_report.note(searching)}\nreport: {folder}/{REPORT}", flush=True)
@@ -287,7 +287,7 @@ def _report(grid: Grid, results: Results, *, stopped: bool) -> int:
             for cell in cells:
                 _explain(cell, results[cell.plan.identity])
     if stopped:
-        print("the same command goes on", flush=True)
+        print(GOES_ON, flush=True)
         return EXIT_CODES["preempted"]
     _compare(grid, any_finished="finished" in by_status, trained=any(result.trained for result in results.values()))
     if by_status.keys() & {"failed", "waiting"}:

@@ -149,12 +149,22 @@ def number(value: object) -> float | None:
 def load(paths: Iterable[str | Path]) -> Found:
     """All runs of these paths, each once, in the order they were started; those of a grid in the order of its cells.
 
+    Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run (Hydra's multirun.yaml) are named.
+
     Errors:
-        ValueError: a path that is nothing, or holds no run.
+        ValueError: a path that is nothing; no path holds a run.
     """
     found = Found()
     places = [str(path) for path in paths]
-    for folder in {folder.resolve(): folder for path in places for folder in find(path)}.values():
+    folders: dict[Path, Path] = {}
+    for path in places:
+        try:
+            folders |= {folder.resolve(): folder for folder in find(path)}
+        except ValueError:
+            if not os.path.lexists(expanded(path)) or (path == places[-1] and not folders):
+                raise
+            found.problems.append(f"{path}: left out, it holds no run")
+    for folder in folders.values():
         try:
             record = read(folder, problems=found.problems)
         except ValueError as error:

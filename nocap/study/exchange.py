@@ -15,7 +15,6 @@ from typing import Any
 from nocap.judge import stats
 from nocap.judge.claim import LEAST_PAIRS, Claim
 from nocap.judge.margin import share_of_steps
-from nocap.judge.sittings import dealt
 from nocap.study.evidence import Evidence, steps_of
 from nocap.study.spec import At, Study
 
@@ -92,7 +91,7 @@ def _nats(claim: Claim, study: Study, at: At, evidence: Evidence) -> float | Non
 def equivalent(study: Study, evidence: Evidence, found: ExchangeRate) -> dict[str, dict[str, Any]]:
     """Arm → its equivalent speedup: the baseline with so much faster steps would do as well.
 
-    Steps count at the arm's measured pace, loss at the exchange rate; the interval has the noise of both, the rate's by the delta method.
+    Steps count at the arm's measured pace, a sitting's, and loss, a seed's, at the exchange rate; the interval has the noise of all three.
     """
     if found.low <= 0:
         return {}
@@ -100,36 +99,30 @@ def equivalent(study: Study, evidence: Evidence, found: ExchangeRate) -> dict[st
     for arm in study.trained:
         if arm == study.baseline:
             continue
-        pairs = _pairs(study, evidence, arm)
+        lower, speeds = _lower(study, evidence, arm), _speeds(evidence, arm, study.baseline)
         diverged = any(run.status == "diverged" for (name, _), run in evidence.runs.items() if name in (arm, study.baseline))
-        if len(pairs) < LEAST_PAIRS or diverged:  # a diverged run is infinitely bad: it may not be left out
+        if min(len(lower), len(speeds)) < LEAST_PAIRS or diverged:  # a diverged run is infinitely bad: it may not be left out
             continue
-        gains = stats.interval([speed - worse / found.mean for speed, worse in pairs])
-        worse = fmean(worse for _, worse in pairs)
-        half = math.hypot(gains.high - gains.mid, abs(worse) / found.mean**2 * (found.high - found.mean))
-        speedups[arm] = {
-            "mid": math.exp(gains.mid),
-            "low": math.exp(gains.mid - half),
-            "high": math.exp(gains.mid + half),
-            "speed": math.exp(fmean(speed for speed, _ in pairs)),
-            "worse": worse,
-            "n": len(pairs),
-        }
+        gain, speed = stats.interval(lower), stats.interval(speeds)
+        total = speed.plus(gain.over(stats.Estimate(mid=found.mean, low=found.low, high=found.high, n=found.n))).exp()
+        speedups[arm] = {**total.ends(), "speed": speed.exp().mid, "worse": -gain.mid, "n": total.n}
     return speedups
 
 
-def _pairs(study: Study, evidence: Evidence, arm: str) -> list[tuple[float, float]]:
-    """Log of the arm's speed over the baseline's, a sitting's; and by how many nats it ends higher, a seed's. The two are independent: both
-    are dealt into as many hands as there are of the fewer."""
+def _lower(study: Study, evidence: Evidence, arm: str) -> list[float]:
+    """By how many nats the arm ends lower than the baseline, a seed's."""
+    sides = [[evidence.runs.get((name, seed)) for name in (study.baseline, arm)] for seed in study.seeds]
+    return [a.val_loss - b.val_loss for a, b in sides if a and b and a.val_loss is not None and b.val_loss is not None]
+
+
+def _speeds(evidence: Evidence, arm: str, baseline: str) -> list[float]:
+    """The logarithm of its speed over the baseline's, a sitting's."""
     speeds: dict[int, list[float]] = {}
-    theirs = {id(one.session): one.seen["tokens_per_s"] for one in evidence.held("pace", study.baseline)}
+    theirs = {id(one.session): one.seen["tokens_per_s"] for one in evidence.held("pace", baseline)}
     for one in evidence.held("pace", arm):
         if one.seen["tokens_per_s"] and theirs.get(id(one.session)):
             speeds.setdefault(one.sitting, []).append(math.log(one.seen["tokens_per_s"] / theirs[id(one.session)]))
-    sides = [[evidence.runs.get((name, seed)) for name in (arm, study.baseline)] for seed in study.seeds]
-    worse = [a.val_loss - b.val_loss for a, b in sides if a and b and a.val_loss is not None and b.val_loss is not None]
-    hands = min(len(speeds), len(worse))
-    return list(zip(dealt([fmean(of) for of in speeds.values()], hands), dealt(worse, hands), strict=True))
+    return [fmean(of) for of in speeds.values()]
 
 
 def exchange(study: Study, evidence: Evidence) -> Mapping[str, Any] | None:

@@ -16,7 +16,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from nocap.config import gate
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import refuse_interpolations
-from nocap.config.errors import explain
+from nocap.config.errors import explain, suggest
 from nocap.config.keys import check_keys, check_text, key, require
 from nocap.judge.claim import BASELINE, CLAIMABLE, LEAST_PAIRS, Claim
 from nocap.judge.noise import Prior
@@ -294,16 +294,26 @@ def _check_texts(plain: Any) -> None:
         _check_texts(item)
 
 
+KEY_OF_SCHEMA = {At: "a scale"}
+
+
 def _explained(error: Exception) -> str:
     """One line, with the keys there are where one is unknown."""
     if isinstance(error, ConfigKeyError) and (schema := error.object_type) is not None and is_dataclass(schema):
-        return f"{error.full_key} is no key of {schema.__name__.lower()} (it has {', '.join(f.name for f in fields(schema))})"
+        known = [f.name for f in fields(schema)]
+        return f"{error.full_key} is no key of {KEY_OF_SCHEMA.get(schema, schema.__name__.lower())}{suggest(str(error.key), known)}"
     return explain(error) if isinstance(error, OmegaConfBaseException | HydraException) else str(error)
 
 
 def _typed(plain: dict[str, Any]) -> Study:
     plain = filled(plain)
     claims = plain.get("claims")
+    for i, claim in enumerate(claims if isinstance(claims, list) else []):
+        require(isinstance(claim, dict), f"claims[{i}]", "hold keys and values", claim)
+        try:
+            OmegaConf.merge(OmegaConf.structured(Claim), claim)
+        except (OmegaConfBaseException, ValueError) as error:  # of a list's item OmegaConf does not say which
+            raise ValueError(f"claims[{i}].{_explained(error)}") from error
     if isinstance(claims, list) and "seeds" in plain:
         plain = {**plain, "claims": [with_seeds(claim, plain) if isinstance(claim, dict) else claim for claim in claims]}
     found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Study), OmegaConf.create(plain)))

@@ -14,6 +14,7 @@ ARM_HEAD = (
     *("arm", "params", "FLOPs/token", "kernel", "tokens", "trials", "val loss"),
     *("tokens/s (train)", "tokens/s (bench)", "MiB", "overrides"),
 )
+AFFORDABLE = 100  # seeds or sittings that somebody might add
 NUMBERS = ("no sitting", "one sitting", "two sittings")
 TRIAL_HEAD = ("tuned arm", "trial", "val loss", "picked")
 
@@ -46,8 +47,10 @@ def _reason(claim: Json, word: str) -> str:
         if claim.get(ending):
             return f"{words}: {shorten(claim[ending])}"
     unit, left = "sitting" if claim.get("per") == "sitting" else "seed", claim.get("seeds_left")
-    declared = f", {left} are left" if left and more and more > left else ""
-    return f"{plural(more, f'more {unit}')} would decide{declared}" if more else f"no affordable number of {unit}s would decide"
+    if more is None or more > AFFORDABLE:
+        return f"no affordable number of {unit}s would decide"
+    declared = f", {left} are left" if left and more > left else ""
+    return f"{plural(more, f'more {unit}')} would decide{declared}"
 
 
 def stamps(claim: Json) -> list[str]:

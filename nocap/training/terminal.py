@@ -127,4 +127,4 @@ def _validation(summary: Mapping[str, Any]) -> str:
 
 def _speed(summary: Mapping[str, Any]) -> str:
     mfu = f"MFU {summary['mfu']:.1%}" if summary["mfu"] is not None else f"no MFU: {summary['mfu_basis']}"
-    return f"{summary['tokens_per_s']:,.0f} tokens/s, {summary['step_ms']['median']:.1f} ms a step; {mfu}"
+    return f"{summary['tokens_per_s']:,.0f} tokens/s on average, {summary['step_ms']['median']:.1f} ms in the median step; {mfu}"

@@ -33,7 +33,7 @@ class Attention(Option):
     `nocap.store.measurement`); without it the module is one row.
     """
 
-    n_kv_heads: int = key(ge=1, le=65536)
+    n_kv_heads: int = key(ge=1, le=65536)  # key/value heads; a divisor of model.n_head
     merge_qkv: bool = False  # queries, keys and values in one product: its gradient by the input is rounded once instead of three times
 
     def check(self, run: Run) -> None:

@@ -67,8 +67,8 @@ class Hybrid(Sliding):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS, "local_kernel": LOCAL_KERNELS}
 
     kind: str = "hybrid"
-    pattern: str
-    local_kernel: Kernel
+    pattern: str  # a letter a layer, repeated: L is local, with the window; G is global
+    local_kernel: Kernel  # of the layers with a window
 
     def __post_init__(self) -> None:
         Sliding.__post_init__(self)

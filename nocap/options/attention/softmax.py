@@ -61,7 +61,7 @@ class Softmax(Attention):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS}  # key → kernels that it may name
 
     kind: str = "global"
-    kernel: Kernel
+    kernel: Kernel  # what computes it; never replaced by another silently
     # The token with which a document begins: attention stays inside a document. Positions go on. null: there are no documents.
     document_start: int | None = key(ge=0, le=65535, default=None)
 

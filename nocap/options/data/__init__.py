@@ -25,7 +25,7 @@ class Data(Option):
     """A source of token shards. Its tokens are part of a run's identity, by their hash. Where they are stored is not: a key that is only
     about that is declared as `key(identity=False)`."""
 
-    order: Order
+    order: Order  # in which windows of the text are read
     read_sequences: int = key(ge=1, le=2**31)  # that the sequential order reads at once; a shard's tail that is shorter is left out
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:

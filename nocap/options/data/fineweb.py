@@ -29,9 +29,9 @@ HEAD_TIMEOUT_S = 10.0
 @dataclass(kw_only=True, slots=True)
 class Fineweb(Data):
     kind: str = "fineweb"
-    repo: str
-    revision: str
-    train_shards: int = key(ge=1, le=103)
+    repo: str  # on the Hugging Face hub
+    revision: str  # branch, tag or commit
+    train_shards: int = key(ge=1, le=103)  # files of 100M tokens
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """Download what is missing, file by file, so that a failure keeps what came before it."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Shards(Data):
     kind: str = "shards"
-    train: str = key(identity=False)  # glob
-    val: str = key(identity=False)  # glob
+    train: str = key(identity=False)  # glob of its files
+    val: str = key(identity=False)  # glob of its files
 
     def __post_init__(self) -> None:
         for name in ("train", "val"):

@@ -172,7 +172,7 @@ class WithRate(Idea):
 
     LEAST_LAYERS: ClassVar[int] = 1  # that it makes sense in
 
-    lr: float = key(gt=0, le=1e6)
+    lr: float = key(gt=0, le=1e6)  # a factor on the learning rate of what the idea itself learns
 
     def check(self, run: Run) -> None:
         name = next(name for name, idea in run.ideas.items() if idea is self)
@@ -196,8 +196,8 @@ def learned(**starts: float | list[float]) -> nn.ParameterDict:
 class Growing(Idea):
     """An idea that begins with a part of something, and doubles it in stages of equal length until it is the whole."""
 
-    start: int = key(ge=1, le=2**20)  # of 1/start of it
-    until: float = key(gt=0, lt=1)  # share of the steps from which on it is the whole
+    start: int = key(ge=1, le=2**20)  # it begins with 1/start of the whole
+    until: float = key(gt=0, lt=1)  # share of the steps from which on it is whole
 
     def __post_init__(self) -> None:
         require(self.start & (self.start - 1) == 0, f"ideas.{self.kind}.start", "be a power of 2", self.start)

@@ -54,7 +54,7 @@ def _average(part: nn.Module, model: LanguageModel, share: float) -> None:
 @dataclass(kw_only=True, slots=True)
 class AveragedWeights(_Average):
     kind: str = "averaged_weights"
-    decay: float = key(ge=0, lt=1)
+    decay: float = key(ge=0, lt=1)  # share of the average that stays at each step
 
     def after_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
         _average(part, model, 1 - self.decay)

@@ -23,8 +23,8 @@ class Backout(WithRate):
     PER_TOKEN = True
     LEAST_LAYERS = 2
     kind: str = "backout"
-    layer: int | None = key(ge=0, le=4096)
-    start: float = key(ge=-1e3, le=1e3)
+    layer: int | None = key(ge=0, le=4096)  # whose output is subtracted, from 0 on; null: the last of the first half
+    start: float = key(ge=-1e3, le=1e3)  # the multiple at the start
 
     def check(self, run: Run) -> None:
         WithRate.check(self, run)

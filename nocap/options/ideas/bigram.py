@@ -24,9 +24,9 @@ FACTORS = 2_654_435_761, 2_246_822_519  # large odd numbers; times an id they st
 @dataclass(kw_only=True, slots=True)
 class Bigram(WithRate):
     kind: str = "bigram"
-    channels: int = key(ge=1, le=2**20)
-    exact: int = key(ge=0, le=2**32)
-    rows: int = key(ge=1, le=2**32)
+    channels: int = key(ge=1, le=2**20)  # of the pairs' embeddings
+    exact: int = key(ge=0, le=2**32)  # pairs, at most, for which each has a row of its own
+    rows: int = key(ge=1, le=2**32)  # that more pairs are hashed to
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         from torch import nn

@@ -26,7 +26,7 @@ class Curriculum(Idea):
     run: str | None = key(identity=False)  # whose loss the score is: the folder of a finished run, as outputs/runs/RUN
     document_start: int | None = key(ge=0, le=65535)  # or the token that a document begins with, where the score is their length
     keep: float = key(gt=0, le=1)  # share of the windows that is not left out
-    noise: float = key(ge=0, le=1)
+    noise: float = key(ge=0, le=1)  # 0: easy first; 1: shuffled
 
     def check(self, run: Run) -> None:
         one = (self.run is None) != (self.document_start is None)

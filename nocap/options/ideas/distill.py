@@ -23,8 +23,8 @@ class Distill(Idea):
     PER_TOKEN: ClassVar[bool] = True
     kind: str = "distill"
     run: str = key(identity=False)  # the teacher's folder, as outputs/runs/RUN
-    weight: float = key(ge=0, le=1)
-    temperature: float = key(gt=0, le=1000)
+    weight: float = key(ge=0, le=1)  # of the teacher in the loss; 1: nothing else
+    temperature: float = key(gt=0, le=1000)  # by which both models' logits are divided
 
     def check(self, run: Run) -> None:
         chunks = run.objective.loss_chunks

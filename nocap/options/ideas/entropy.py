@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Entropy(Idea):
     PER_TOKEN: ClassVar[bool] = True
     kind: str = "entropy"
-    weight: float = key(ge=0, le=1000)
+    weight: float = key(ge=0, le=1000)  # of the entropy in the loss
 
     def check(self, run: Run) -> None:
         chunks = run.objective.loss_chunks

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class LogitRescale(WithRate):
     PER_TOKEN = True
     kind: str = "logit_rescale"
-    factor: float = key(gt=0, le=1e6)
-    learned: bool
+    factor: float = key(gt=0, le=1e6)  # by which logits are multiplied, at the start where it is learned
+    learned: bool  # whether the factor is learned
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         return learned(factor=self.factor) if self.learned else learned()

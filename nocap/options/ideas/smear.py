@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Smear(WithRate):
     kind: str = "smear"
-    channels: int = key(ge=1, le=2**20)
-    start: float = key(ge=-1e3, le=1e3)
+    channels: int = key(ge=1, le=2**20)  # of the token's embedding that decide how much it gets
+    start: float = key(ge=-1e3, le=1e3)  # the share at the start
 
     def check(self, run: Run) -> None:
         WithRate.check(self, run)

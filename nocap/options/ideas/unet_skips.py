@@ -24,7 +24,7 @@ class UnetSkips(WithRate):
     PER_TOKEN = True
     LEAST_LAYERS = 2
     kind: str = "unet_skips"
-    start: float = key(ge=-1e3, le=1e3)
+    start: float = key(ge=-1e3, le=1e3)  # the skips' weight at the start
 
     def build_layer(self, run: Run, layer: int) -> nn.Module | None:
         import torch

@@ -29,9 +29,9 @@ class Gate(Enum):
 class ValueEmbeddings(WithRate):
     PER_TOKEN = True
     kind: str = "value_embeddings"
-    every: int = key(ge=1, le=4096)
-    gate: Gate
-    start: float = key(ge=0, le=1e3)
+    every: int = key(ge=1, le=4096)  # layers between two that have it, the last one among them
+    gate: Gate  # by what the added vector is multiplied
+    start: float = key(ge=0, le=1e3)  # the embeddings' numbers are uniform in ± this
 
     def build_layer(self, run: Run, layer: int) -> nn.Module | None:
         import torch

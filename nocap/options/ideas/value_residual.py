@@ -24,7 +24,7 @@ class ValueResidual(WithRate):
     PER_TOKEN = True
     LEAST_LAYERS = 2
     kind: str = "value_residual"
-    start: float = key(ge=-1e3, le=1e3)
+    start: float = key(ge=-1e3, le=1e3)  # the first layer's share at the start
 
     def check(self, run: Run) -> None:
         WithRate.check(self, run)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class X0(WithRate):
     PER_TOKEN = True
     kind: str = "x0"
-    residual: float = key(ge=-1e3, le=1e3)
-    x0: float = key(ge=-1e3, le=1e3)
+    residual: float = key(ge=-1e3, le=1e3)  # λ₁ at the start
+    x0: float = key(ge=-1e3, le=1e3)  # λ₂ at the start
 
     def build_layer(self, run: Run, layer: int) -> nn.Module:
         return learned(lambdas=[self.residual, self.x0])

@@ -23,7 +23,7 @@ OUTPUTS = {"attention": "attention_out", "mlp": "mlp_down"}  # a branch → the 
 class ZeroInit(Idea):
     PER_TOKEN = True
     kind: str = "zero_init"
-    head: bool
+    head: bool  # whether the head starts at 0 too
 
     def check(self, run: Run) -> None:
         rule = "be false beside model.tie_head: the embedding would be 0, and nothing could learn"

@@ -24,8 +24,8 @@ class Feedforward(Mlp):
     """`expansion` sets the parameters: hidden = expansion·d, and for the three matrices of SwiGLU ⅔·expansion·d."""
 
     kind: str = "mlp"
-    activation: Activation
-    expansion: float = key(gt=0, le=1000)
+    activation: Activation  # between the two matrices
+    expansion: float = key(gt=0, le=1000)  # width inside, in multiples of model.d_model
 
     @property
     def gated(self) -> bool:

@@ -38,12 +38,12 @@ class Model(Option):
     A model that one of these replaces has its FLOPs counted, and decodes by recomputing the prefix.
     """
 
-    n_layer: int = key(ge=1, le=4096)
-    n_head: int = key(ge=1, le=65536)
-    d_model: int = key(ge=1, le=2**20)
+    n_layer: int = key(ge=1, le=4096)  # blocks
+    n_head: int = key(ge=1, le=65536)  # query heads in each layer
+    d_model: int = key(ge=1, le=2**20)  # channels of the residual stream
     seq_len: int = key(ge=1, le=2**24, losses=True)  # tokens
-    norm_placement: NormPlacement = NormPlacement.pre
-    residual_scale: ResidualScale = ResidualScale.attention
+    norm_placement: NormPlacement = NormPlacement.pre  # where a branch f has its norm
+    residual_scale: ResidualScale = ResidualScale.attention  # which branches are multiplied by 1/√(2·n_layer)
     residual_precision: Precision = Precision.fp32  # bf16: half the traffic of the residual stream, rounded after each branch
     qk_norm: bool = False  # RMS-normalise queries and keys per head, before the rotation
     tie_head: bool = True  # the head shares the embedding's matrix

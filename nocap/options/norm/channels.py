@@ -21,8 +21,8 @@ class NormKind(Enum):
 @dataclass(kw_only=True, slots=True)
 class ChannelNorm(Norm):
     kind: str = "norm"
-    norm: NormKind
-    eps: float = key(gt=0, le=1)
+    norm: NormKind  # which norm
+    eps: float = key(gt=0, le=1)  # added under the root
     gain: bool  # a learned scale per channel
     bias: bool  # a learned shift per channel; LayerNorm only
 

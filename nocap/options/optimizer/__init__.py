@@ -23,8 +23,8 @@ class Optimizer(Option):
     refused there.
     """
 
-    lr: float = key(gt=0, le=1000)
-    weight_decay: float = key(ge=0, le=1000)
+    lr: float = key(gt=0, le=1000)  # peak learning rate
+    weight_decay: float = key(ge=0, le=1000)  # of AdamW's kind: share of a weight that a step of learning rate 1 takes away
     cautious_decay: bool = False  # decay only the numbers that the update does not move away from zero (arXiv:2510.12402)
 
     def __post_init__(self) -> None:

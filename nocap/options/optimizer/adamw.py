@@ -33,11 +33,11 @@ class Decay(Enum):
 @dataclass(kw_only=True, slots=True)
 class AdamW(Optimizer):
     kind: str = "adamw"
-    beta1: float = key(ge=0, lt=1)
-    beta2: float = key(ge=0, lt=1)
+    beta1: float = key(ge=0, lt=1)  # of the gradient's average
+    beta2: float = key(ge=0, lt=1)  # of the average of its squares
     beta2_half_life_tokens: float | None = key(gt=0, le=1e12, default=None)  # in place of beta2, which is recorded as what follows
-    eps: float = key(gt=0, le=1)
-    decay: Decay
+    eps: float = key(gt=0, le=1)  # added to the root in the update's divisor
+    decay: Decay  # which parameters decay
 
     def check(self, run: Run) -> None:
         if self.beta2_half_life_tokens is not None:

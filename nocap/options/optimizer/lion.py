@@ -19,7 +19,7 @@ class Lion(Optimizer):
     kind: str = "lion"
     beta1: float = key(ge=0, lt=1)  # of the momentum in the update
     beta2: float = key(ge=0, lt=1)  # of the momentum that is kept
-    decay: Decay
+    decay: Decay  # which parameters decay
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         from nocap.training import lion

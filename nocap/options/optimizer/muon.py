@@ -33,14 +33,14 @@ class Muon(AdamW):
     """Muon for the matrices inside the blocks; AdamW, with the inherited keys, for embeddings, head and vectors."""
 
     kind: str = "muon"
-    muon_lr: float = key(gt=0, le=1000)
-    momentum: float = key(ge=0, lt=1)
-    momentum_start: float = key(ge=0, lt=1, default=0.85)
+    muon_lr: float = key(gt=0, le=1000)  # peak learning rate of the matrices inside the blocks; lr is of the rest
+    momentum: float = key(ge=0, lt=1)  # of the matrices' updates
+    momentum_start: float = key(ge=0, lt=1, default=0.85)  # where a warm-up of the momentum begins
     momentum_warmup_steps: int = key(ge=0, le=10**9, default=0)  # from `momentum_start` to `momentum` in a straight line
     ns_steps: int = key(ge=1, le=99)  # iterations
-    iteration: Iteration = Iteration.newton_schulz
+    iteration: Iteration = Iteration.newton_schulz  # the polynomials of the orthogonalisation
     row_beta2: float | None = key(ge=0, lt=1, default=None)  # NorMuon (arXiv:2510.05491): of the rows' second moments; it has 0.95
-    scale: MuonScale
+    scale: MuonScale  # how a step follows a matrix's shape
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         from nocap.training import muon

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Rope(Position):
     kind: str = "rope"
-    base: float = key(gt=1, le=1e12)
+    base: float = key(gt=1, le=1e12)  # of the wavelengths; a larger one turns more slowly
 
     def check(self, run: Run) -> None:
         d_head = run.model.d_model // run.model.n_head

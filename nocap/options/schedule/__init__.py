@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Schedule(Option):
     """A warm-up in a straight line to the peak, then the option's `shape`."""
 
-    warmup_steps: int = key(ge=0, le=10**9)
+    warmup_steps: int = key(ge=0, le=10**9)  # steps in which the learning rate rises to its peak
 
     def check(self, run: Run) -> None:
         rule = f"be at most trainer.steps={run.trainer.steps}"

@@ -21,7 +21,7 @@ class Vocabulary(Enum):
 @dataclass(kw_only=True, slots=True)
 class BuiltIn(Tokenizer):
     kind: str = "tokenizer"
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary  # from text to tokens
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end,
 @dataclass(kw_only=True, slots=True)
 class Trackio(Tracker):
     kind: str = "trackio"
-    project: str = "nocap"
+    project: str = "nocap"  # where the run is shown
 
     def open(self, facts: RunFacts) -> TrackerSession:
         return _Session(self, facts)

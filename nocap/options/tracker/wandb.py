@@ -46,12 +46,12 @@ class Wandb(Tracker):
 
     kind: str = "wandb"
     uploader: ClassVar[str] = "wandb sync"
-    project: str
-    entity: str | None
-    group: str | None
-    tags: list[str] = field(default_factory=list)
-    mode: WandbMode
-    init_timeout_s: int = key(ge=1, le=3600)
+    project: str  # where the run is shown
+    entity: str | None  # user or team; null: the login's own
+    group: str | None  # under which the dashboard gathers runs; null: the grid's name
+    tags: list[str] = field(default_factory=list)  # labels of the run
+    mode: WandbMode  # whether rows are sent while it trains
+    init_timeout_s: int = key(ge=1, le=3600)  # seconds that training waits for a server at the start
 
     def __post_init__(self) -> None:
         require(bool(self.project), "tracker.project", "be a name", repr(self.project))

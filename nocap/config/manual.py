@@ -1,0 +1,133 @@
+"""`python -m nocap.train --help`: what there is to choose, and every key of the chosen with its value and the comment beside its field."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import json
+import shutil
+import textwrap
+import tokenize
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any, cast, get_type_hints
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nocap import outside
+from nocap.config import registry
+from nocap.config.compose import unchecked
+from nocap.config.paths import conf_dir
+
+HEAD = """\
+usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
+
+Trains one run, or with --multirun a grid. The same command again goes on where it stopped, and trains nothing twice.
+
+  --multirun, -m    a grid: comma-separated values are swept, as in attention=flash,gqa seed=0,1,2; search=tpe searches
+  --config-dir DIR  options of your own (docs/add-an-idea.md); can be repeated
+  --cfg job         print the composed config, train nothing
+  --help, -h        this page, for the options on the command line: attention=sliding --help shows its keys"""
+COLUMN = 38  # where what a key means begins
+
+
+def manual(overrides: Sequence[str]) -> str:
+    """All of it for a terminal.
+
+    Errors:
+        ValueError: an unknown option or key, or a malformed override.
+    """
+    found = unchecked(overrides)
+    width = min(140, shutil.get_terminal_size(fallback=(120, 0)).columns)
+    lines = [HEAD, "", "Options (GROUP=OPTION)"]
+    for group in (*registry.groups(), "experiment"):
+        shown = {"ideas": "ideas=[…]", "launcher": "hydra/launcher"}.get(group, group)
+        lines.append(_wrapped(f"  {shown:<14}  ", ", ".join(_yamls(group)), width))
+    for place, node in _sections(found.config):
+        schema = node._metadata.object_type
+        title = f"{place}={found.choices[place]}" if found.choices.get(place) else place or "other keys"
+        lines += ["", f"{title}  {_sentence(schema) if place not in ('', 'trainer') else ''}".rstrip()]
+        for name, text in _keys(schema):
+            if not isinstance(node._get_node(name), DictConfig):
+                key = f"{place}.{name}".lstrip(".")
+                lines.append(_wrapped(f"  {key}={_value(node, name)}".ljust(COLUMN), text, width))
+    return "\n".join(lines)
+
+
+def _yamls(group: str) -> list[str]:
+    folders = (conf_dir(), *outside.folders())
+    return sorted(path.stem for folder in folders for path in (folder / outside.place(group)).glob("*.yaml"))
+
+
+def _sections(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """The parts of the config, each with its place."""
+    for name in map(str, config):
+        node = config._get_node(name)
+        if isinstance(node, DictConfig) and name == "ideas":
+            yield from ((f"ideas.{idea}", cast(DictConfig, node._get_node(idea))) for idea in map(str, node))
+        elif isinstance(node, DictConfig):
+            yield name, node
+    yield "", config
+
+
+def _sentence(schema: type) -> str:
+    text = inspect.getdoc(schema) or ""
+    return "" if text.startswith(f"{schema.__name__}(") else text.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
+
+
+def _value(node: DictConfig, key: str) -> str:
+    if OmegaConf.is_missing(node, key):
+        return "…, which must be given"
+    try:
+        value = node[key]
+    except OmegaConfBaseException:  # it follows from a key that must be given
+        return str(node._get_node(key))
+    return str(value.value) if isinstance(value, Enum) else str(value) if isinstance(value, str | list | ListConfig) else json.dumps(value)
+
+
+def _keys(schema: Any) -> Iterator[tuple[str, str]]:
+    """Each key of an option's class, with what its comment says and, of a choice, what there is."""
+    comments, hints = comments_of(schema), get_type_hints(schema)
+    for f in dataclasses.fields(schema):
+        if f.name == "kind":
+            continue
+        text, kind = comments.get(f.name, ""), hints[f.name]
+        if inspect.isclass(kind) and issubclass(kind, Enum):
+            meanings = comments_of(kind)
+            choices = [f"{one.value} ({meanings[one.name]})" if meanings.get(one.name) else str(one.value) for one in kind]
+            text = f"{text}: {', '.join(choices)}" if text else ", ".join(choices)
+        yield f.name, text
+
+
+def comments_of(schema: type) -> dict[str, str]:
+    """Field or member → the comment on its line, or that on the lines above it."""
+    found: dict[str, str] = {}
+    for cls in reversed(schema.__mro__):
+        if cls.__module__.partition(".")[0] == "builtins" or not (dataclasses.is_dataclass(cls) or issubclass(cls, Enum)):
+            continue
+        try:
+            source = textwrap.dedent(inspect.getsource(cls))
+        except (OSError, TypeError):  # defined where no file is
+            continue
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+        (definition,) = ast.parse(source).body
+        assert isinstance(definition, ast.ClassDef)
+        for line in definition.body:
+            if isinstance(line, ast.AnnAssign | ast.Assign):
+                target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
+                beside = [n for n in range(line.lineno, (line.end_lineno or line.lineno) + 1) if n in comments]
+                above = list[int]()
+                while not beside and (n := line.lineno - 1 - len(above)) in comments and comments[n].line.lstrip().startswith("#"):
+                    above.insert(0, n)
+                if beside or above:
+                    found[ast.unparse(target)] = " ".join(comments[n].string.lstrip("# ") for n in beside or above)
+    return found
+
+
+def _wrapped(head: str, text: str, width: int) -> str:
+    start = head if head.endswith(" ") else f"{head}  "
+    return textwrap.fill(text or " ", width, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)).rstrip()
