@@ -15,7 +15,7 @@ from nocap import outside  # noqa: E402
 from nocap.config.compose import composed  # noqa: E402
 from nocap.config.errors import refusals, refuse  # noqa: E402
 from nocap.config.exits import EXIT_CODES  # noqa: E402
-from nocap.config.flags import asked, flags_first  # noqa: E402
+from nocap.config.flags import asked, flags_first, without_dashes  # noqa: E402
 from nocap.config.paths import conf_dir  # noqa: E402
 from nocap.config.schemas import register  # noqa: E402
 from nocap.launch import cell  # noqa: E402
@@ -34,10 +34,11 @@ def main() -> None:
 
 def _main() -> None:
     outlive_readers()
-    sys.argv[1:] = flags_first(outside.arguments(None))
+    sys.argv[1:] = outside.arguments(None)
     # Hydra would print its errors and a part of the traceback, and exit with 1. This way they come here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with refusals():
+        sys.argv[1:] = flags_first(without_dashes(sys.argv[1:]))
         flags = asked(sys.argv[1:])
         register()
         if flags.help:
