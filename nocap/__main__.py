@@ -13,11 +13,14 @@ COMMANDS = {
     "data": "list, prepare and verify token shards",
     "compare": "runs against a baseline, with intervals and verdicts",
     "dashboard": "a workspace and a report in Weights & Biases for a grid or a study",
+    "runs": "list, show and remove runs",
+    "plot": "curves of runs, in the terminal or as a picture",
     "generate": "text from a checkpoint, and its latency",
     "profile": "where a step's time and memory go",
     "study": "a question with claims: run what is missing, judge, report",
     "race": "a program's proposals against one baseline, with one error level for all",
     "bench": "which training step is faster on this machine, interleaved",
+    "export": "a run's model as one safetensors file",
     "new": "write a working option, to begin your own from",
     "check": "test the options in a folder",
 }
@@ -48,7 +51,7 @@ def main() -> None:
         print(USAGE.format(commands=usage), file=sys.stdout if asked else sys.stderr)
         raise SystemExit(0 if asked else 2)
     del sys.argv[1]
-    module = importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "race", "study") else f"nocap.{command}")
+    module = importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "race", "runs", "study") else f"nocap.{command}")
     raise SystemExit(module.main())
 
 

@@ -11,18 +11,24 @@ Everything is as on the command line: a run that is done is not trained again, a
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nocap.compare import frame
 from nocap.config import compose as composing
+from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge import compare as judging
 from nocap.store import runs
+from nocap.store.find import find_one
 
-__all__ = ["compare", "compose", "frame", "load", "train"]
+if TYPE_CHECKING:
+    from nocap.measure.generation import Trained
+
+__all__ = ["compare", "compose", "frame", "load", "load_model", "train"]
 
 Paths = str | Path | Iterable[str | Path]
 
@@ -81,6 +87,21 @@ def load(paths: Paths = "outputs") -> list[runs.Record]:
         ValueError: a path holds no run.
     """
     return runs.records(_several(paths))
+
+
+def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
+    """The model of a run's newest checkpoint, or of a file that `nocap.export` wrote, in fp32 and ready to read: its `model`, `run`,
+    `encoding` and `step`. `source` is the file, or a run's folder or name.
+
+    Errors:
+        ValueError: it is neither, or holds no valid model.
+    """
+    import torch
+
+    from nocap.measure.generation import load
+
+    where, on = expanded(source), torch.device(device)
+    return load(where if where.is_file() else find_one(str(source)), device=on, log=lambda line: warnings.warn(line, stacklevel=3))
 
 
 def compare(

@@ -114,7 +114,7 @@ def _plan(options: argparse.Namespace) -> Mapping[str, Any]:
 
 def _why(options: argparse.Namespace) -> Mapping[str, Any]:
     from nocap.judge.why import describe, why
-    from nocap.store.runs import find_one
+    from nocap.store.find import find_one
 
     found = why(*(find_one(path) for path in options.why))
     print(describe(found))

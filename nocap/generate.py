@@ -15,8 +15,8 @@ from nocap.config import defaults, hardware
 from nocap.config.trainer import Device
 from nocap.launch.head import COPIES
 from nocap.measure.request import MOST_SAMPLES, Generate
+from nocap.store.find import find_one
 from nocap.store.record import check_writable, write_json, writing
-from nocap.store.runs import find_one
 
 if TYPE_CHECKING:
     from nocap.measure.generation import Trained

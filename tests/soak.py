@@ -38,7 +38,7 @@ from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.hardware import describe
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.store import lock
+from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.git import git_state
 from nocap.study.ledger import ENDED, FILE
@@ -351,7 +351,7 @@ def main() -> int:
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     soak = Soak(folder=folder, seed=args.seed, kills=args.kills, deadline=time.monotonic() + 60 * args.minutes)
-    with refusals(), lock.acquire(folder / ".lock"):
+    with refusals(), lease.acquire(folder):
         soak.resume()
         soak.run(args.lanes)
     result = soak.result()

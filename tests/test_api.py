@@ -10,7 +10,7 @@ import pytest
 
 from nocap import api
 from nocap.launch.plan import plan
-from nocap.store.lock import acquire
+from nocap.store.lease import acquire
 from tests.conftest import Door
 from tests.fuzz.process import workers_here
 from tests.grids import CELL, steady
@@ -62,7 +62,7 @@ def test_errors_are_exceptions(tmp_path: Path) -> None:
         api.load(tmp_path)
     run_dir = plan(run, choices={}).run_dir
     run_dir.mkdir(parents=True)
-    with acquire(run_dir / ".lock"), pytest.raises(ValueError, match="must have one writer"):
+    with acquire(run_dir), pytest.raises(ValueError, match="must have one writer"):
         api.train(run)
     (run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     with pytest.raises(api.TrainingError, match="checkpoints"), workers_here():

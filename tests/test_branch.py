@@ -175,7 +175,7 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None
     alone = shutil.copytree(trunk.at, tmp_path / "alone" / "checkpoints" / trunk.at.name)
     last = trunk.run_dir / "checkpoints" / "step-00000016"
     cases = {
-        f"be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, got {trunk.run_dir}": (
+        f"be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80, got {trunk.run_dir}": (
             f"trainer.init_from={trunk.run_dir}",
         ),
         f"got {missing.at} without manifest.json": (missing.word,),
@@ -194,6 +194,20 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None
         with pytest.raises(ValueError, match=re.escape(expected)) as caught:
             plan(compose([*SMALL, *BRANCH, *words, f"output_dir={tmp_path / 'out'}"]), choices={})
         assert "\n" not in str(caught.value)
+
+
+def test_a_trunk_is_named_by_the_beginning_of_its_name(tmp_path: Path, trunk: Trunk) -> None:
+    words, out = [*SMALL, *BRANCH, f"output_dir={trunk.run_dir.parents[1]}"], f"output_dir={tmp_path}"
+    begun = plan(compose([*words, f"trainer.init_from={trunk.run_dir.name[:-6]}@8"]), choices={})
+    assert begun.identity == plan(compose([*words, trunk.word, out]), choices={}).identity
+    assert begun.run.trainer.init_from == str(trunk.at)  # the record has the folder
+    for name, reason in {
+        "last@8": "must name its run: with last",
+        "nano@8": "must name a run: nano must be a run",
+        "@8": r"got \S+@8",
+    }.items():
+        with pytest.raises(ValueError, match=rf"^trainer.init_from .*{reason}"):
+            plan(compose([*SMALL, *BRANCH, f"trainer.init_from={name}", out]), choices={})
 
 
 def test_checkpoint_inside_the_trunks_decay_is_refused(tmp_path: Path, here: Door, trunk: Trunk) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from scipy import stats
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.judge.describe import render
+from nocap.store.find import find, find_one
 from nocap.store.runs import load
 from nocap.store.verify import write_summary
 from tests.conftest import REPO
@@ -590,6 +592,23 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
     assert len(load(["outputs/*"]).records) == 4
     assert len(load(["gpt2-flash-gelu3x"]).records) == 2  # an arm's readable name
     assert [r.folder.name for r in load([folders[0].name.rpartition("-")[2]]).records] == [folders[0].name]
+    for word, several in ((folders[0].name[:-4], 1), ("gpt2-flash-gelu3", 2), ("gpt2-flash-gelu3x-s1", 1), ("last", 1)):
+        if several == 1:
+            assert len(find(word)) == 1
+        else:
+            with pytest.raises(ValueError, match=rf"^{word} must be one run, got 2: gpt2-flash-gelu3x-s0-\w+, gpt2-flash-gelu3x-s1-\w+$"):
+                find(word)
+    short = next(n for n in range(1, 13) if len({folder.name[-12:][:n] for folder in folders}) == 4)
+    assert [find_one(folder.name[-12:][:short]) for folder in folders] == [folder.relative_to(tmp_path) for folder in folders]
+    with pytest.raises(ValueError, match=r"no run was found; there: gpt2-flash-gelu[34]x-s[01]-"):
+        find("gpt2-flash-gelu3y")
+    newest = write_run(tmp_path / "outputs", words="gpt2-mqa", started="2026-01-02T00:00:00")
+    assert find_one("last") == newest.relative_to(tmp_path)
+    manifest = json.loads((folders[0] / "manifest.json").read_text())
+    manifest["attempts"].append({"started": "2026-01-03T00:00:00"})  # it was gone on with
+    (folders[0] / "manifest.json").write_text(json.dumps(manifest))
+    assert find_one("last") == folders[0].relative_to(tmp_path)
+    shutil.rmtree(newest)
     grid = tmp_path / "outputs" / "grids" / "now"
     grid.mkdir(parents=True)
     wanted = [folder.name.rpartition("-")[2] for folder in folders[2:0:-1]]

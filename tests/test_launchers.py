@@ -144,8 +144,8 @@ def test_submitit_requeues_a_preempted_job_and_it_resumes(tmp_path: Path) -> Non
     out = tmp_path / "out"
     running = Background(out, *SMALL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0", "hydra/launcher=submitit_local")
     wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
-    (lock,) = out.glob("runs/*/.lock")
-    os.kill(int(lock.read_text().split()[1]), signal.SIGUSR2)  # Slurm's warning, to the job
+    (holder,) = out.glob("runs/*/.lease/*/holder")
+    os.kill(int(holder.read_text().split()[1]), signal.SIGUSR2)  # Slurm's warning, to the job
     (run_dir,) = out.glob("runs/*")
     wait_until(lambda: "resuming from step" in (run_dir / "train.log").read_text(), "the requeued job")
     done = running.end()

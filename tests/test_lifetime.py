@@ -80,7 +80,7 @@ def test_an_error_names_the_file_with_its_traceback(tmp_path: Path, capsys: pyte
     try:
         torch.ones(2) @ torch.ones(3)
     except RuntimeError as error:
-        status = _report_failure(compose(["model=nano"]), tmp_path, rank, error, 0.0, behind="rank 1 at step 3")
+        status = _report_failure(compose(["model=nano"]), tmp_path, rank, error, 0.0, behind="rank 1 at step 3", stage=None)
     assert status == "failed"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("nocap: rank 1: RuntimeError: ")
@@ -151,6 +151,7 @@ def test_a_pause_of_the_parent_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
     attempt = launch.Attempt.__new__(launch.Attempt)
     attempt.plan = SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0)))  # type: ignore[assignment]
     attempt._worker = SimpleNamespace(kill=lambda: killed.append(clock.now))  # type: ignore[assignment]
+    attempt.held = SimpleNamespace(lost=False)  # type: ignore[assignment]
     attempt._heartbeat, attempt._beats, attempt._silent_s = Heartbeat.create(tmp_path, ranks=2), 0.0, 0.0
     attempt._looked = clock.now
     attempt._heartbeat.beat(1, 3)

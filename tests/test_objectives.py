@@ -200,7 +200,8 @@ def attempt_of(out: Path, *words: str) -> Path:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("ideas.distill.run=/nowhere",), "ideas.distill.run must be the folder of a finished run"),
+        (("ideas.distill.run=/nowhere",), "ideas.distill.run must name a run: /nowhere must be a run, a folder, a glob"),
+        (("ideas.distill.run=last",), "ideas.distill.run must name its run: with last"),
         (("objective.loss_chunks=4",), "objective.loss_chunks must be 0 or 1 beside ideas.distill"),
         (("ideas.distill.weight=1.5",), "ideas.distill.weight must be at most 1"),
     ],

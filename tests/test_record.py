@@ -23,8 +23,9 @@ from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, outcome
 from nocap.store.checkpoints import name_of, saved_steps
 from nocap.store.files import append_text
+from nocap.store.find import of_identity
 from nocap.store.record import Metrics, digest, read_json, read_rows
-from nocap.store.runs import load, of_identity
+from nocap.store.runs import load
 from nocap.training import checkpoint
 from tests.attempts import stamp, state_of, steady
 from tests.in_process import STEPS, planned, start
@@ -385,18 +386,22 @@ def test_an_attempt_deletes_half_written_files_first(half: Path, tmp_path: Path)
     assert not list(this.run_dir.glob(".*.tmp"))
 
 
-def test_a_folder_in_a_locks_place_is_refused(tmp_path: Path) -> None:
-    for number, name in enumerate((".lock", ".writer.lock")):
-        this = planned(tmp_path / str(number))
-        (this.run_dir / name).mkdir(parents=True)
-        with pytest.raises(ValueError, match=f"{name} must be a lock's file, or not be there"):
-            hold(this)
-    (this.run_dir / name).rmdir()
-    (this.run_dir / ".lock").symlink_to(tmp_path / "precious")
-    (tmp_path / "precious").write_text("mine")
-    with pytest.raises(ValueError, match="must be a lock's file"):
+def test_what_is_no_folder_in_a_leases_place_is_refused(tmp_path: Path) -> None:
+    this, precious = planned(tmp_path / "out"), tmp_path / "precious"
+    (precious / "mine").mkdir(parents=True)
+    this.run_dir.mkdir(parents=True)
+    (this.run_dir / ".lease").symlink_to(precious)
+    with pytest.raises(ValueError, match="must be a folder of leases, or not be there"):
         hold(this)
-    assert (tmp_path / "precious").read_text() == "mine"
+    (this.run_dir / ".lease").unlink()
+    (this.run_dir / ".lease").write_text("x")
+    with pytest.raises(ValueError, match="must be a folder of leases, or not be there"):
+        hold(this)
+    (this.run_dir / ".lease").unlink()
+    (this.run_dir / ".lease").mkdir()
+    (this.run_dir / ".lease" / "link").symlink_to(precious)
+    hold(this).close()
+    assert (precious / "mine").is_dir()
 
 
 # --- a half-done run that code or machine make another ---------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from nocap.launch.multirun import multirun
 from nocap.launch.search import Sampler, Search, Space, asked, describe, ends, propose, space_of, words_of
 from nocap.launch.searching import FILE, Searching, Trials
 from nocap.options.launcher import One
-from nocap.store import lock
+from nocap.store import lease
 from nocap.store.files import write_file
 from tests.attempts import wait_until
 from tests.conftest import Door
@@ -428,7 +428,7 @@ def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path
     fake(bowl)
     found = a_search(tmp_path, Search(sampler=Sampler.random, trials=1))
     found.grid.folder.mkdir(parents=True)
-    with lock.acquire(found.grid.folder / ".lock"), pytest.raises(lock.HeldError, match="must have one writer"):
+    with lease.acquire(found.grid.folder), pytest.raises(lease.HeldError, match="must have one writer"):
         carried(found)
     assert not (found.grid.folder / FILE).exists()
     write_file(found.grid.folder / FILE, b"not a database" * 1000)
@@ -470,7 +470,7 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
     fake(bowl)
     found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=4)))
     search_report.write(found, found.trials())
-    assert sorted(path.name for path in found.grid.folder.iterdir()) == [".lock", "grid.json", "report.html", FILE]
+    assert sorted(path.name for path in found.grid.folder.iterdir()) == ["grid.json", "report.html", FILE]
     written = json.loads((found.grid.folder / "grid.json").read_text())
     assert written["search"] == {"sampler": "sobol", "trials": 4, "screen": None, "seed": 100, "seeds": [100]}
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}

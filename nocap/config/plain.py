@@ -42,8 +42,21 @@ def load(path: Path) -> Run:
     Errors:
         ValueError: the file is no config of this version.
     """
+    rule = f"{path} must be a run's config.yaml"
     try:
         plain = parse_yaml(read_text(path))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{rule}: {error}") from error
+    return from_plain(plain, rule)
+
+
+def from_plain(plain: Any, rule: str) -> Run:
+    """The `Run` in its plain form. `rule`: what the file must be that holds it.
+
+    Errors:
+        ValueError: it is no config of this version.
+    """
+    try:
         refuse_interpolations(plain)
         cfg = OmegaConf.structured(Run)
         ideas = plain.setdefault("ideas", {})  # a record from before there were any
@@ -52,10 +65,10 @@ def load(path: Path) -> Run:
             cfg[group] = _typed(group, group, plain.pop(group))
         del plain["ideas"]
         run = OmegaConf.to_object(OmegaConf.merge(cfg, plain))
-    except (OSError, KeyError, AttributeError, TypeError, ValueError, OmegaConfBaseException) as error:
+    except (KeyError, AttributeError, TypeError, ValueError, OmegaConfBaseException) as error:
         from nocap.config.errors import explain  # Hydra comes with it
 
-        raise ValueError(f"{path} must be a run's config.yaml: {explain(error)}") from error
+        raise ValueError(f"{rule}: {explain(error)}") from error
     assert isinstance(run, Run)
     return run
 

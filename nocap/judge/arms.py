@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
@@ -11,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from nocap.show.table import shorten
+from nocap.store.find import find_one
 from nocap.store.runs import Record
 
 ABSENT = "—"  # a key that the other option has and this one does not
@@ -110,7 +112,7 @@ def spell(value: object) -> str:
 
 def _labelled(arms: list[Arm]) -> list[Arm]:
     """The parts of the readable names that differ, and the keys that these parts do not tell apart."""
-    names = [_name_parts(arm) for arm in arms]
+    names = [_name_parts(arm.all[0]) for arm in arms]
     differ = [len(set(column)) > 1 for column in zip_longest(*names, fillvalue="")]  # a name ends with its ideas, where it has some
     heads = [[part for part, shown in zip(name, differ, strict=False) if shown] for name in names]
     short = short_keys(swept(arms))
@@ -124,8 +126,7 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
     return [replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm for arm in labelled]
 
 
-def _name_parts(arm: Arm) -> list[str]:
-    run = arm.all[0]
+def _name_parts(run: Record) -> list[str]:
     return run.name.removesuffix(f"-s{run.seed}").split("-")
 
 
@@ -145,18 +146,22 @@ def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
     if wanted is None:
         return arms[0]
     exact = [arm for arm in arms if wanted in {arm.id, arm.label, *(x for r in arm.all for x in (r.identity, r.name, r.folder.name))}]
-    found = exact or [arm for arm in arms if all(_has(arm, part) for part in wanted.replace(",", " ").split())]
+    found = exact or [arm for arm in arms if all(has(arm.all[0], part) for part in wanted.replace(",", " ").split())]
+    if not found:
+        with suppress(ValueError):
+            folder = find_one(wanted).name
+            found = [arm for arm in arms if folder in {run.folder.name for run in arm.all}]
     if len(found) != 1:
         have = shorten((repr(arm.label) for arm in (found or arms)), most=12)
         raise ValueError(f"--baseline must name one arm ({have}), got {wanted!r}")
     return found[0]
 
 
-def _has(arm: Arm, part: str) -> bool:
+def has(run: Record, part: str) -> bool:
     """`gqa`; `mlp.expansion=4` or `expansion=4`; `attention=gqa`, a group and its option as the command line has them."""
     key, equals, value = part.partition("=")
     if not equals:
-        return part in _name_parts(arm)
-    set_to = [spell(v) for k, v in arm.config.items() if k == key or k.endswith(f".{key}")]
-    is_group = any(k.startswith(f"{key}.") for k in arm.config)
-    return value in set_to or (is_group and value in _name_parts(arm))
+        return part in _name_parts(run)
+    set_to = [spell(v) for k, v in run.config.items() if k == key or k.endswith(f".{key}")]
+    is_group = any(k.startswith(f"{key}.") for k in run.config)
+    return value in set_to or (is_group and value in _name_parts(run))

@@ -1,4 +1,4 @@
-"""A planned run brought to its end: its lock, its worker, restarts of a lost worker, its summary. No torch here."""
+"""A planned run brought to its end: its lease, its worker, restarts of a lost worker, its summary. No torch here."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from nocap.config.exits import EXIT_CODES, LOST
 from nocap.launch.head import leftovers, write_record_head
 from nocap.launch.plan import Plan, headline, nothing_to_train, outcome
 from nocap.launch.signals import shielded_child, stop_handler
-from nocap.store import lock
+from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.files import append_text, to_append
 from nocap.store.record import read_json
@@ -29,21 +29,20 @@ LOOK_S = 0.2  # between looks at the heartbeats
 AWAKE_S = 1.0  # the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or Slurm's suspend give it
 
 
-def hold(plan: Plan, *, wait_s: float = 0.0) -> IO[str]:
-    """Become the one process that trains this run, until the returned file is closed.
+def hold(plan: Plan, *, wait_s: float = 0.0) -> lease.Lease:
+    """Become the one process that trains this run, until the lease is closed.
 
     Errors:
-        lock.HeldError: another process is training it, and still is after `wait_s` seconds.
+        HeldError: another process is training it, and still is after `wait_s` seconds.
     """
     plan.run_dir.mkdir(parents=True, exist_ok=True)
-    lock.check(plan.run_dir / ".writer.lock")  # the worker's
-    return lock.acquire(plan.run_dir / ".lock", wait_s=wait_s)
+    return lease.acquire(plan.run_dir, wait_s=wait_s)
 
 
 def clean(plan: Plan) -> None:
     """Delete what a kill left of an ended run, unless another process holds it, or it is another user's."""
-    if leftovers(plan, ended=True):
-        with suppress(lock.HeldError, OSError), hold(plan):
+    if leftovers(plan, ended=True) or lease.abandoned(plan.run_dir):
+        with suppress(lease.HeldError, OSError), hold(plan):
             delete(leftovers(plan, ended=True))
 
 
@@ -90,7 +89,7 @@ def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: flo
     if (summary := outcome(plan)) is not None:
         clean(plan)
         return Ended(summary=summary)
-    with hold(plan, wait_s=wait_s):
+    with hold(plan, wait_s=wait_s) as held:
         if (summary := outcome(plan)) is not None:  # its holder has brought it to its end
             return Ended(summary=summary)
         for line in (*(f"note: {notice}" for notice in plan.notices), headline(plan)):
@@ -103,7 +102,7 @@ def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: flo
                 attempt.stop()
 
         with stop_handler(stop):
-            running.append(attempt := Attempt(plan, started=started, quiet=quiet))
+            running.append(attempt := Attempt(plan, held, started=started, quiet=quiet))
             if signals:
                 attempt.stop()
             code = attempt.wait()
@@ -114,12 +113,14 @@ class Attempt:
     """A run that this process holds: the head of its record, a worker, and in the end a summary.
 
     A worker or rank that dies, or has no heartbeat for `trainer.hang_timeout_s`, is lost. The run then starts again from its last
-    checkpoint, `trainer.max_restarts` times. One that ends with an error of its own would fail again: it is not started again.
+    checkpoint, `trainer.max_restarts` times. One that ends with an error of its own would fail again: it is not started again. Nor is one
+    whose lease another process has taken.
     """
 
     def __init__(
         self,
         plan: Plan,
+        held: lease.Lease,
         *,
         started: float,
         quiet: bool = False,
@@ -127,18 +128,20 @@ class Attempt:
         on_worker: Callable[[int], None] = lambda pid: None,
     ) -> None:
         """With `quiet`, output goes to `train.log` only. `env` is added to the environment. `on_worker` gets each worker's process id."""
-        self.plan, self._quiet, self._env, self._on_worker = plan, quiet, env or {}, on_worker
+        self.plan, self.held, self._quiet, self._env, self._on_worker = plan, held, quiet, env or {}, on_worker
         self._stopping, self._restarts, self._hang = False, 0, ""
         self._start(started)
 
     def _start(self, started: float) -> None:
         run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
+        self._stage = self.held.stage()
         write_record_head(self.plan)
         self._heartbeat, self._beats, self._silent_s = Heartbeat.create(run_dir, ranks=run.trainer.devices), 0.0, 0.0
         env = {
             "GOMP_SPINCOUNT": "1000",  # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
             **os.environ,
             "NOCAP_PARENT": str(os.getpid()),
+            "NOCAP_STAGE": str(self._stage),
             "NOCAP_STARTED": repr(started),
             "OMP_NUM_THREADS": str(run.trainer.threads),
             **self._env,
@@ -169,7 +172,7 @@ class Attempt:
 
     def _lost(self, code: int) -> bool:
         """Whether a worker or rank was killed before the run's end. The record decides, not the code alone."""
-        return (code < 0 or code == LOST) and not self._stopping and self.summary()["status"] == "failed"
+        return (code < 0 or code == LOST) and not self._stopping and self.held.beat() and self.summary()["status"] == "failed"
 
     def wait(self) -> int:
         while (code := self.poll()) is None:
@@ -184,9 +187,12 @@ class Attempt:
             self._worker.send_signal(signal.SIGTERM)
 
     def _check_heartbeat(self) -> None:
-        """Kill a worker whose ranks hang. They die with it."""
+        """Kill a worker whose ranks hang, or that trains what another process trains now. They die with it."""
         now, limit = time.monotonic(), self.plan.run.trainer.hang_timeout_s
         if (since := now - self._looked) < LOOK_S:
+            return
+        if self.held.lost:
+            self._worker.kill()
             return
         beats, self._looked = self._heartbeat.count(), now
         self._silent_s = 0.0 if beats != self._beats else self._silent_s + min(since, AWAKE_S)
@@ -198,14 +204,16 @@ class Attempt:
     def summary(self) -> dict[str, Any]:
         """The ended worker's summary. If it died before it wrote one: one with the reason. Stopped in its start-up, it lost nothing."""
         run, run_dir = self.plan.run, self.plan.run_dir
-        found = read_json(run_dir / "summary.json")
+        mine = self.held.beat()
+        found = read_json(run_dir / "summary.json") if mine else None
         if found is not None and not (self._hang and found["status"] == "failed"):
             return found
-        error = self._hang or f"the worker ended with {ending(self._worker.wait())} {self._heartbeat.where(0)} and left no summary"
+        error = "" if mine else lease.taken(self._stage.parent)
+        error = error or self._hang or f"the worker ended with {ending(self._worker.wait())} {self._heartbeat.where(0)} and left no summary"
         if self._hang or not self._stopping:
             self._log(error)
         status, self._hang = "preempted" if self._stopping and not self._hang else "failed", ""
-        return cut_short(run, run_dir, status=status, attempt_s=time.monotonic() - self._started, error=error)
+        return cut_short(run, run_dir, status=status, attempt_s=time.monotonic() - self._started, error=error, stage=self._stage)
 
     def _log(self, text: str) -> None:
         """On stderr, or in the log of a quiet worker."""

@@ -93,11 +93,12 @@ def _train_as_rank(plan: Plan) -> NoReturn:
 
     world = join(plan.run.trainer.device, timeout_s=plan.run.trainer.hang_timeout_s)
     require(world.from_main(outside.state()) == outside.state(), "--config-dir", "hold the same files on every rank", outside.state())
-    holder, problem, summary = None, None, None
+    held, problem, summary = None, None, None
     if world.is_main:
         try:
             if (summary := outcome(plan)) is None:
-                holder = attempt.hold(plan)
+                held = attempt.hold(plan)
+                os.environ["NOCAP_STAGE"] = str(held.stage())
                 write_record_head(plan)
                 Heartbeat.create(plan.run_dir, ranks=world.size)
         except ValueError as error:
@@ -113,6 +114,6 @@ def _train_as_rank(plan: Plan) -> NoReturn:
         print(table(summary, run_dir=plan.run_dir), flush=True)
     if status in ("preempted", "diverged"):
         world.from_main(status)  # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
-    if holder is not None:
-        holder.close()
+    if held is not None:
+        held.close()
     leave(EXIT_CODES[status])

@@ -70,7 +70,7 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> InitCheckpoint | None
 
 def _read(path: Path) -> tuple[int, str, float]:
     """A checkpoint's step, the digest of its tensors' checksums, and its clock in seconds."""
-    rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080"
+    rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80"
     require(path.is_dir() and step_of(path) is not None, KEY, rule, path)
     if (sums := read_json(path / "manifest.json")) is None:
         raise ValueError(f"{KEY} must {rule}, got {path} without manifest.json")

@@ -21,11 +21,12 @@ from nocap.config.trainer import Compile, Device
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.init_checkpoint import InitCheckpoint, init_checkpoint
+from nocap.launch.sources import located
 from nocap.launch.teachers import Teacher, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
+from nocap.store.find import of_identity
 from nocap.store.identity import differing, digest, identity_parts
 from nocap.store.record import read_json
-from nocap.store.runs import of_identity
 from nocap.store.verify import Ended, read_ended
 
 
@@ -60,6 +61,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         ValueError: the data, the compiler, the output directory, a teacher or the init checkpoint is invalid.
     """
     check_compiler(run)
+    run = located(run)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)
     parts_of_name = [

@@ -94,5 +94,6 @@ def _failed(run: Run, run_dir: Path, codes: dict[int, int]) -> int:
     print(f"nocap: {message}; see {run_dir / 'train.log'}", file=sys.stderr)
     if not killed:
         return EXIT_CODES["failed"]
-    cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - float(os.environ["NOCAP_STARTED"]), error=message)
+    stage = Path(os.environ["NOCAP_STAGE"])
+    cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - float(os.environ["NOCAP_STARTED"]), error=message, stage=stage)
     return LOST

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from nocap.config.outward import trusted, visible
 from nocap.config.run import Run
@@ -17,7 +17,7 @@ from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import outcome
 from nocap.launch.signals import stop_handler
 from nocap.options.launcher import Share, Slots
-from nocap.store.lock import HeldError
+from nocap.store.lease import HeldError
 from nocap.store.record import read_rows
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class _Running:
     cell: Cell
     attempt: Attempt
     share: Share
-    lock: IO[str]
 
 
 class Runner:
@@ -112,29 +111,33 @@ class Runner:
 
     def _start(self, cell: Cell, share: Share) -> bool:
         """Start a cell, unless another process holds it or has finished it meanwhile."""
-        lock = None
+        held = None
         try:
-            lock = hold(cell.plan)
+            held = hold(cell.plan)
             if not self._ended(cell):
                 self._watch(cell, "begun")
-                attempt = Attempt(cell.plan, started=time.monotonic(), quiet=True, env=share.env, on_worker=share.pin)
-                self._running.append(_Running(cell=cell, attempt=attempt, share=share, lock=lock))
+                attempt = Attempt(cell.plan, held, started=time.monotonic(), quiet=True, env=share.env, on_worker=share.pin)
+                self._running.append(_Running(cell=cell, attempt=attempt, share=share))
                 if self.stopping:
                     attempt.stop()
                 self._progress.started(cell)
                 self._last = cell.plan.run
                 return True
         except HeldError as error:
-            if cell.plan.identity not in self._results:
-                self._progress.log(cell, "later", str(error).partition("and ")[2])
-                self._results[cell.plan.identity] = Result(status="waiting")
-            self._held.append(cell)
-            self._held_until = time.monotonic() + HELD_POLL_S
+            self._leave(cell, str(error).partition("and ")[2])
         except (OSError, ValueError) as error:
             self._conclude(cell, Result(status="failed", trained=True, reason=str(error)))
-        if lock is not None:
-            lock.close()
+        if held is not None:
+            held.close()
         return False
+
+    def _leave(self, cell: Cell, why: str) -> None:
+        """Come back later to a cell that another process trains."""
+        if cell.plan.identity not in self._results:
+            self._progress.log(cell, "later", why)
+            self._results[cell.plan.identity] = Result(status="waiting")
+        self._held.append(cell)
+        self._held_until = time.monotonic() + HELD_POLL_S
 
     def _collect(self) -> None:
         for running in [running for running in self._running if running.attempt.poll() is not None]:
@@ -144,9 +147,13 @@ class Runner:
                 result = Result(status=summary["status"], trained=True, summary=summary, reason=summary.get("error"))
             except (OSError, ValueError) as error:
                 result = Result(status="failed", trained=True, reason=str(error))
-            running.lock.close()
+            running.attempt.held.close()
             self._slots.give_back(running.share)
-            self._conclude(running.cell, result)
+            if running.attempt.held.lost:
+                self._progress.closed(running.cell)
+                self._leave(running.cell, str(result.reason))
+            else:
+                self._conclude(running.cell, result)
 
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
@@ -193,9 +200,14 @@ class Progress:
         else:
             self.log(cell, "start")
 
-    def ended(self, cell: Cell, result: Result) -> None:
-        if self._bars and cell.plan.identity in self._tasks:
+    def closed(self, cell: Cell) -> bool:
+        """Take away the cell's bar, if it has one."""
+        if found := self._bars is not None and cell.plan.identity in self._tasks:
             self._bars.remove_task(self._tasks.pop(cell.plan.identity))
+        return found
+
+    def ended(self, cell: Cell, result: Result) -> None:
+        if self.closed(cell):
             self._done += cell.plan.run.trainer.steps
         event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
         self.log(cell, event, _figures(result) if result.status == "finished" else result.reason)

@@ -23,7 +23,7 @@ from nocap.launch.plan import outcome, plan
 from nocap.launch.runner import Runner
 from nocap.launch.search import Search, Space, describe, ends, optuna, propose, words_of
 from nocap.options.launcher import Slots
-from nocap.store import lock
+from nocap.store import lease
 from nocap.store.identity import digest
 from nocap.store.verify import DamagedError
 
@@ -197,11 +197,11 @@ class Searching:
         """Train what is missing, as many trials at once as there is room for.
 
         Errors:
-            lock.HeldError: another process carries out this search.
+            lease.HeldError: another process carries out this search.
             OSError, ValueError: its trials cannot be kept, or a run's record is damaged.
         """
         self.grid.folder.mkdir(parents=True, exist_ok=True)
-        with lock.acquire(self.grid.folder / ".lock"):
+        with lease.acquire(self.grid.folder):
             trials = Trials(self.grid.folder / FILE)
             try:
                 self._run(trials, slots, watch, log)

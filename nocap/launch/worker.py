@@ -24,8 +24,8 @@ from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.launch.tracked import run_facts
 from nocap.model.compiled import compiler_failed
 from nocap.options.tracker import TrackerSession
-from nocap.store import lock
 from nocap.store.files import append_text
+from nocap.store.lease import LostError
 from nocap.store.record import Metrics, Row, read_json
 from nocap.store.tracking import open_tracker
 from nocap.store.verify import write_summary
@@ -37,8 +37,6 @@ from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
 from nocap.training.terminal import Reporter, outlive_readers
 from nocap.training.world import World, join, place
-
-WRITER_WAIT_S = 10.0  # a killed parent's worker needs a moment to die
 
 
 def main() -> None:
@@ -69,7 +67,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     heartbeat = Heartbeat(run_dir)
     heartbeat.beat(world.rank, START_UP)
     reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
-    writer = lock.acquire(run_dir / ".writer.lock", wait_s=WRITER_WAIT_S) if world.is_main else None
+    stage = Path(os.environ["NOCAP_STAGE"]) if world.is_main else None  # the only rank that writes
     sessions: list[TrackerSession] = []
 
     def on_start(rows: list[Row]) -> None:
@@ -88,6 +86,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         vocab_size=data["vocab_size"],
         val_bytes=data["val_bytes"],
         run_dir=run_dir,
+        stage=stage,
         world=world,
         started=started,
         spent_s=manifest["attempts"][-1]["spent_s"],
@@ -104,23 +103,23 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         outcome = train(job)
         reporter.close()
         if world.is_main:
-            _conclude(run, run_dir, manifest, outcome, sessions[0])
+            _conclude(run, run_dir, manifest, outcome, sessions[0], stage=stage)
     except (Exception, StopNow) as error:
         # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
         preempted = isinstance(error, StopNow) or (bool(stops) and compiler_failed(error))
         for session in sessions:
             session.finish(summary={}, status="preempted" if preempted else "failed")
         if preempted or not isinstance(error, Exception):
-            return _stopped_in_compilation(run, run_dir, world, started)
-        return _report_failure(run, run_dir, world, error, started, behind=heartbeat.behind())
+            return _stopped_in_compilation(run, run_dir, world, started, stage)
+        return _report_failure(run, run_dir, world, error, started, behind=heartbeat.behind(), stage=stage)
     finally:
         reporter.close()
-        if writer is not None:
-            writer.close()
     return outcome.status
 
 
-def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
+def _conclude(
+    run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession, *, stage: Path | None = None
+) -> None:
     """Write the summary after the tracker has ended: so its clock holds that as well."""
     rows = Metrics(run_dir / "metrics.jsonl").rows()
 
@@ -129,27 +128,28 @@ def _conclude(run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcom
         return summarize(run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, totals=outcome.totals)
 
     session.finish(summary=summary(), status=outcome.status)
-    write_summary(run_dir, {**summary(), "tracker": session.url_or_hint})
+    write_summary(run_dir, {**summary(), "tracker": session.url_or_hint}, stage=stage)
 
 
-def _stopped_in_compilation(run: Run, run_dir: Path, world: World, started: float) -> str:
+def _stopped_in_compilation(run: Run, run_dir: Path, world: World, started: float, stage: Path | None) -> str:
     """Nothing is lost: compilation comes before an attempt's first step."""
     if world.is_main:
-        cut_short(run, run_dir, status="preempted", attempt_s=time.monotonic() - started, error="asked to stop while it compiled")
+        error = "asked to stop while it compiled"
+        cut_short(run, run_dir, status="preempted", attempt_s=time.monotonic() - started, error=error, stage=stage)
     return "preempted"
 
 
-def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, started: float, *, behind: str) -> str:
+def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, started: float, *, behind: str, stage: Path | None) -> str:
     """The traceback into the log, a line on stderr, the status into the summary."""
     refused = isinstance(error, InputError)
-    line = str(error) if refused or isinstance(error, OSError) else f"{type(error).__name__}: {error}".splitlines()[0]
+    line = str(error) if refused or isinstance(error, OSError | LostError) else f"{type(error).__name__}: {error}".splitlines()[0]
     line += _place_outside(error)
     if world.size > 1 and isinstance(error, RuntimeError):  # from a collective, as a rule: which rank did not come?
         line += f" (furthest behind: {behind})"
     with suppress(OSError):  # a full disk may be what failed
         append_text(run_dir / "train.log", f"rank {world.rank} failed\n{traceback.format_exc()}")
     if world.is_main:
-        cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - started, error=line)
+        cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - started, error=line, stage=stage)
     if world.is_main or not refused:  # all ranks refuse for the same reason
         who = f"rank {world.rank}: " if world.size > 1 and not refused else ""
         print(f"nocap: {who}{line}" + ("" if refused else f"; see {run_dir / 'train.log'}"), file=sys.stderr)

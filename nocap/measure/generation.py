@@ -25,6 +25,7 @@ from nocap.measure.decode import Engine, engine_for
 from nocap.measure.request import Generate
 from nocap.model.language_model import LanguageModel
 from nocap.store.record import read_json
+from nocap.training.exported import exported
 from nocap.training.trained import trained
 
 
@@ -43,14 +44,15 @@ class Trained:
 
 
 def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> Trained:
-    """The newest valid checkpoint of the run, on `device`. What is wrong with a newer one goes to the log.
+    """The newest valid checkpoint of the run, on `device`; or the model of an exported file. What is wrong with a newer checkpoint goes to
+    the log.
 
     Errors:
         ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose weights are not finite.
     """
-    for line in other_code(run_dir):
+    for line in other_code(run_dir) if run_dir.is_dir() else ():
         log(line)
-    run, model, step = trained(run_dir, log=log)
+    run, model, step = trained(run_dir, log=log) if run_dir.is_dir() else exported(run_dir)
     encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
     return Trained(run=run, model=model.to(device), encoding=encoding, step=step)
 

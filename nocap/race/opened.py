@@ -13,7 +13,7 @@ from nocap.race.campaign import Campaign, Line
 from nocap.race.proposal import Sides, arm_of, compose
 from nocap.race.rules import FILE as RULES
 from nocap.race.rules import load
-from nocap.store import lock
+from nocap.store import lease
 from nocap.study import ledger
 
 
@@ -62,5 +62,5 @@ def opened(folder: Path, *, output_dir: str) -> Iterator[Race]:
         ValueError: no race there, invalid or changed rules, a damaged ledger, another process at it.
     """
     require(folder.is_dir(), "FOLDER", f"be a folder with a {RULES}", folder)
-    with lock.acquire(folder / ".race.lock"):
+    with lease.acquire(folder):
         yield Race(folder, output_dir=output_dir)

@@ -12,8 +12,9 @@ from typing import TextIO
 from nocap.config.outward import redact, visible
 
 
-def write_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, synced, then renamed.
+def write_file(path: Path, *parts: bytes | memoryview, stage: Path | None = None) -> None:
+    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, or in the
+    `stage` of a lease, synced, then renamed.
 
     A symlink is replaced, not followed: a folder that somebody sent leads nowhere else.
 
@@ -23,7 +24,7 @@ def write_file(path: Path, *parts: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if os.path.lexists(path) and not (path.is_symlink() or path.is_file()):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    temporary = (stage or path.parent) / f".{path.name}.{secrets.token_hex(6)}.tmp"
     try:
         with temporary.open("xb") as file:
             for part in parts:

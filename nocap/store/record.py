@@ -16,6 +16,7 @@ from typing import Any
 from nocap.config.bounded import JSON_BYTES, parse_json, read_bytes, read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
+from nocap.store import lease
 from nocap.store.files import is_stream, not_elsewhere, pour, write_file
 
 SCHEMA_VERSION = 1
@@ -184,8 +185,9 @@ def _is_row(row: object) -> bool:
 class Metrics:
     """`metrics.jsonl`: one object a logged step, each step once. What this process put there it also knows by heart."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, stage: Path | None = None) -> None:
+        """`stage`: of the lease that its writer has."""
+        self.path, self._stage = path, stage
         self._known: list[bytes] = []
 
     @property
@@ -201,7 +203,7 @@ class Metrics:
         """Make the file hold these rows and no more; a line where they were not in it as they should."""
         found, self._known = self._read(), [content]
         if found != content or self.path.is_symlink():
-            write_file(self.path, content)
+            write_file(self.path, content, stage=self._stage)
         if found.startswith(content):
             return []
         pairs = zip(found.splitlines(), content.splitlines(), strict=False)
@@ -212,9 +214,11 @@ class Metrics:
         """Add a row.
 
         Errors:
+            LostError: another process writes them now.
             OSError: the disk does not take it; a part of the line may be there, which a reader leaves out.
         """
         line = (json.dumps(redact(row), allow_nan=False) + "\n").encode()
+        lease.check(self._stage)
         try:
             with open(self.path, "ab", opener=not_elsewhere) as file:
                 file.write(line)

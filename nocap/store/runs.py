@@ -1,14 +1,12 @@
-"""Find runs by folder, grid, glob or name, and read their records. What cannot be read is named, never dropped in silence."""
+"""Read the records of runs. What cannot be read is named, never dropped in silence."""
 
 from __future__ import annotations
 
-import glob
 import math
 import os
-import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,10 @@ from nocap.config.keys import flat
 from nocap.config.outward import redact, visible
 from nocap.config.paths import expanded
 from nocap.show.table import plural, shorten
+from nocap.store.find import find, without_record
 from nocap.store.measurement import METRICS, Ending, Measurement
-from nocap.store.record import SCHEMA_VERSION, Row, digest, read_json
+from nocap.store.record import SCHEMA_VERSION, Row, read_json
 from nocap.store.verify import Ended, read_ended
-
-OUTPUTS = Path("outputs")  # names are looked for here
-GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 
 LONGEST_NAME = 500  # characters; a file system takes 255
 
@@ -174,7 +170,7 @@ def load(paths: Iterable[str | Path]) -> Found:
             found.problems.append(f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})")
         else:
             found.records.append(record)
-    found.problems += [line for path in places for line in _without_record(expanded(path))]
+    found.problems += [line for path in places for line in without_record(expanded(path))]
     if older := [record.folder.name for record in found.records if not record.verified]:
         found.problems.append(f"unverified, from before records had a digest: {plural(len(older), 'run')} ({shorten(older)})")
     return found
@@ -193,115 +189,27 @@ def _is_copy(record: Record, other: Record) -> bool:
     return record.identity == other.identity or (bool(record.content) and record.content == other.content)
 
 
-def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
-    """The run folders that a path, glob or name stands for; a name is looked for in the `runs` of `outputs`."""
-    place = expanded(path)
-    if place.is_dir():
-        folders, rule = _below(place), "a run, a folder of runs or a grid's folder, and holds no run"
-    else:
-        rule = f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found"
-        matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
-        folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(path, outputs / "runs")
-    if not folders:
-        raise ValueError("; ".join([f"{path} must be {rule}", *_without_record(place)]))
-    return folders
-
-
-def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
-    """The one run folder that a path or name stands for."""
-    folders = find(path, outputs=outputs)
-    if len(folders) > 1:
-        raise ValueError(f"{path} must be one run, got {len(folders)}: {shorten(f.name for f in folders)}")
-    return folders[0]
-
-
-def _runs(root: Path) -> list[Path]:
-    """The run folders right below, in the order they were started."""
-    folders = (folder for folder in root.glob("[!.]*/") if _is_run(folder))
-    return sorted(folders, key=lambda folder: (_started(folder), folder.name))
-
-
-def _is_run(folder: Path) -> bool:
-    """Whatever they are: what is no file is a damaged run, which is named."""
-    return os.path.lexists(folder / "manifest.json") or os.path.lexists(folder / "summary.json")
-
-
-def _started(folder: Path) -> str:
-    try:
-        manifest = read_json(folder / "manifest.json") or {}
-    except ValueError:
-        return ""
-    return str(dig((manifest.get("attempts") or [{}])[0], "started") or "")
-
-
-def _below(place: Path) -> list[Path]:
-    if _is_run(place):
-        return [place]
-    if (place / GRID).is_file():
-        return _cells(place)
-    return _runs(place / "runs" if (place / "runs").is_dir() else place)
-
-
-def _cells(grid: Path) -> list[Path]:
-    """A grid's runs, which lie beside all others in `runs/`; cells that nobody started yet have none."""
-    return [folder for folder in _by_cell(grid).values() if folder is not None and _is_run(folder)]
-
-
-def _by_cell(grid: Path) -> dict[str, Path | None]:
-    """Each cell's name → its folder. A damaged one is known by the name that it was given."""
-    cells = {cell["identity"]: cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")}
-    root, found = grid.absolute().parents[1] / "runs", dict[str, Path | None]()
-    for identity, cell in cells.items():
-        name = cell.get("run") or identity
-        found[name] = of_identity(root, identity) or next((folder for folder in _runs(root) if folder.name == name), None)
-    return found
-
-
-def _without_record(place: Path) -> Iterator[str]:
-    """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's name has."""
-    if _is_run(place) or not (place / GRID).is_file():
-        return
-    if lost := [name for name, folder in _by_cell(place).items() if folder is None or not _is_run(folder)]:
-        yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
-    named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
-    identities = sorted(cell.get("identity") or "" for cell in (read_json(place / GRID) or {}).get("cells") or () if cell)
-    if named and named[1] != digest({"identities": identities})[:8]:
-        yield f"{place / GRID}: it lists other cells than those that made the folder's name"
-
-
-def of_identity(root: Path, identity: str) -> Path | None:
-    """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet. A copy is another's."""
-    for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        if folder.name.endswith(f"-{identity}") and folder.is_dir() and folder.name == _named_as(folder):
-            return folder
-    return None
-
-
-def _named_as(folder: Path) -> str | None:
-    """The name that nocap gave the folder."""
-    try:
-        manifest = read_json(folder / "manifest.json")
-    except ValueError:
-        return None
-    return folder.name if manifest is None else f"{manifest.get('name')}-{manifest.get('identity')}"
-
-
-def _identity(folder: Path) -> str:
-    return folder.name.rpartition("-")[2]
-
-
-def _named(name: str, root: Path) -> list[Path]:
-    """By a folder's whole name, an identity (or its first six digits or more), or a readable name, which may be that of an arm."""
-    runs = _runs(root)
-    by_identity = [folder for folder in runs if len(name) >= 6 and _identity(folder).startswith(name)]
-    return by_identity or [folder for folder in runs if folder.name == name or folder.name.startswith(f"{name}-")]
-
-
 def read(folder: Path, *, problems: list[str]) -> Record:
     """One run's record. Lines of its metrics that are torn or foreign are skipped and counted in `problems`.
 
     Errors:
         ValueError: the folder is no run, its record is damaged or contradicts itself, or a newer nocap wrote it.
+    """
+    record, ended = glance(folder), read_ended(folder)
+    return replace(
+        record,
+        curve=_curve(folder, ended, problems) if ended is not None else Curve(),
+        verified=ended is None or ended.verified,
+        content=ended.content if ended is not None and ended.rows else "",
+        inference=_inference(folder, problems),
+    )
+
+
+def glance(folder: Path) -> Record:
+    """A record without its rows, as a list of many runs shows it: what it says of itself is believed.
+
+    Errors:
+        ValueError: the folder is no run, its manifest or summary cannot be read, or a newer nocap wrote it.
     """
     manifest = read_json(folder / "manifest.json")
     if manifest is None:
@@ -318,7 +226,6 @@ def read(folder: Path, *, problems: list[str]) -> Record:
     if type(seed) is not int:
         raise ValueError(f"the seed must be an integer, got {seed!r}")
     status = str(summary.get("status", "unknown"))
-    ended = read_ended(folder)
     name = redact(str(manifest.get("name") or folder.name.rpartition("-")[0] or folder.name)[:LONGEST_NAME])
     return Record(
         folder=folder,
@@ -327,15 +234,13 @@ def read(folder: Path, *, problems: list[str]) -> Record:
         arm=redact(str(manifest.get("arm") or name)[:LONGEST_NAME]),
         seed=seed,
         status=status,
-        started=_started(folder),
+        started=str(((manifest.get("attempts") or [{}])[0] or {}).get("started") or ""),
         config=config,
         parts=parts,
         manifest=manifest,
         summary=summary,
-        curve=_curve(folder, ended, problems) if ended is not None else Curve(),
-        verified=ended is None or ended.verified,
-        content=ended.content if ended is not None and ended.rows else "",
-        inference=_inference(folder, problems),
+        curve=Curve(),
+        verified=False,
     )
 
 
@@ -362,7 +267,7 @@ def _curve(folder: Path, ended: Ended, problems: list[str]) -> Curve:
         if (loss := number(row.get("val/loss"))) is not None:
             curve.step.append(row["step"])
             curve.tokens.append(int(number(row.get("tokens")) or 0))
-            curve.train_s.append(_train_s(row))
+            curve.train_s.append(train_s(row))
             curve.val_loss.append(loss)
             curve.val_bpb.append(number(row.get("val/bpb")))
     if bad := ended.bad_lines:
@@ -371,7 +276,7 @@ def _curve(folder: Path, ended: Ended, problems: list[str]) -> Curve:
     return curve
 
 
-def _train_s(row: Row) -> float:
+def train_s(row: Row) -> float:
     """Seconds of training before this row's validation: its clock is read after the step that follows the validation."""
     clock = sum(number(row.get(f"clock/{line}_s")) or 0.0 for line in TRAIN_LINES)
     return max(0.0, clock - (number(row.get("perf/step_ms")) or 0.0) / 1e3)

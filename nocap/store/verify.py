@@ -41,12 +41,12 @@ def from_rows(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | None = None) -> None:
     """Write `summary.json` with the digests of all that it sums up."""
     content = redact({"schema_version": SCHEMA_VERSION, **summary})
     check_shape(content, SHAPES[SUMMARY], folder / SUMMARY)
     sealed = {**content, SEAL: {**_digests(folder), SUMMARY: _own_digest(content)}}
-    write_file(folder / SUMMARY, (json.dumps(sealed, indent=2, allow_nan=False) + "\n").encode())
+    write_file(folder / SUMMARY, (json.dumps(sealed, indent=2, allow_nan=False) + "\n").encode(), stage=stage)
 
 
 def _digests(folder: Path) -> dict[str, str]:

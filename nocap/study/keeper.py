@@ -10,8 +10,9 @@ from nocap.config import hardware
 from nocap.judge.verdict import Verdict
 from nocap.launch.grid import Cell
 from nocap.launch.runner import last_step
+from nocap.store.find import of_identity
 from nocap.store.record import digest, read_json
-from nocap.store.runs import Record, dig, number, of_identity
+from nocap.store.runs import Record, dig, number
 from nocap.study.cells import Wanted
 from nocap.study.ledger import ENDED, Ledger, Line, append, writable
 from nocap.study.plan import StudyPlan

@@ -294,7 +294,7 @@ def _check_texts(plain: Any) -> None:
         _check_texts(item)
 
 
-KEY_OF_SCHEMA = {At: "a scale"}
+KEY_OF_SCHEMA: dict[type, str] = {At: "a scale"}
 
 
 def _explained(error: Exception) -> str:

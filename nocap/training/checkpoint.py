@@ -25,6 +25,7 @@ from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.model.language_model import LanguageModel
 from nocap.options.optimizer import Optimizer
+from nocap.store import lease
 from nocap.store.checkpoints import MANIFEST, delete, half_saved, is_folder, name_of, newest_first, sha256, step_of, temporary_of
 from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
@@ -38,14 +39,15 @@ UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)  
 
 
 class Writer:
-    """Saves checkpoints below `root`, and keeps the newest ones and those of the steps in `always`.
+    """Saves checkpoints below `root`, and keeps the newest ones and those of the steps in `always`. They are
+    made in `stage`, a folder of the lease: without it they cannot come to their place.
 
     In the background the caller waits for a copy of the tensors, not for the disk: for a device with memory of its own. On a CPU the copy
     would enter the run's memory, and the writing would take a core from the training.
     """
 
-    def __init__(self, root: Path, *, background: bool, always: Collection[int] = ()) -> None:
-        self.root, self._always = root, frozenset(always)
+    def __init__(self, root: Path, *, background: bool, always: Collection[int] = (), stage: Path | None = None) -> None:
+        self.root, self._always, self._stage = root, frozenset(always), stage
         self._pool = ThreadPoolExecutor(1) if background else None
         self._pending: Future[list[str]] | None = None
 
@@ -59,6 +61,7 @@ class Writer:
         fails, too, those stand.
 
         Errors:
+            LostError: another process has taken the run over. Nothing was saved or deleted.
             OSError: the second try failed, and the checkpoint `must` be saved.
         """
         lines = self.settle()
@@ -77,10 +80,11 @@ class Writer:
     def _save(self, tensors: Tensors, state: dict[str, Any], rows: bytes, keep: int, must: bool) -> list[str]:
         for last_try in (False, True):
             try:
-                _write(self.root, tensors=tensors, state=state, rows=rows)
+                _write(self.root, tensors=tensors, state=state, rows=rows, stage=self._stage)
                 return prune(self.root, keep=keep, always=self._always)
             except (OSError, SafetensorError) as error:  # safetensors wraps its own
-                shutil.rmtree(temporary_of(self.root / name_of(state["step"])), ignore_errors=True)
+                shutil.rmtree(_temporary(self.root / name_of(state["step"]), self._stage), ignore_errors=True)
+                lease.check(self._stage)
                 line = f"checkpoint of step {state['step']} not saved: {error}; those before it stand"
                 if last_try and must:
                     raise OSError(line) from error
@@ -106,12 +110,16 @@ def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
     return lines
 
 
-def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes) -> None:
+def _temporary(path: Path, stage: Path | None) -> Path:
+    return temporary_of(path if stage is None else stage / path.name)
+
+
+def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, stage: Path | None = None) -> None:
     """Write the checkpoint of `state["step"]`; `state` holds JSON types only."""
     path = root / name_of(state["step"])
-    temporary = temporary_of(path)
+    temporary = _temporary(path, stage)
     root.mkdir(exist_ok=True)
-    delete(half_saved(root))
+    delete(half_saved(stage or root))
     temporary.mkdir()
     (temporary / STATE).write_text(as_json(state))
     for name, content in tensors.items():

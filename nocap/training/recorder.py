@@ -39,9 +39,10 @@ class Recorder:
         # Of the start-up, scores are a teacher's work, which counts as training.
         before = {"teacher": job.teacher_s + trainee.scores_s, "startup": -trainee.scores_now_s} | clock_s
         self.ledger = Ledger(started=job.started, before=before, lost_s=max(0.0, job.spent_s - sum(before.values())))
-        self.metrics = Metrics(job.run_dir / "metrics.jsonl")
+        self.metrics = Metrics(job.run_dir / "metrics.jsonl", stage=job.stage)
         on_gpu = job.world.device.type == "cuda"
-        self.checkpoints = checkpoint.Writer(job.run_dir / "checkpoints", background=on_gpu, always=job.run.trainer.keep_steps)
+        root, always = job.run_dir / "checkpoints", job.run.trainer.keep_steps
+        self.checkpoints = checkpoint.Writer(root, background=on_gpu, always=always, stage=job.stage)
         self.spikes = Spikes(losses)
         self.unseen_mib = 0.0  # of a CUDA graph
 

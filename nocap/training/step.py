@@ -39,6 +39,7 @@ class Job:
     vocab_size: int
     val_bytes: int | None = None  # of text behind the validation targets; None where unknown
     run_dir: Path
+    stage: Path | None = None  # where files are prepared, in the lease of the run's folder; None: nobody else writes there
     world: World
     started: float  # time.monotonic() of this attempt's first moment
     spent_s: float = 0.0  # wall-clock of the attempts before

@@ -60,11 +60,11 @@ def summarize(
     }
 
 
-def cut_short(run: Run, run_dir: Path, *, status: str, attempt_s: float, error: str) -> dict[str, Any]:
+def cut_short(run: Run, run_dir: Path, *, status: str, attempt_s: float, error: str, stage: Path | None) -> dict[str, Any]:
     """Write and return the summary of an attempt that did not come to its end.
 
-    Where its time went is known up to its last row; the rest is `other`. On a full disk it is returned only: a run without a summary is
-    one that has not ended.
+    Where its time went is known up to its last row; the rest is `other`. On a full disk or without its lease it is returned only: a run
+    without a summary is one that has not ended.
     """
     manifest, rows = read_json(run_dir / "manifest.json"), Metrics(run_dir / "metrics.jsonl").rows()
     assert manifest is not None
@@ -74,7 +74,7 @@ def cut_short(run: Run, run_dir: Path, *, status: str, attempt_s: float, error: 
     step = rows[-1]["step"] if rows else 0
     summary = summarize(run, manifest, rows, status=status, step=step, clock_s=clock, totals={"error": error})
     with suppress(OSError):
-        write_summary(run_dir, summary)
+        write_summary(run_dir, summary, stage=stage)
     return summary
 
 

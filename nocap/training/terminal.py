@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -114,6 +115,7 @@ def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
         "memory": memory and f"{memory.pop('peak'):,.0f} MiB peak; " + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
         "clock": f"{clock['wall']:.1f} s = " + " + ".join(f"{line} {s:.1f}" for line, s in spent),
         "record": str(run_dir),
+        "curve": summary["val_loss"] is not None and f"python -m nocap.plot {shlex.quote(str(run_dir))}",
         "tracker": summary.get("tracker"),
     }
     return "\n".join(f"  {label:<11} {text}" for label, text in rows.items() if text)

@@ -302,7 +302,7 @@ STRAY = (
     "results.x.json",
     "manifest.json",
     "summary.json",
-    ".lock",
+    ".lease",
     "a\x1b[31mb",
     "options",
     "latency.json",

@@ -122,7 +122,7 @@ class Worker:
             quiet,
             errors,
             patch.object(sys, "argv", list(command[2:])),
-            patch.dict("os.environ", {key: env[key] for key in ("NOCAP_PARENT", "NOCAP_STARTED")}),
+            patch.dict("os.environ", {key: env[key] for key in ("NOCAP_PARENT", "NOCAP_STAGE", "NOCAP_STARTED")}),
             patch.object(worker, "leave", _leave),
             patch.object(worker, "die_with_parent", lambda parent: None),
             patch.object(worker, "catch_stops", lambda handler: None),

@@ -1,0 +1,45 @@
+"""`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model` reads, and plain torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from nocap import outside
+from nocap.launch.head import COPIES
+from nocap.store.find import OUTPUTS, find_one
+from nocap.store.record import check_writable, writing
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _parser().parse_args(outside.arguments(argv))
+    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+
+    with refusals():
+        check_writable("FILE", options.file)
+        run_dir = find_one(options.run, outputs=options.output_dir)
+        if options.allow_code and (run_dir / COPIES).is_dir():
+            outside.use([run_dir / COPIES])
+        from nocap.training.exported import export
+
+        with writing("FILE", options.file) as path:
+            about = export(run_dir, path, log=lambda line: print(f"nocap: {line}", file=sys.stderr))
+        print(f"{about['name']} at step {about['step']}, {options.file.stat().st_size / 2**20:.1f} MiB")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.export", description="Write the model of a run's newest checkpoint, with its config, as one safetensors file."
+    )
+    parser.add_argument("run", metavar="RUN", help="a name, its beginning, an identity, last, or a folder")
+    parser.add_argument("file", metavar="FILE", type=Path, help="what to write, as in model.safetensors")
+    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
+    parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
+    outside.document(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,90 @@
+"""`python -m nocap.plot`: curves of runs, in the terminal or as a picture. Also of a run that is still training."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nocap import outside
+from nocap.config.keys import require
+from nocap.store.find import OUTPUTS
+
+if TYPE_CHECKING:
+    from nocap.show.drawing import Curve
+
+X = {"step": "steps", "tokens": "tokens", "train_s": "seconds of training"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _parser().parse_args(outside.arguments(argv))
+    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+
+    with refusals():
+        from nocap.show.drawing import MARKS, drawn
+        from nocap.store.files import write_file
+        from nocap.store.find import find
+        from nocap.store.record import writing
+
+        found = {run.resolve(): run for word in options.runs for run in find(word, outputs=options.output_dir)}
+        curves = [curve for run in found.values() if (curve := _curve(run, options.x, options.y, options.after)) is not None]
+        rule = f"be in the rows of these runs as a number{f' after step {options.after}' if options.after else ''}"
+        require(bool(curves), "--y", rule, options.y)
+        if options.png is None:
+            require(len(curves) <= len(MARKS), "RUN", f"be at most {len(MARKS)} runs in a terminal (--png takes more)", len(curves))
+            print(drawn(curves, x=X[options.x], y=options.y))
+        else:
+            with writing("--png", options.png) as path:
+                write_file(path, _png(curves, x=X[options.x], y=options.y))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    epilog = "--y takes any key of metrics.jsonl: val/loss, train/loss, val/bpb, perf/tokens_per_s, train/grad_norm, …"
+    parser = argparse.ArgumentParser(prog="python -m nocap.plot", description="Curves of runs, finished or not.", epilog=epilog)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a name, its beginning, an identity, last, a folder, a grid, a glob")
+    parser.add_argument("--x", choices=list(X), default="step", help="the axis (default: %(default)s)")
+    parser.add_argument("--y", metavar="KEY", default="val/loss", help="what is drawn (default: %(default)s)")
+    parser.add_argument("--after", type=int, default=0, metavar="STEP", help="leave out the steps before this one")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture, with matplotlib, and draw nothing")
+    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
+    outside.document(parser)
+    return parser
+
+
+def _curve(run: Path, x: str, y: str, after: int) -> Curve | None:
+    """None: the run has no such number."""
+    from nocap.store.record import Metrics
+    from nocap.store.runs import number, train_s
+
+    rows = [row for row in Metrics(run / "metrics.jsonl").rows() if row["step"] >= after]
+    points = [(train_s(row) if x == "train_s" else number(row.get(x)), number(row.get(y))) for row in rows]
+    whole = [(at, value) for at, value in points if at is not None and value is not None]
+    return (run.name, [at for at, _ in whole], [value for _, value in whole]) if whole else None
+
+
+def _png(curves: list[Curve], *, x: str, y: str) -> bytes:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ValueError("--png needs matplotlib: pip install 'matplotlib>=3.9'; without --png, the terminal shows it") from None
+    from nocap.config.outward import redact, visible
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context({"text.parse_math": False}):  # a name is text, whatever it holds
+        figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+        for label, xs, ys in curves:
+            axes.plot(xs, ys, label=redact(visible(label)), linewidth=1.2)
+        axes.set(xlabel=x, ylabel=y)
+        axes.legend(fontsize="small")
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=150)
+        pyplot.close(figure)
+    return file.getvalue()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

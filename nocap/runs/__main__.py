@@ -1,0 +1,171 @@
+"""`python -m nocap.runs`: list runs, show one, say why two differ, remove runs or their checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nocap import outside
+from nocap.config.keys import require
+from nocap.store.find import OUTPUTS
+
+if TYPE_CHECKING:
+    from nocap.runs.columns import Listed
+
+VERBS = {
+    "list": "the runs of these names and filters; what `nocap runs` does without a verb",
+    "show": "one run: its result, code, machine, disk, and what refers to it",
+    "why": "what makes two runs differ",
+    "rm": "remove whole runs",
+    "gc": "remove the checkpoints of ended runs; their records stay",
+}
+FORMS = """\
+A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or a filter:
+
+  status=failed   run=nano-*   attention=gqa   optimizer.lr=0.003   seed=1   'val_loss<3.2'   'age>30d'   'size>1G'
+
+Runs of any name that is given, of those that meet all filters. rm and gc print what would go, and remove it with --yes."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    given = outside.arguments(argv)
+    verb, words = (given[0], given[1:]) if given and given[0] in VERBS else ("list", given)
+    options = _parser(verb).parse_intermixed_args(words)
+    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+
+    with refusals():
+        return {"list": _list, "show": _show, "why": _why, "rm": _remove, "gc": _remove}[verb](options)
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    verbs = "\n".join(f"  {name:<6} {what}" for name, what in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog=f"python -m nocap.runs{'' if verb == 'list' else f' {verb}'}",
+        description=VERBS[verb].capitalize(),
+        epilog=f"{f'verbs:{chr(10)}{verbs}{chr(10)}{chr(10)}' if verb == 'list' else ''}{FORMS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(verb=verb)
+    count = {"show": 1, "why": 2}.get(verb, "*")
+    parser.add_argument("words", nargs=count, metavar="WORD" if count == "*" else "RUN", help="names and filters")
+    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
+    if verb == "list":
+        from nocap.runs.columns import DEFAULT
+
+        parser.add_argument("--columns", metavar="A,B", default=",".join(DEFAULT), help="columns or config keys (default: %(default)s)")
+        parser.add_argument("--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)")
+    if verb in ("show", "rm", "gc"):
+        parser.add_argument(
+            "--studies",
+            type=Path,
+            default=Path("experiments"),
+            metavar="DIR",
+            help="whose ledgers may refer to a run (default: %(default)s)",
+        )
+    if verb in ("rm", "gc"):
+        parser.add_argument("--yes", action="store_true", help="do it; without this, nothing is removed")
+    outside.document(parser)
+    return parser
+
+
+def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Listed], list[str]]:
+    """The runs of these names and filters, and a line for each that cannot be read.
+
+    Errors:
+        ValueError: a name stands for no run, or a filter is none.
+    """
+    from nocap.runs.columns import is_filter, look, matching
+    from nocap.store.find import find, run_folders
+
+    names = [word for word in words if not is_filter(word)]
+    found = [folder for name in names for folder in find(name, outputs=outputs)] if names else run_folders(outputs / "runs")
+    runs, problems = look({folder.resolve(): folder for folder in found}.values())
+    for word in filter(is_filter, words):
+        runs = matching(word, runs)
+    return runs, problems
+
+
+def _list(options: argparse.Namespace) -> int:
+    from nocap.runs.columns import column, in_order, text
+    from nocap.show.table import plural, table
+
+    runs, problems = _chosen(options.words, options.output_dir)
+    columns = [column(name, runs) for name in options.columns.split(",")]
+    runs = in_order(runs, column(options.sort, runs))
+    if runs:
+        print(table([one.name for one in columns], [[text(one, run) for one in columns] for run in runs]))
+    print(plural(len(runs), "run"))
+    _tell(problems)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from nocap.runs.columns import Listed
+    from nocap.runs.shown import shown
+    from nocap.store.find import find_one
+    from nocap.store.runs import glance
+
+    folder = find_one(options.words[0], outputs=options.output_dir)
+    run = Listed(folder=folder, record=glance(folder))
+    used_by, problems = _references(options)
+    print(shown(run, used_by.get(run.record.identity, ())))
+    _tell(problems)
+    return 0
+
+
+def _why(options: argparse.Namespace) -> int:
+    from nocap.judge.why import describe, why
+    from nocap.store.find import find_one
+
+    print(describe(why(*(find_one(name, outputs=options.output_dir) for name in options.words))))
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    from nocap.runs import removal
+    from nocap.runs.columns import COLUMNS, DEFAULT, in_order, size, text
+    from nocap.show.table import plural, shorten, table
+
+    checkpoints, root = options.verb == "gc", options.output_dir / "runs"
+    require(checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
+    runs, problems = _chosen(options.words, options.output_dir)
+    frees = {run.folder: removal.freed(run, checkpoints=checkpoints) for run in in_order(runs, COLUMNS["started"])}
+    runs = [run for run in in_order(runs, COLUMNS["started"]) if not checkpoints or frees[run.folder]]
+    used_by, unknown = _references(options)
+    shown = [COLUMNS[name] for name in (*DEFAULT[:4], "age")]
+    rows = [
+        [*(text(one, run) for one in shown), size(frees[run.folder]), shorten(used_by.get(run.record.identity, ()), most=3)] for run in runs
+    ]
+    if rows:
+        print(table([*(one.name for one in shown), "frees", "used by"], [[cell or "–" for cell in row] for row in rows]))
+    what = "checkpoints of " if checkpoints else ""
+    if not options.yes:
+        total = sum(frees[run.folder] for run in runs)
+        print(f"{what}{plural(len(runs), 'run')}, {size(total)}: nothing was removed; --yes removes")
+        _tell([*problems, *unknown])
+        return 0
+    kept = {run.folder: removal.remove(run, root=root, checkpoints=checkpoints) for run in runs}
+    gone = [run for run in runs if kept[run.folder] is None]
+    removal.sweep(root)
+    print(f"removed: {what}{plural(len(gone), 'run')}, {size(sum(frees[run.folder] for run in gone))}")
+    stayed = [f"not removed: {folder.name}: {reason}" for folder, reason in kept.items() if reason is not None]
+    _tell([*problems, *unknown, *stayed])
+    return 1 if stayed else 0
+
+
+def _references(options: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:
+    from nocap.runs.references import references
+
+    return references((options.output_dir / "runs").glob("[!.]*"), outputs=options.output_dir, studies=options.studies)
+
+
+def _tell(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(f"nocap: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,164 @@
+"""Find runs by folder, grid, glob or name: the one rule for every place where a run is named."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from nocap.config.paths import expanded
+from nocap.show.table import plural, shorten
+from nocap.store.record import digest, read_json
+
+OUTPUTS = Path("outputs")  # names are looked for here
+LAST = "last"  # the run that was started or gone on with last
+CANDIDATES = 8  # that a message lists
+GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
+
+
+def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
+    """The run folders that a path, glob or name stands for; a name is looked for in the `runs` of `outputs`.
+
+    A name is `last`, the run that was started or gone on with last; a folder's name, an identity, or the readable name of runs or of an
+    arm; or the beginning of one run's name or identity.
+
+    Errors:
+        ValueError: there is no such run, or what is no whole name begins several: the message lists them.
+    """
+    place = expanded(path)
+    if place.is_dir():
+        folders, rule = below(place), "a run, a folder of runs or a grid's folder, and holds no run"
+    else:
+        matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
+        folders = [run for match in matches if match.is_dir() for run in below(match)] or _named(path, outputs / "runs")
+        rule = f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found"
+        if not folders and (there := run_folders(outputs / "runs")):
+            close = difflib.get_close_matches(path, [folder.name for folder in there], n=CANDIDATES, cutoff=0.3)
+            rule += f"; there: {shorten(close or (folder.name for folder in there), most=CANDIDATES)}"
+    if not folders:
+        raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
+    return folders
+
+
+def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
+    """The one run folder that a path or name stands for.
+
+    Errors:
+        ValueError: there is none, or there are several.
+    """
+    folders = find(path, outputs=outputs)
+    if len(folders) > 1:
+        raise ValueError(_several(path, folders))
+    return folders[0]
+
+
+def _several(name: str, folders: Iterable[Path]) -> str:
+    names = [folder.name for folder in folders]
+    return f"{name} must be one run, got {len(names)}: {shorten(names, most=CANDIDATES)}"
+
+
+def run_folders(root: Path) -> list[Path]:
+    """The run folders right below, by name."""
+    return sorted(folder for folder in root.glob("[!.]*/") if _is_run(folder))
+
+
+def _runs(root: Path) -> list[Path]:
+    """The same in the order they were started."""
+    return sorted(run_folders(root), key=lambda folder: (_started(folder), folder.name))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whatever they are: what is no file is a damaged run, which is named."""
+    return os.path.lexists(folder / "manifest.json") or os.path.lexists(folder / "summary.json")
+
+
+def _started(folder: Path, attempt: int = 0) -> str:
+    """When the run was started first, or gone on with last: `attempt` -1."""
+    try:
+        manifest = read_json(folder / "manifest.json") or {}
+    except ValueError:
+        return ""
+    return str(((manifest.get("attempts") or [{}])[attempt] or {}).get("started") or "")
+
+
+def below(place: Path) -> list[Path]:
+    if _is_run(place):
+        return [place]
+    if (place / GRID).is_file():
+        return _cells(place)
+    return _runs(place / "runs" if (place / "runs").is_dir() else place)
+
+
+def _cells(grid: Path) -> list[Path]:
+    """A grid's runs, which lie beside all others in `runs/`; cells that nobody started yet have none."""
+    return [folder for folder in _by_cell(grid).values() if folder is not None and _is_run(folder)]
+
+
+def _by_cell(grid: Path) -> dict[str, Path | None]:
+    """Each cell's name → its folder. A damaged one is known by the name that it was given."""
+    cells = {cell["identity"]: cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")}
+    root, found = grid.absolute().parents[1] / "runs", dict[str, Path | None]()
+    for identity, cell in cells.items():
+        name = cell.get("run") or identity
+        found[name] = of_identity(root, identity) or next((folder for folder in _runs(root) if folder.name == name), None)
+    return found
+
+
+def without_record(place: Path) -> Iterator[str]:
+    """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's name has."""
+    if _is_run(place) or not (place / GRID).is_file():
+        return
+    if lost := [name for name, folder in _by_cell(place).items() if folder is None or not _is_run(folder)]:
+        yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
+    named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
+    identities = sorted(cell.get("identity") or "" for cell in (read_json(place / GRID) or {}).get("cells") or () if cell)
+    if named and named[1] != digest({"identities": identities})[:8]:
+        yield f"{place / GRID}: it lists other cells than those that made the folder's name"
+
+
+def of_identity(root: Path, identity: str) -> Path | None:
+    """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet. A copy is another's."""
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if folder.name.endswith(f"-{identity}") and folder.is_dir() and folder.name == _named_as(folder):
+            return folder
+    return None
+
+
+def _named_as(folder: Path) -> str | None:
+    """The name that nocap gave the folder."""
+    try:
+        manifest = read_json(folder / "manifest.json")
+    except ValueError:
+        return None
+    return folder.name if manifest is None else f"{manifest.get('name')}-{manifest.get('identity')}"
+
+
+def _identity(folder: Path) -> str:
+    return folder.name.rpartition("-")[2]
+
+
+def _named(name: str, root: Path) -> list[Path]:
+    """The runs that `find` says a name stands for.
+
+    Errors:
+        ValueError: it begins the names of several.
+    """
+    folders = run_folders(root)
+    if name == LAST:
+        return sorted(folders, key=_begun_last)[-1:]
+    whole = [folder for folder in folders if name in (folder.name, _identity(folder)) or folder.name.startswith(f"{name}-")]
+    if whole:
+        return sorted(whole, key=lambda folder: (_started(folder), folder.name))
+    begins = [folder for folder in folders if folder.name.startswith(name) or _identity(folder).startswith(name)]
+    if len(begins) > 1:
+        raise ValueError(_several(name, begins))
+    return begins
+
+
+def _begun_last(folder: Path) -> tuple[str, int]:
+    """Of two attempts in one second, the manifest says no more than its file's time."""
+    path = folder / "manifest.json"
+    return _started(folder, -1), path.stat().st_mtime_ns if path.is_file() else 0

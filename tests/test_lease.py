@@ -1,0 +1,214 @@
+"""A lease on a shared folder: one holder among machines, the dead give way, and who was asleep cannot write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nocap.store import lease
+from nocap.store.files import write_file
+from nocap.store.verify import read_ended
+from tests.attempts import attempt, processes, spawn, state_of, wait_until
+from tests.conftest import MEDIUM, REPO, Door, Undisturbed
+from tests.grids import CELL, summaries, trained
+
+OTHER = "import sys; from pathlib import Path; from nocap.store import lease; lease.machine = lambda: {machine!r}; "
+HOLDING = OTHER + "lease.BEAT_S = 0.05; held = lease.acquire(Path(sys.argv[1])); print(held.stage(), flush=True); "
+
+
+@contextmanager
+def holder(folder: Path, *, machine: str, then: str = "sys.stdin.read()") -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process, which holds the folder, and its stage."""
+    command = [sys.executable, "-c", HOLDING.format(machine=machine) + then, str(folder)]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, Path(process.stdout.readline().strip())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def old(folder: Path, seconds: float = lease.LEASE_S + 1) -> None:
+    """Make the heartbeats below a folder that much older, by the file system's clock."""
+    (path,) = folder.glob(f"{lease.NAME}/*/{lease.HOLDER}")
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+def test_one_holder_at_a_time_and_nothing_stays(tmp_path: Path) -> None:
+    with lease.acquire(tmp_path) as held:
+        assert held.beat()
+        with pytest.raises(lease.HeldError, match=rf"{tmp_path} must have one writer, and process {os.getpid()} on .* is training there"):
+            lease.acquire(tmp_path)
+    lease.acquire(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_one_machine_the_kernel_decides_at_once(tmp_path: Path) -> None:
+    """Whatever the heartbeats say: a stopped process keeps its lease, a killed one loses it."""
+    with holder(tmp_path, machine=lease.machine()) as (process, stage):
+        process.send_signal(signal.SIGSTOP)
+        old(tmp_path)
+        with pytest.raises(lease.HeldError, match=f"process {process.pid} on "):
+            lease.acquire(tmp_path)
+        process.kill()
+        process.wait()
+        with lease.acquire(tmp_path):
+            assert not stage.exists()
+
+
+def test_of_another_machine_heartbeats_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its process nor its lock can be seen. This machine's clock is a year ahead, and is not asked."""
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    with holder(tmp_path, machine="another") as (process, _):
+        process.kill()
+        process.wait()
+        old(tmp_path, lease.LEASE_S - 10)
+        with pytest.raises(lease.HeldError, match=f"process {process.pid} on "):
+            lease.acquire(tmp_path)
+        old(tmp_path, 11)
+        lease.acquire(tmp_path).close()
+
+
+def test_a_sleeper_that_wakes_cannot_write(tmp_path: Path) -> None:
+    """Stopped, taken over, woken: a file that it had prepared does not come to its place, and it knows why."""
+    bring = "sys.stdin.readline(); s = Path(next(Path(sys.argv[1]).glob('.lease/*/stage-*'))); (s / 'mine').write_text('old'); "
+    bring += "print('ready', flush=True); sys.stdin.readline(); "
+    bring += "print(held.beat(), flush=True)\ntry: (s / 'mine').rename(Path(sys.argv[1]) / 'checkpoint')\n"
+    bring += "except FileNotFoundError: print('fenced', flush=True)\n"
+    bring += "try: lease.check(s)\nexcept lease.LostError as error: print(error, flush=True)\nsys.stdin.read()"
+    with holder(tmp_path, machine="another", then=bring) as (process, stage):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        old(tmp_path)
+        with lease.acquire(tmp_path) as held:
+            write_file(tmp_path / "checkpoint", b"new", stage=held.stage())
+            process.stdin.write("\n")
+            process.stdin.flush()
+            process.send_signal(signal.SIGCONT)
+            said = [process.stdout.readline() for _ in range(3)]
+            assert said[:2] == ["False\n", "fenced\n"]
+            assert said[2] == f"another process took {tmp_path} over while this one did not run, and goes on there\n"
+            assert held.beat()
+        assert not stage.exists()
+        assert (tmp_path / "checkpoint").read_bytes() == b"new"
+
+
+def test_a_worker_cannot_write_for_the_one_after_it(tmp_path: Path) -> None:
+    with lease.acquire(tmp_path) as held:
+        first = held.stage()
+        second = held.stage()
+        with pytest.raises(lease.LostError):
+            lease.check(first)
+        with pytest.raises(FileNotFoundError):
+            write_file(tmp_path / "x", b"late", stage=first)
+        write_file(tmp_path / "x", b"mine", stage=second)
+    assert (tmp_path / "x").read_bytes() == b"mine"
+
+
+def test_of_many_at_once_one_at_a_time_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims of machines whose locks say nothing to each other: eight threads that take, look and give back."""
+    monkeypatch.setattr(lease.fcntl, "flock", lambda *ignored: (_ for _ in ()).throw(OSError(38, "no locks here")))
+    inside, most, count = [], [], []
+
+    def take() -> None:
+        for _ in range(4):
+            with lease.acquire(tmp_path, wait_s=30):
+                inside.append(1)
+                most.append(len(inside))
+                count.append(1)
+                time.sleep(0.001)
+                inside.pop()
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (max(most), len(count)) == (1, 32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_heartbeats_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    with lease.acquire(tmp_path) as held:
+        (path,) = tmp_path.glob(f"{lease.NAME}/*/{lease.HOLDER}")
+        os.utime(path, (1, 1))
+        wait_until(lambda: path.stat().st_mtime > 1, "a heartbeat", limit_s=5)
+        assert not held.lost
+
+
+def test_leftovers_of_killed_processes_are_cleared(tmp_path: Path) -> None:
+    root = tmp_path / lease.NAME
+    for name in ("0123456789ab/stage-1", ".new-1", ".gone-2"):
+        (root / name).mkdir(parents=True)
+    (root / "torn").mkdir()
+    (root / "torn" / lease.HOLDER).touch()
+    os.utime(root / "torn" / lease.HOLDER, (1, 1))
+    with lease.acquire(tmp_path):
+        assert len(list(root.iterdir())) == 1
+
+
+# --- runs of several machines over one outputs/ -----------------------------------------------------------------------------------------
+
+MACHINE = "from nocap.store import lease; lease.BEAT_S = 0.2; lease.machine = lambda: {!r}; from nocap.train import main; main()"
+
+
+def on_machine(name: str) -> tuple[str, ...]:
+    """The command as on another machine: neither sees whether the other's processes live."""
+    return "-c", MACHINE.format(name)
+
+
+@pytest.mark.slow
+def test_two_grids_on_two_machines_train_each_cell_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = (*CELL, "--multirun", "attention=flash,gqa", "seed=0,1", f"output_dir={out}")
+    grids = [spawn(*on_machine(name), *words, cwd=tmp_path) for name in ("one", "two")]
+    said = [grid.communicate(timeout=200) for grid in grids]
+    assert [grid.returncode for grid in grids] == [0, 0], said
+    begun = [arm for printed, _ in said for arm in trained(printed)]
+    assert len(begun) == len(set(begun)) == 4, said
+    assert all(trained(printed) for printed, _ in said)  # each had some
+    assert [(s["status"], s["attempts"]) for s in summaries(out).values()] == [("finished", 1)] * 4
+    assert not list(out.glob("runs/*/.lease"))
+
+
+@pytest.mark.slow
+def test_a_run_of_a_machine_that_is_gone_is_finished_once(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
+    """To the bits of an undisturbed run, to which the other machine, when it wakes, adds nothing."""
+    out = tmp_path / "out"
+    with attempt(out, command=on_machine("gone")) as gone:
+        gone.wait_for_file("checkpoints/step-*")
+        run_dir = gone.run_dir
+        all_of_it = [gone.process.pid, *processes(run_dir)]
+        for pid in all_of_it:
+            os.kill(pid, signal.SIGSTOP)
+        refused = door(*MEDIUM, f"output_dir={out}")
+        assert (refused.code, f"process {gone.process.pid} on " in refused.err) == (2, True), refused
+        old(run_dir)
+        done = door(*MEDIUM, f"output_dir={out}")
+        assert done.code == 0, done.err
+        before = state_of(run_dir), (run_dir / "summary.json").read_bytes(), (run_dir / "metrics.jsonl").read_bytes()
+        for pid in all_of_it:
+            os.kill(pid, signal.SIGCONT)
+        code, _, err = gone.end()
+        assert (code, "while this one did not run" in err) == (1, True), err
+        assert before == (state_of(run_dir), (run_dir / "summary.json").read_bytes(), (run_dir / "metrics.jsonl").read_bytes())
+        assert state_of(run_dir) == state_of(undisturbed.run_dir)
+        assert read_ended(run_dir) is not None
+        assert not list(run_dir.glob(".*lease*"))

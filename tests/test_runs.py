@@ -1,0 +1,171 @@
+"""`python -m nocap.runs` on made-up records: what it lists, and what it never removes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nocap import plot
+from nocap.runs.__main__ import main
+from nocap.show.drawing import drawn
+from nocap.store import lease
+from tests.test_compare import write_run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def checkpoint(run: Path, *, size: int = 1000) -> Path:
+    folder = run / "checkpoints" / "step-00000400"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"x" * size)
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main(list(words)) == code
+    return capsys.readouterr().out
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
+    """The cells of each row, the head and the count left out."""
+    *rows, count = said(capsys, *words, "--columns", "run,val_loss").splitlines()
+    assert int(count.split()[0]) == len(rows[1:])
+    return [row.split() for row in rows[1:]]
+
+
+def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = here / "outputs"
+    write_run(runs, words="gpt2-flash-gelu4x", loss=3.3, started="2026-01-02T00:00:00+0000")
+    write_run(runs, words="gpt2-gqa-gelu4x", loss=3.1, config={"attention.n_kv_heads": 3}, started="2026-01-01T00:00:00+0000")
+    failed = write_run(runs, words="gpt2-gqa-gelu4x", seed=1, loss=9.0, config={"attention.n_kv_heads": 3}, status="failed")
+    assert [row[1] for row in listed(capsys, "val_loss<5")] == ["3.1000", "3.3000"]  # as they were started
+    assert [row[1] for row in listed(capsys, "--sort", "val_loss")] == ["3.1000", "3.3000", "9.0000"]
+    for words in (
+        ["status=failed"],
+        ["val_loss>5"],
+        ["seed=1"],
+        ["n_kv_heads=3", "seed>0"],
+        ["attention=gqa", "run=*-s1-*"],
+        [failed.name[:18]],
+    ):
+        assert [row[0] for row in listed(capsys, *words)] == [failed.name], words
+    assert listed(capsys, "age<1h") == listed(capsys, "size>1G") == []
+    assert said(capsys, "last", "--columns", "attention.n_kv_heads,mlp.expansion").splitlines()[1].split() == ["12", "4"]
+    refused = {"nope=1": "nope must be a key", "val_loss<low": "val_loss<low must end with a number", "nobody": "no run was found"}
+    for word, reason in refused.items():
+        with pytest.raises(SystemExit, match="2"):
+            main([word])
+        assert reason in capsys.readouterr().err
+
+
+def test_a_damaged_run_is_named_and_one_that_trains_is_running(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trains, damaged = (write_run(here / "outputs", seed=seed) for seed in (0, 1))
+    (trains / "summary.json").unlink()
+    (damaged / "manifest.json").write_text("{")
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert "not finished" in out
+    assert err.startswith(f"nocap: {damaged.name}: ")
+    with lease.acquire(trains):
+        assert "running" in said(capsys)
+
+
+def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone, trains, other = (write_run(here / "outputs", seed=seed) for seed in range(3))
+    elsewhere = write_run(here / "elsewhere", seed=3)
+    (other / "checkpoints").symlink_to(elsewhere)
+    (gone / "link").symlink_to(elsewhere)
+    linked = here / "outputs" / "runs" / elsewhere.name
+    linked.symlink_to(elsewhere)
+    out = said(capsys, "rm", "seed=0")
+    assert gone.name in out
+    assert out.endswith("nothing was removed; --yes removes\n")
+    assert gone.exists()
+    with lease.acquire(trains):
+        said(capsys, "rm", "status=finished", str(elsewhere), "--yes", code=1)
+        assert main(["rm", "seed<4", "--yes"]) == 1
+        err = capsys.readouterr().err
+    assert f"not removed: {trains.name}: " in err
+    assert f"not removed: {linked.name}: it is no folder of its own right" in err
+    assert trains.exists()
+    assert not gone.exists()
+    assert not other.exists()
+    assert {file.name for file in elsewhere.iterdir()} >= {"manifest.json", "summary.json", "metrics.jsonl"}
+    with pytest.raises(SystemExit, match="2"):
+        main(["rm", "--yes"])
+
+
+def test_gc_takes_the_checkpoints_of_ended_runs_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended, half = (write_run(here / "outputs", seed=seed, status=status) for seed, status in enumerate(("finished", "preempted")))
+    for run in (ended, half):
+        checkpoint(run, size=3 * 2**20)
+    left = here / "outputs" / "runs" / f".{ended.name}.removed"  # by a removal that was killed
+    shutil.copytree(ended, left)
+    assert "checkpoints of 1 run, 3.0 MiB: nothing was removed" in said(capsys, "gc")
+    assert "removed: checkpoints of 1 run, 3.0 MiB" in said(capsys, "gc", "--yes")
+    assert not (ended / "checkpoints").exists()
+    assert not left.exists()
+    assert (ended / "summary.json").exists()
+    assert (half / "checkpoints" / "step-00000400").exists()
+    assert "checkpoints of 0 runs" in said(capsys, "gc", "--yes")
+
+
+def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trunk, branch, alone = (write_run(here / "outputs", seed=seed) for seed in range(3))
+    identity = trunk.name[-12:]
+    manifest = json.loads((branch / "manifest.json").read_text())
+    (branch / "manifest.json").write_text(json.dumps({**manifest, "init": {"identity": identity, "step": 8, "path": "there"}}))
+    grid = here / "outputs" / "grids" / "lr-1234" / "grid.json"
+    grid.parent.mkdir(parents=True)
+    grid.write_text(json.dumps({"cells": [{"identity": identity}]}))
+    line = {"event": "run", "at": "2026-11-22T14:25:37+00:00", "machine": "m", "folder": "f", "scale": "cpu", "previous": []}
+    line |= {"arm": "a", "seed": 0, "short": 0, "identity": identity, "status": "finished", "started": "", "step": 8, "val_loss": 3.0}
+    ledger = here / "experiments" / "question" / "ledger.jsonl"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text(json.dumps(line) + "\n")
+    out = said(capsys, "rm", "seed<3")
+    assert next(row for row in out.splitlines() if trunk.name in row).endswith(f"grid lr-1234, study question, branch {branch.name}")
+    assert next(row for row in out.splitlines() if alone.name in row).endswith("–")
+    shown = said(capsys, "show", identity[:5])
+    assert f"used by     grid lr-1234, study question, branch {branch.name}" in shown
+    assert "begins from there" in said(capsys, "show", branch.name)
+    assert "seed 0 → 2" in " ".join(said(capsys, "why", trunk.name, alone.name).split())
+
+
+# --- curves --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
+    text = drawn([("falling", [0, 10], [4.0, 2.0]), ("level", [0, 5], [2.0, 2.0])], x="steps", y="loss", width=11, height=5)
+    head, *rows, _, ends, falling, level = text.splitlines()
+    assert head == "loss over steps"
+    assert [row.partition("┤")[2].find("•") for row in rows] == sorted(row.partition("┤")[2].find("•") for row in rows)
+    assert rows[0].strip().startswith("4 ┤•")
+    assert rows[-1].rstrip().endswith("•")
+    assert rows[-1].count("+") == 6  # it ends half-way
+    assert ends.split() == ["0", "10"]
+    assert (falling, level) == ("• falling", "+ level")
+
+
+def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(here / "outputs", curve=(5.0, 4.0, 3.5, 3.2, 3.1))
+    (run / "summary.json").unlink()  # it is training
+    assert plot.main(["last"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("val/loss over steps\n    5 ┤•")
+    assert run.name in out
+    assert plot.main(["last", "--x", "train_s", "--after", "200"]) == 0
+    assert "over seconds of training\n  3.5 ┤•" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    assert plot.main(["last", "--png", "new/curve.png"]) == 0
+    assert (here / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match="2"):
+        plot.main(["last", "--y", "nothing"])
+    assert "--y must be in the rows" in capsys.readouterr().err
