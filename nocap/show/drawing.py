@@ -12,7 +12,7 @@ Curve = tuple[str, Sequence[float], Sequence[float]]  # a label, x in ascending 
 
 def drawn(curves: Sequence[Curve], *, x: str, y: str, width: int = 72, height: int = 18) -> str:
     """The curves in one frame, `x` and `y` the names of its axes. Between two points a curve is straight."""
-    xs, ys = ([value for curve in curves for value in curve[axis]] for axis in (1, 2))
+    xs, ys = [at for _, of_x, _ in curves for at in of_x], [at for _, _, of_y in curves for at in of_y]
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
     cells = [[" "] * width for _ in range(height)]
     for mark, (_, of_x, of_y) in zip(MARKS, curves, strict=False):
