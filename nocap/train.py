@@ -14,7 +14,7 @@ import hydra  # noqa: E402
 from nocap import outside  # noqa: E402
 from nocap.config.compose import composed  # noqa: E402
 from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
-from nocap.config.flags import asked, flags_first  # noqa: E402
+from nocap.config.flags import asked, flags_first, without_dashes  # noqa: E402
 from nocap.config.paths import conf_dir  # noqa: E402
 from nocap.config.schemas import register  # noqa: E402
 from nocap.launch import cell  # noqa: E402
@@ -35,11 +35,11 @@ def main() -> None:
 def _main() -> None:
     outlive_readers()
     words = outside.arguments(None)
-    planning = PLAN in words
-    sys.argv[1:] = flags_first([word for word in words if word != PLAN])
+    planning, sys.argv[1:] = PLAN in words, [word for word in words if word != PLAN]
     # Hydra would print its errors and a part of the traceback, and exit with 1. This way they come here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with refusals():
+        sys.argv[1:] = flags_first(without_dashes(sys.argv[1:]))
         flags = asked(sys.argv[1:])
         register()
         if flags.help:

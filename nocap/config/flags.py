@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 
 from hydra._internal.utils import get_args_parser
 
 from nocap.config.keys import require
+from nocap.config.run import Run
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -26,6 +28,23 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
             takes = action is not None and action.nargs != 0 and bool(waiting)
             flags += [argument, waiting.pop(0)] if takes else [argument]
     return [*flags, *overrides]
+
+
+def without_dashes(arguments: Sequence[str]) -> list[str]:
+    """`--attention=gqa` as `attention=gqa`: the words that an agent of `wandb sweep` types for one run.
+
+    Errors:
+        ValueError: they are typed for a grid, or a key is typed both ways.
+    """
+    keys = {f.name for f in fields(Run)} | {"experiment"}
+    dashed = [word for word in arguments if word.startswith("--") and "=" in word and re.split(r"[.=]", word[2:])[0] in keys]
+    grid = [word for word in arguments if word in ("--multirun", "-m", "hydra.mode=MULTIRUN")]
+    plain = {word.partition("=")[0] for word in arguments}
+    for word in dashed:
+        key = word[2:].partition("=")[0]
+        require(not grid, key, f"be typed without dashes beside {' '.join(grid)}", word)
+        require(key not in plain, key, "be typed once, with or without dashes", word)
+    return [word[2:] if word in dashed else word for word in arguments]
 
 
 QUESTIONS = ("cfg", "info", "help", "hydra_help", "shell_completion")  # Hydra answers them, and nothing is run

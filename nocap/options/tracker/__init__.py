@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,6 +60,19 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
         head, _, line = key.partition("/")
         found[f"clock/{line}_s" if head == "clock_s" else _ENDS.get(key, key)] = None if key in _IN_CONFIG else value
     return in_sections(found)
+
+
+@contextmanager
+def needed(package: str) -> Iterator[None]:
+    """Inside the block a tracker's package is imported.
+
+    Errors:
+        ModuleNotFoundError: it is not installed; one line says how.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"it needs {package}: pip install 'nocap[{package}]'") from error
 
 
 class TrackerSession:

@@ -1,0 +1,47 @@
+"""The rows as TensorBoard reads them, in the run's folder: for a dashboard on this machine, without an account."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, in_sections, needed
+
+
+@dataclass(kw_only=True, slots=True)
+class TensorBoard(Tracker):
+    kind: str = "tensorboard"
+
+    def open(self, facts: RunFacts) -> TrackerSession:
+        folder = facts.run_dir / "tensorboard"
+        if folder.is_dir() and not folder.is_symlink():  # an earlier attempt's: its rows come again from the record
+            shutil.rmtree(folder)
+        return _Session(facts, folder)
+
+
+class _Session(TrackerSession):
+    def __init__(self, facts: RunFacts, folder: Path) -> None:
+        with needed("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+        self.url_or_hint = f"tensorboard --logdir {shlex.quote(str(facts.run_dir.parent))}"
+        self._writer: Any = SummaryWriter(log_dir=str(folder))
+        self._settings = {"arm": facts.arm, "seed": facts.seed, **facts.options, **facts.swept}
+        self._writer.add_text("run", "  \n".join([facts.name, *facts.tags]))
+
+    def log(self, row: Mapping[str, object]) -> None:
+        step = row["step"]
+        for name, value in in_sections(row).items():
+            if name != "step" and isinstance(value, int | float):
+                self._writer.add_scalar(name, value, global_step=step)
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        """The options, and the results at the end, for the tab that compares runs."""
+        settings = {key: value if isinstance(value, bool | int | float) else str(value) for key, value in self._settings.items()}
+        ends = {f"end/{name}": value for name, value in at_the_end(summary).items() if isinstance(value, int | float)}
+        if ends:
+            self._writer.add_hparams(settings, ends, run_name=".")
+        self._writer.close()

@@ -1,0 +1,110 @@
+"""Trackers beside W&B, and several at once: each gets the same rows, and none stops another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra._internal.utils import get_args_parser
+
+from nocap.config.compose import compose
+from nocap.config.flags import without_dashes
+from nocap.config.run import Run
+from nocap.options.tracker import RunFacts
+from nocap.options.tracker.none import NoTracker
+from nocap.store.tracking import open_tracker
+from tests.conftest import REPO
+from tests.test_tracking import child
+
+FACTS = {"identity": "0123abcd4567", "name": "gqa lr=0.1 s0", "arm": "gqa lr=0.1", "seed": 0, "group": "grid"}
+BOTH = f"""
+import json, os
+from pathlib import Path
+from nocap.options.tracker import RunFacts
+from nocap.options.tracker.none import NoTracker
+from nocap.store.tracking import open_tracker
+
+rows = [{{"step": i, "tokens": 10 * i, "val/loss": 3.0 - i if i % 2 else None, "clock/train_s": i / 2}} for i in range(4)]
+facts = RunFacts(**{FACTS!r}, run_dir=Path.cwd(), config={{"a": {{"b": 1}}}}, options={{"attention": "gqa"}}, swept={{"lr": 0.1}})
+for attempt in ("killed", "resumed"):  # the second has the first's rows again
+    session = open_tracker(NoTracker(also=["tensorboard", "trackio"]), facts, rows=rows[:2])
+    for row in rows[2:]:
+        session.log(row)
+    ends = {{"val_loss": 0.5, "arm": "x", "clock_s": {{"train": 9.0}}}}
+    session.finish(summary=ends if attempt == "resumed" else {{}}, status="finished")
+"""
+
+
+@pytest.mark.slow
+def test_tensorboard_and_trackio_have_the_same_rows_once(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    read = """
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trackio import Api
+from trackio.sqlite_storage import SQLiteStorage
+board = EventAccumulator("tensorboard")
+board.Reload()
+(run,) = Api().runs("nocap")
+shown = [{key: value for key, value in row.items() if key != "timestamp"} for row in SQLiteStorage.get_logs("nocap", run.name)]
+found = {
+    "hint": session.url_or_hint,
+    "board": {tag: [(at.step, at.value) for at in board.Scalars(tag)] for tag in board.Tags()["scalars"]},
+    "trackio": {"name": run.name, "options": run.config["options"], "rows": shown},
+}
+print(json.dumps(found))
+"""
+    done = child(BOTH + read, run_dir, TRACKIO_DIR=str(tmp_path / "trackio"))
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["hint"] == f"tensorboard --logdir {tmp_path}; trackio show --project nocap"
+    board, rows = found["board"], found["trackio"]["rows"]
+    assert board["loss/val"] == [[1, 2.0], [3, 0.0]] == [[row["step"], row["loss/val"]] for row in rows if "loss/val" in row]
+    assert board["tokens"] == [[i, 10.0 * i] for i in range(4)] == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
+    ends = {"end/loss/val": 0.5, "end/time/train_s": 9.0}
+    assert {tag: values[0][1] for tag, values in board.items() if tag.startswith("end/")} == ends
+    assert rows[-1] == {**ends, "step": 3}
+    assert (found["trackio"]["name"], found["trackio"]["options"]) == ("gqa lr=0.1 s0 0123ab", {"attention": "gqa"})
+
+
+def test_a_missing_package_costs_one_line_and_no_other_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    session = open_tracker(NoTracker(also=["tensorboard", "trackio"]), RunFacts(**FACTS, run_dir=tmp_path, config={}))  # type: ignore[arg-type]
+    session.log({"step": 0})
+    session.finish(summary={}, status="finished")
+    assert session.url_or_hint is None
+    assert capsys.readouterr().err.splitlines() == [
+        f"nocap: tracker={name}: no mirror of this run from here on: it needs {name}: pip install 'nocap[{name}]'"
+        for name in ("tensorboard", "trackio")
+    ]
+
+
+@pytest.mark.parametrize("also", ["[wandb]", "[none]", "[trackio,trackio]", "[nothing]"])
+def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
+    with pytest.raises(ValueError, match=r"^tracker.also must hold trackers beside tracker=none that need no keys: "):
+        compose(["tracker=none", f"tracker.also={also}"])
+    assert compose(["tracker=wandb", "tracker.also=[none,trackio]"]).tracker.also == ["none", "trackio"]
+
+
+def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
+    words = ["--attention=gqa", "--optimizer.lr=0.001", "--ideas=[x0]", "seed=1", "--cfg=job"]
+    assert without_dashes(words) == ["attention=gqa", "optimizer.lr=0.001", "ideas=[x0]", "seed=1", "--cfg=job"]
+    assert without_dashes(["--attentoin=gqa", "--multirun"]) == ["--attentoin=gqa", "--multirun"]
+    with pytest.raises(ValueError, match=r"^seed must be typed without dashes beside --multirun, got --seed=1$"):
+        without_dashes(["--multirun", "--seed=1"])
+    with pytest.raises(ValueError, match=r"^seed must be typed once, with or without dashes, got --seed=1$"):
+        without_dashes(["seed=0", "--seed=1"])
+    flags = {flag[2:] for action in get_args_parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    assert not flags & {f.name for f in fields(Run)}
+    sweep = yaml.safe_load((REPO / "conf" / "sweep.wandb.yaml").read_text())
+    typed = [f"--{key}={one['values'][-1]}" for key, one in sweep["parameters"].items()]
+    run = compose(without_dashes(typed))
+    assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (True, 0.003, 2)
