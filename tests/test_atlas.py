@@ -33,7 +33,7 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType) -> None:
     for name, arm in atlas.arms().items():
-        run = composed([atlas.SCALE, *arm["with"]]).run
+        run = atlas.of_arm(name, "outputs").run
         assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
         assert name == atlas.BASELINE or (arm["source"] and arm["said"])
 

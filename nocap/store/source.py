@@ -26,6 +26,7 @@ QUIET = {
     "nocap.data.shards": "makes and checks shards, whose content is in the data's hash",
     "nocap.store.checkpoints": "names of files",
     "nocap.store.files": "writes files",
+    "nocap.store.lease": "who may write",
     "nocap.config.hardware": "names and peaks",
     "nocap.model.flops": "FLOPs",
     "nocap.options": "a folder",
