@@ -12,7 +12,8 @@ def logits(config, w, tokens_T):
     """(T, V) of a GPT with rope, global attention and a plain or gated MLP; without ideas, which would change it."""
     m, n, act = config["model"], config["norm"], config["mlp"]["activation"]
     kinds = [config[group]["kind"] for group in ("model", "norm", "mlp", "position", "attention")]
-    assert [*kinds, m["norm_placement"], *config["ideas"]] == ["gpt", "norm", "mlp", "rope", "global", "pre"], "not read here"
+    kinds += [m["norm_placement"], config["attention"].get("document_start"), *config["ideas"]]
+    assert kinds == ["gpt", "norm", "mlp", "rope", "global", "pre", None], "not read here"
     D, small = m["d_model"] // m["n_head"], (2 * m["n_layer"]) ** -0.5
     scale = {"attention": (small, 1), "both": (small, small), "none": (1, 1)}[m["residual_scale"]]
     angle_T1D = torch.outer(torch.arange(len(tokens_T)), config["position"]["base"] ** (-torch.arange(0, D, 2) / D))[:, None]

@@ -67,10 +67,14 @@ def _parser() -> argparse.ArgumentParser:
 def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
     from nocap.judge.describe import sections
+    from nocap.judge.groups import one_of
     from nocap.show.table import markdown, tame
     from nocap.store.runs import load
 
-    found = load([path])
+    loaded = load([path])
+    found = one_of(loaded)  # runs whose losses measure the same
+    for line in found.problems[len(loaded.problems) :]:
+        print(f"nocap: {line}", file=sys.stderr)
     lines: list[str] = []
     for section in islice(sections(compare(found)), 2):  # verdicts; speed and memory
         rows = [list(map(str, row)) for row in section.rows]
@@ -180,7 +184,10 @@ def _login() -> str:
     wandb.setup(settings=wandb.Settings(silent=True))
     if not wandb.login(prompt=False, verify=False):
         raise ValueError("a dashboard is made in a W&B account, and there is no login: wandb login (--json FILE needs none)")
-    return str(wandb.Api().default_entity)
+    try:
+        return str(wandb.Api().default_entity)
+    except Exception as error:  # a key that is none, no network
+        raise OSError(f"W&B: no account by this login: {' '.join(str(error).split())[:200]}") from error
 
 
 if __name__ == "__main__":

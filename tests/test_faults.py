@@ -143,7 +143,7 @@ def test_01_killed_again_and_again_it_ends_as_if_nothing_had_happened(tmp_path: 
         running.end(signal.SIGKILL)
         spent.append(last_wall())
     with attempt(out) as running:  # while it writes a checkpoint, or just after
-        running.wait_for_file("checkpoints/.step-*.tmp")
+        running.wait_for_file(".lease/*/stage-*/.step-*.tmp")
         running.end(signal.SIGKILL)
     with attempt(out, "trainer.max_restarts=0") as running:  # between checkpoints, the worker alone
         running.wait_for_row(9)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from nocap.launch.head import write_record_head
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.verify import read_ended
+from nocap.training import checkpoint
 from tests.attempts import attempt, processes, spawn, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed
 from tests.grids import CELL, summaries, trained
+from tests.in_process import planned
 
 OTHER = "import sys; from pathlib import Path; from nocap.store import lease; lease.machine = lambda: {machine!r}; "
 HOLDING = OTHER + "lease.BEAT_S = 0.05; held = lease.acquire(Path(sys.argv[1])); print(held.stage(), flush=True); "
@@ -107,6 +112,30 @@ def test_a_sleeper_that_wakes_cannot_write(tmp_path: Path) -> None:
             assert held.beat()
         assert not stage.exists()
         assert (tmp_path / "checkpoint").read_bytes() == b"new"
+
+
+def test_a_folder_that_is_removed_is_no_folder_to_wait_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        lease.acquire(tmp_path / "gone", wait_s=math.inf)
+
+
+def test_a_sleeper_deletes_no_checkpoint_of_the_one_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It slept while it synced, and the other one has saved the same step."""
+    (mine := tmp_path / "checkpoints" / "step-00000008").mkdir(parents=True)
+    (stage := tmp_path / "stage").mkdir()
+    monkeypatch.setattr(checkpoint, "_sync", lambda path: shutil.rmtree(stage, ignore_errors=True))
+    with pytest.raises(FileNotFoundError):
+        checkpoint._write(mine.parent, tensors={}, state={"step": 8}, rows=b"", stage=stage)
+    assert mine.exists()
+
+
+def test_a_sleeper_leaves_the_summary_of_the_one_after_it(tmp_path: Path) -> None:
+    this = planned(tmp_path / "out")
+    this.run_dir.mkdir(parents=True)
+    (this.run_dir / "summary.json").write_text("{}")
+    with pytest.raises(lease.LostError):
+        write_record_head(this, tmp_path / "gone" / "token" / "stage")
+    assert [path.name for path in this.run_dir.iterdir()] == ["summary.json"]
 
 
 def test_a_worker_cannot_write_for_the_one_after_it(tmp_path: Path) -> None:

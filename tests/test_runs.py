@@ -10,6 +10,8 @@ import pytest
 
 from nocap import plot
 from nocap.runs.__main__ import main
+from nocap.runs.columns import look
+from nocap.runs.removal import remove
 from nocap.show.drawing import drawn
 from nocap.store import lease
 from tests.test_compare import write_run
@@ -169,3 +171,26 @@ def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit, match="2"):
         plot.main(["last", "--y", "nothing"])
     assert "--y must be in the rows" in capsys.readouterr().err
+
+
+def test_one_point_is_drawn_as_one() -> None:
+    text = drawn([("long", [0, 9], [4.0, 2.0]), ("short", [5], [3.0])], x="steps", y="loss", width=10, height=5)
+    assert "\n".join(text.splitlines()[1:-3]).count("+") == 1
+
+
+def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:
+    folder = write_run(here / "outputs", status="failed")
+    (run,), _ = look([folder])
+    content = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**content, "status": "finished"}))
+    assert remove(run, root=folder.parent, checkpoints=False) == "it has gone on since it was listed"
+    assert folder.exists()
+
+
+def test_options_numbers_and_units_of_filters(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(here / "outputs", config={"optimizer.lr": 0.003})
+    content = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**content, "options": {"mlp": "mine,other"}}))
+    for word in ("mlp=mine", "mlp=other", "lr=3e-3", "tokens>0.1K", "tokens<1B"):
+        assert len(listed(capsys, word)) == 1, word
+    assert listed(capsys, "mlp=gelu4x") == listed(capsys, "lr=3e-4") == []

@@ -99,7 +99,7 @@ class Composed:
     overrides: tuple[str, ...]
     run: Run
     choices: dict[str, str | None]
-    defaults: tuple[str, ...] = ()  # what of `trainer` follows from the machine and the shape: precision, compile
+    defaults: tuple[str, ...] = ()  # what of `trainer` follows from the machine and the shape
 
 
 def compose(overrides: Iterable[str]) -> Run:
@@ -147,7 +147,7 @@ def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable
     if baseline is None:
         return found
     mine, theirs = found.run.trainer, baseline.run.trainer
-    keys = [key for key in found.defaults if getattr(mine, key) is not getattr(theirs, key)]
+    keys = [key for key in ("precision", "compile") if key in found.defaults and getattr(mine, key) is not getattr(theirs, key)]
     return compose((*overrides, *(f"trainer.{key}={getattr(theirs, key).value}" for key in keys))) if keys else found
 
 
@@ -279,7 +279,7 @@ def _with_defaults(
     if isinstance(composed, str):
         return composed
     cfg, choices = composed
-    left = [key for key in ("precision", "compile") if str(cfg.trainer._get_node(key)).startswith("${nocap.")]
+    left = [key for key in ("precision", "compile", "device", "threads") if str(cfg.trainer._get_node(key)).startswith("${nocap.")]
     return cfg, choices, tuple(left)
 
 

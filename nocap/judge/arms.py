@@ -162,6 +162,14 @@ def has(run: Record, part: str) -> bool:
     key, equals, value = part.partition("=")
     if not equals:
         return part in _name_parts(run)
-    set_to = [spell(v) for k, v in run.config.items() if k == key or k.endswith(f".{key}")]
+    options = run.manifest.get("options") or {}  # older records have none: their names are all there is
     is_group = any(k.startswith(f"{key}.") for k in run.config)
-    return value in set_to or (is_group and value in _name_parts(run))
+    chosen = str(options[key]).split(",") if key in options else _name_parts(run) if is_group else []
+    return value in chosen or any(_is(v, value) for k, v in run.config.items() if k == key or k.endswith(f".{key}"))
+
+
+def _is(value: Any, word: str) -> bool:
+    """`3e-3` is 0.003."""
+    with suppress(ValueError):
+        return spell(value) == word or (type(value) in (int, float) and float(word) == value)
+    return False

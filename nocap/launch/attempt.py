@@ -135,7 +135,7 @@ class Attempt:
     def _start(self, started: float) -> None:
         run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
         self._stage = self.held.stage()
-        write_record_head(self.plan)
+        write_record_head(self.plan, self._stage)
         self._heartbeat, self._beats, self._silent_s = Heartbeat.create(run_dir, ranks=run.trainer.devices), 0.0, 0.0
         env = {
             "GOMP_SPINCOUNT": "1000",  # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)

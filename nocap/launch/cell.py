@@ -102,8 +102,9 @@ def _train_as_rank(plan: Plan) -> NoReturn:
         try:
             if (summary := outcome(plan)) is None:
                 held = attempt.hold(plan)
-                os.environ["NOCAP_STAGE"] = str(held.stage())
-                write_record_head(plan)
+                stage = held.stage()
+                os.environ["NOCAP_STAGE"] = str(stage)
+                write_record_head(plan, stage)
                 Heartbeat.create(plan.run_dir, ranks=world.size)
         except ValueError as error:
             problem = str(error)

@@ -45,7 +45,7 @@ def composed_there(folder: Path, overrides: Sequence[str]) -> Composed:
 def note(folder: Path, overrides: Sequence[str], plan: Plan) -> None:
     """Say which run the cell of these overrides is."""
     for entry in _entries(folder):
-        if list(entry["overrides"]) == list(overrides):
+        if sorted(entry["overrides"]) == sorted(overrides):
             found = {"identity": plan.identity, "run": plan.run_dir.name, "arm": plan.arm}
             (folder / CELLS).mkdir(exist_ok=True)
             write_json(folder / CELLS / f"{entry['key']}.json", found)

@@ -92,7 +92,7 @@ def check(
             if hardware.is_here():
                 outcome(planned)  # a damaged record is found now
             else:
-                planned = undecided(planned, overrides)
+                planned = undecided(planned, composed.defaults)
         except ValueError as error:
             if is_fault(error):
                 raise

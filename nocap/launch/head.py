@@ -19,6 +19,7 @@ from nocap.config.run import Run
 from nocap.data.batches import target_bytes, val_windows
 from nocap.data.tokenizer import token_bytes
 from nocap.launch.plan import Plan
+from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, half_saved, half_written, is_folder, superseded
 from nocap.store.files import write_file, write_text
 from nocap.store.git import git_state
@@ -29,16 +30,22 @@ RANKS = ".ranks"  # where a run's ranks find each other: a folder that nobody el
 COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
 
 
-def write_record_head(plan: Plan) -> None:
-    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's."""
+def write_record_head(plan: Plan, stage: Path | None = None) -> None:
+    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's.
+
+    Errors:
+        LostError: another process has taken over.
+    """
+    made = manifest(plan, (read_json(plan.run_dir / "manifest.json") or {}).get("attempts") or [])  # takes a while
+    lease.check(stage)
     delete(leftovers(plan, ended=False))
-    write_file(plan.run_dir / "config.yaml", dump(redact(to_plain(plan.run))).encode())
-    attempts = (read_json(plan.run_dir / "manifest.json") or {}).get("attempts") or []
-    write_json(plan.run_dir / "manifest.json", manifest(plan, attempts))
+    write_file(plan.run_dir / "config.yaml", dump(redact(to_plain(plan.run))).encode(), stage=stage)
+    write_json(plan.run_dir / "manifest.json", made, stage=stage)
     for file in outside_files(plan.run):  # a copy to read. It is imported from here only with --allow-code.
         for path in (file.path, file.path.with_suffix(".yaml")):
             if path.is_file():
                 write_text(plan.run_dir / COPIES / outside.place(file.group) / path.name, path.read_text(errors="surrogateescape"))
+    lease.check(stage)
     (plan.run_dir / "summary.json").unlink(missing_ok=True)
 
 

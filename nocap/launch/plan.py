@@ -25,7 +25,7 @@ from nocap.launch.sources import located
 from nocap.launch.teachers import Teacher, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.find import of_identity
-from nocap.store.identity import OF_THE_MACHINE, differing, digest, identity_parts
+from nocap.store.identity import differing, digest, identity_parts
 from nocap.store.record import read_json
 from nocap.store.verify import Ended, read_ended
 
@@ -107,12 +107,12 @@ def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
     return {group: name for group in groups if (name := choices.get(group))} | {"ideas": ",".join(run.ideas) or "none"}
 
 
-def undecided(plan: Plan, overrides: Sequence[str]) -> Plan:
-    """The plan of a run on a machine that is not known yet: in place of an identity it has what does not depend on the machine."""
-    said = [word for word in overrides if word.partition("=")[0].removeprefix("trainer.") in OF_THE_MACHINE]
-    trainer = {key: value for key, value in plan.parts["config"]["trainer"].items() if key not in OF_THE_MACHINE}
+def undecided(plan: Plan, left: Sequence[str]) -> Plan:
+    """The plan of a run on a machine that is not known yet: in place of an identity it has what does not depend on the machine, which
+    decides the keys of the trainer that are `left` to it."""
+    trainer = {key: value for key, value in plan.parts["config"]["trainer"].items() if key not in left}
     config = {**plan.parts["config"], "trainer": trainer}
-    key = digest({**plan.parts, "config": config, "environment": None, "said": said})
+    key = digest({**plan.parts, "config": config, "environment": None})
     return replace(plan, identity=key, run_dir=plan.run_dir.with_name(f"{plan.name}-{key}"))
 
 

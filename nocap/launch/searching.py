@@ -133,6 +133,7 @@ class Searching:
         self._kept: list[FrozenTrial] | None = None  # of `FILE`, when it was last read
         self.results: dict[str, Result] = {}  # identity → how a run ended, of this process
         self.stopped = self._enough = False
+        self._stage: Path | None = None  # of the search's lease
         self.grid = self._checked()
 
     # --- cells ---------------------------------------------------------------------------------------------------------------------------
@@ -201,7 +202,8 @@ class Searching:
             OSError, ValueError: its trials cannot be kept, or a run's record is damaged.
         """
         self.grid.folder.mkdir(parents=True, exist_ok=True)
-        with lease.acquire(self.grid.folder):
+        with lease.acquire(self.grid.folder) as held:
+            self._stage = held.stage()
             trials = Trials(self.grid.folder / FILE)
             try:
                 self._run(trials, slots, watch, log)
@@ -213,6 +215,7 @@ class Searching:
         self._read(trials.all())
         runner = Runner(self._with(self._known), slots=slots, watch=watch, more=lambda: self._next(trials, log), total=total)
         self.results |= runner.run()
+        lease.check(self._stage)
         self._tell(trials)
         self.stopped = runner.stopping
         self._kept = trials.all()
@@ -220,6 +223,7 @@ class Searching:
         if not self.stopped and self.search.screen is not None:
             runner = Runner(self._with(self._whole), slots=slots, watch=watch)
             self.results |= runner.run()
+            lease.check(self._stage)
             self.stopped = runner.stopping
 
     def runs(self) -> Iterator[tuple[int, bool, Cell]]:
@@ -244,6 +248,7 @@ class Searching:
 
     def _next(self, trials: Trials, log: Log) -> list[Cell]:
         """The runs of a new trial, of which there is a record before they begin. None: there are enough."""
+        lease.check(self._stage)
         while not self._enough and (number := len(before := trials.all())) < self.search.trials:
             if self._tell(trials, before):
                 continue

@@ -153,7 +153,7 @@ def _remove(options: argparse.Namespace) -> int:
     print(f"removed: {what}{plural(len(gone), 'run')}, {size(sum(frees[run.folder] for run in gone))}")
     stayed = [f"not removed: {folder.name}: {reason}" for folder, reason in kept.items() if reason is not None]
     _tell([*problems, *unknown, *stayed])
-    return 1 if stayed else 0
+    return 1 if stayed or (problems and options.words) else 0
 
 
 def _references(options: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:

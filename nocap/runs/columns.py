@@ -7,7 +7,8 @@ import operator
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -22,7 +23,8 @@ from nocap.store import lease
 from nocap.store.runs import Record, glance
 
 DAY_S = 86_400.0
-UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": DAY_S, "w": 7 * DAY_S, "K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": DAY_S, "w": 7 * DAY_S, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+BYTES = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +73,13 @@ def look(folders: Iterable[Path]) -> tuple[list[Listed], list[str]]:
 def size_of(folder: Path) -> int:
     """Bytes of the files below; a link counts as nothing, and is not followed."""
     total = 0
-    with os.scandir(folder) as entries:
+    with suppress(OSError), os.scandir(folder) as entries:  # another user's, or gone by now
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                total += size_of(Path(entry.path))
-            elif not entry.is_symlink():
-                total += entry.stat(follow_symlinks=False).st_size
+            with suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    total += size_of(Path(entry.path))
+                elif not entry.is_symlink():
+                    total += entry.stat(follow_symlinks=False).st_size
     return total
 
 
@@ -85,8 +88,8 @@ def size(n: float | None) -> str:
     if n is None:
         return NONE
     for unit, letter in (("GiB", "G"), ("MiB", "M"), ("KiB", "K")):
-        if n >= UNITS[letter]:
-            return f"{n / UNITS[letter]:.1f} {unit}"
+        if n >= BYTES[letter]:
+            return f"{n / BYTES[letter]:.1f} {unit}"
     return f"{n:.0f} B"
 
 
@@ -201,7 +204,7 @@ def matching(word: str, runs: Sequence[Listed]) -> list[Listed]:
     shown = column(key, runs)
     if sign == "=":
         return [run for run in runs if (value := shown.of(run)) is not None and _equals(value, wanted)]
-    limit = amount(word, wanted)
+    limit = amount(word, wanted, UNITS | BYTES if shown.name == "size" else UNITS)
     return [run for run in runs if isinstance(value := shown.of(run), int | float) and ORDER[sign](value, limit)]
 
 
@@ -209,15 +212,15 @@ def _equals(value: Any, wanted: str) -> bool:
     return math.isclose(value, amount(wanted, wanted)) if isinstance(value, int | float) else fnmatchcase(str(value), wanted)
 
 
-def amount(key: str, word: str) -> float:
+def amount(key: str, word: str, units: Mapping[str, float] = UNITS) -> float:
     """`30d` in seconds, `1.5G` in bytes, or a plain number.
 
     Errors:
         ValueError: it is none of them.
     """
     found = re.fullmatch(r"([-+]?\d[\d.]*(?:e[-+]?\d+)?)([a-zA-Z]*)", word)
-    rule = f"end with a number, perhaps with one of {', '.join(UNITS)}"
+    rule = f"end with a number, perhaps with one of {', '.join(units)}"
     try:
-        return float(found[1]) * (UNITS[found[2]] if found[2] else 1.0) if found else float(word)
+        return float(found[1]) * (units[found[2]] if found[2] else 1.0) if found else float(word)
     except (KeyError, ValueError):
         raise ValueError(f"{key} must {rule}") from None

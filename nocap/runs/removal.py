@@ -8,6 +8,7 @@ from pathlib import Path
 from nocap.runs.columns import Listed, size_of
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder
+from nocap.store.runs import glance
 from nocap.store.verify import ENDED
 
 
@@ -25,11 +26,15 @@ def remove(run: Listed, *, root: Path, checkpoints: bool) -> str | None:
         return reason
     try:
         with lease.acquire(run.folder):
+            now = glance(run.folder)
+            if (now.manifest, now.summary) != (run.record.manifest, run.record.summary):
+                return "it has gone on since it was listed"
             if checkpoints:
                 shutil.rmtree(run.folder / FOLDER)  # links in it are removed, and not followed
             else:
                 gone = run.folder.rename(run.folder.with_name(f".{run.folder.name}.removed"))
-                shutil.rmtree(gone)
+        if not checkpoints:
+            shutil.rmtree(gone)  # after the lease, whose file is open
     except (OSError, ValueError) as error:  # held by another process, another user's, or no folder of leases
         return str(error)
     return None

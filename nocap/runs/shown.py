@@ -18,7 +18,7 @@ def shown(run: Listed, used_by: Sequence[str]) -> str:
 def _result(run: Listed) -> str:
     try:
         return table(run.record.summary, run_dir=run.folder)
-    except (KeyError, TypeError):  # it has not ended, or an older nocap wrote it
+    except (AttributeError, KeyError, TypeError):  # it has not ended, or an older nocap wrote it
         return f"  {'run':<11} {run.record.name}  {run.status}\n  {'record':<11} {run.folder}"
 
 

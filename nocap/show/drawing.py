@@ -16,7 +16,10 @@ def drawn(curves: Sequence[Curve], *, x: str, y: str, width: int = 72, height: i
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
     cells = [[" "] * width for _ in range(height)]
     for mark, (_, of_x, of_y) in zip(MARKS, curves, strict=False):
-        for column in range(width):
+        for at, value in zip(of_x, of_y, strict=True):  # also where no column's x lies within the curve
+            column, share = round((at - left) / (right - left or 1.0) * (width - 1)), (value - low) / (high - low or 1.0)
+            cells[round((1 - share) * (height - 1))][column] = mark
+        for column in range(width if right > left else 0):
             at = left + (right - left) * column / (width - 1)
             if of_x[0] <= at <= of_x[-1]:
                 share = (_between(at, of_x, of_y) - low) / (high - low or 1.0)

@@ -171,9 +171,9 @@ def is_held(folder: Path) -> bool:
 
 @cache
 def machine() -> str:
-    """This machine since its start. Of a kernel that names no start: by the host's name alone."""
+    """This machine since its start, whatever the host's name: containers have one each. Of a kernel that names no start: by that name."""
     try:
-        return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return platform.node()
 
@@ -190,6 +190,8 @@ def _claim(root: Path) -> Lease:
         new.mkdir()
         holder = open(new / HOLDER, "x", encoding="utf-8")  # noqa: SIM115  # open as long as the lease is held
     except FileNotFoundError:  # its holder, who ends now, has cleared the place
+        if not root.parent.is_dir():
+            raise
         raise _TieError from None
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -234,7 +236,7 @@ def _alive(claim: Path, now: float) -> str | None:
         name, of, *_ = [*read_text(path, _HOLDER_BYTES).splitlines(), "", ""]
         with open(path, "r+", opener=not_elsewhere) as file:  # opening asks the file server for the times of now
             if claim in _OWN:
-                return name
+                return name or "a process"
             if of == machine():
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not take each other for the holder
@@ -243,7 +245,7 @@ def _alive(claim: Path, now: float) -> str | None:
                     return name
                 except OSError:
                     pass
-            return name if now - os.fstat(file.fileno()).st_mtime < LEASE_S else None
+            return (name or "a process") if now - os.fstat(file.fileno()).st_mtime < LEASE_S else None
     except (FileNotFoundError, NotADirectoryError, ValueError):  # given back now, or nothing that nocap made
         return None
 
@@ -261,12 +263,12 @@ def _now(root: Path) -> float:
 
 
 def _withdraw(claim: Path, holder: IO[str]) -> None:
+    with suppress(OSError):  # first: NFS keeps a name for an open file
+        holder.close()
     with suppress(OSError):
         _remove(claim)
     with suppress(OSError):  # of others there is something in it
         claim.parent.rmdir()
-    with suppress(OSError):
-        holder.close()
 
 
 def _remove(path: Path) -> None:

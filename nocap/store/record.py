@@ -80,9 +80,9 @@ def digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], *, stage: Path | None = None) -> None:
     content = redact({"schema_version": SCHEMA_VERSION, **content})
-    write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+    write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), stage=stage)
 
 
 def check_writable(key: str, path: Path) -> None:

@@ -131,7 +131,10 @@ def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, 
     for name in (*sums, MANIFEST, "."):
         _sync(temporary / name)
     if is_folder(path):  # an invalid one: a valid one would have been resumed from
-        shutil.rmtree(path)
+        if stage is None:
+            shutil.rmtree(path)
+        else:  # or that of a process that has taken over: then there is no stage, and nothing moves
+            path.rename(stage / f"invalid-{path.name}")
     temporary.rename(path)
     _sync(root)
 
