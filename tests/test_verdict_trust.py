@@ -227,11 +227,11 @@ def test_refusals(script: Any, words: str, reason: str, capsys: pytest.CaptureFi
 def test_real_comparisons_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     monkeypatch.setattr(real, "APART_MIN", 0.0)
-    words = f"--trainings 2 --timings 1 --output-dir {tmp_path} --json {tmp_path / 'aa.json'}".split()
+    words = f"--trainings 2 --timings 2 --output-dir {tmp_path} --json {tmp_path / 'aa.json'}".split()
     code = real.main(words)
     first, out = json.loads((tmp_path / "aa.json").read_text()), capsys.readouterr().out
     assert code == (0 if first["ok"] else 1)  # two timings on a busy machine may both err: then a bar is broken, and it says so
-    assert (out.count(" done "), out.count("aa, seed ")) == (12, 3)
+    assert (out.count(" done "), out.count("aa, seed ")) == (12, 6)
     assert "host" not in first["hardware"]
     records = {record.seed: record for record in load([tmp_path / "runs"]).records}
     assert sorted(records) == list(range(12))
@@ -252,13 +252,13 @@ def test_planted_effects_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Fewer steps end higher; and the ballast's share of a step is what was measured, in every session's arm and in no baseline."""
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     monkeypatch.setattr(real, "APART_MIN", 0.0)
-    real.main(f"--planted --trainings 1 --timings 1 --output-dir {tmp_path} --json {tmp_path / 'planted.json'}".split())
+    real.main(f"--planted --trainings 2 --timings 2 --output-dir {tmp_path} --json {tmp_path / 'planted.json'}".split())
     found, ballast = json.loads((tmp_path / "planted.json").read_text()), json.loads((tmp_path / "studies/aa/ballast.json").read_text())
     assert found["planted"]
     assert found["trainings"]["all_pairs"]["mid"] < 0
     assert ballast["products"] * ballast["product_ms"] == pytest.approx(0.02 * ballast["step_ms"], rel=0.05)
     assert found["timings"]["words"][-1] == f"ideas.ballast.products={ballast['products']}"
     sessions = [json.loads(path.read_text()) for path in (tmp_path / "studies/aa/sessions").glob("aa-*.json")]
-    assert len(sessions) == 3
+    assert len(sessions) == 6
     assert all(f"ideas.ballast.products={ballast['products']}" in one["arms"]["arm"] for one in sessions)
     assert not any("ballast" in word for one in sessions for word in one["arms"]["baseline"])
