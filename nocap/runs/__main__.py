@@ -126,8 +126,8 @@ def _why(options: argparse.Namespace) -> int:
 
 def _remove(options: argparse.Namespace) -> int:
     from nocap.runs import removal
-    from nocap.runs.columns import COLUMNS, DEFAULT, in_order, size, text
-    from nocap.show.table import plural, shorten, table
+    from nocap.runs.columns import COLUMNS, DEFAULT, in_order, text
+    from nocap.show.table import plural, shorten, size, table
 
     checkpoints, root = options.verb == "gc", options.output_dir / "runs"
     require(checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")

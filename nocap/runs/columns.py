@@ -18,13 +18,12 @@ from typing import Any
 
 from nocap.config.keys import require
 from nocap.judge.arms import has, spell
-from nocap.show.table import NONE, count, duration, loss, three_digits, whole
+from nocap.show.table import BYTES, NONE, count, duration, loss, size, three_digits, whole
 from nocap.store import lease
 from nocap.store.runs import Record, glance
 
 DAY_S = 86_400.0
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": DAY_S, "w": 7 * DAY_S, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-BYTES = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +80,6 @@ def size_of(folder: Path) -> int:
                 elif not entry.is_symlink():
                     total += entry.stat(follow_symlinks=False).st_size
     return total
-
-
-def size(n: float | None) -> str:
-    """`1.2 GiB`."""
-    if n is None:
-        return NONE
-    for unit, letter in (("GiB", "G"), ("MiB", "M"), ("KiB", "K")):
-        if n >= BYTES[letter]:
-            return f"{n / BYTES[letter]:.1f} {unit}"
-    return f"{n:.0f} B"
 
 
 def age(seconds: float | None) -> str:

@@ -105,6 +105,19 @@ def three_digits(value: float | None) -> str:
     return fixed(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3)
 
 
+BYTES = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
+
+
+def size(n: float | None) -> str:
+    """`1.2 GiB`."""
+    if n is None:
+        return NONE
+    for letter in "GMK":
+        if n >= BYTES[letter]:
+            return f"{n / BYTES[letter]:.1f} {letter}iB"
+    return f"{n:.0f} B"
+
+
 def duration(seconds: float | None) -> str:
     """`2.3 h`, `4.5 min`, `61.6 s`."""
     if seconds is None:

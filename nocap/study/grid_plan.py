@@ -9,12 +9,10 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
-from nocap.show.table import NONE, duration, plural, table, three_digits
+from nocap.show.table import BYTES, NONE, duration, plural, size, table, three_digits
 from nocap.study.plan import OVERHEAD
 from nocap.study.sessions import Session
 from nocap.study.startup import startups
-
-MIB_PER_GIB = 1024
 
 
 def render(grid: Grid) -> str:
@@ -32,12 +30,12 @@ def render(grid: Grid) -> str:
     seen = _measured(grid, first)
     start, source = startups({arm: cell.plan.run for arm, cell in first.items()}, runs)
     each = {arm: _run_s(cell, seen[arm], start[arm]) for arm, cell in first.items()}
-    disk = {arm: _checkpoints_mib(cell, seen[arm]) for arm, cell in first.items()}
+    disk = {arm: _checkpoints(cell, seen[arm]) for arm, cell in first.items()}
     rows = []
     for arm, cells in arms.items():
         costs = [NONE] * 3
         if arm in first:
-            costs = [_ms(seen[arm].get("step_ms")), duration(each[arm]), _gib(len(todo[arm]) * disk[arm])]
+            costs = [_ms(seen[arm].get("step_ms")), duration(each[arm]), size(len(todo[arm]) * disk[arm])]
         rows.append([_label(cells[0]), str(len(cells)), str(len(cells) - len(todo[arm])), *costs])
     n = sum(map(len, todo.values()))
     lines = [
@@ -49,10 +47,10 @@ def render(grid: Grid) -> str:
     unknown = [arm for arm in first if not seen[arm].get("tokens_per_s")]
     total = sum(len(todo[arm]) * (each[arm] or 0.0) for arm in first)
     needs = sum(len(todo[arm]) * disk[arm] for arm in first)
-    free = shutil.disk_usage(next(part for part in (runs, *runs.parents) if part.exists())).free / 2**20
+    free = shutil.disk_usage(next(part for part in (runs, *runs.parents) if part.exists())).free
     lines += [
         f"together {duration(total)}, one cell after the other; in it {duration(max(start.values()))} for each run's start, {source}",
-        f"checkpoints {_gib(needs)} at most, free {_gib(free)}{': not enough' if needs > free else ''}",
+        f"checkpoints {size(needs)} at most, free {size(free)}{': not enough' if needs > free else ''}",
         *([f"not in it: {plural(len(unknown), 'arm')} whose step could not be timed"] if unknown else []),
         "measured: a step of each arm on this machine; nothing was trained",
     ]
@@ -73,10 +71,10 @@ def _run_s(cell: Cell, seen: Mapping[str, Any], start_s: float) -> float | None:
     return run.tokens_before(run.trainer.steps) / speed * OVERHEAD + start_s if speed else None
 
 
-def _checkpoints_mib(cell: Cell, seen: Mapping[str, Any]) -> float:
-    """Weights and the optimizer's state, as often as they are kept."""
+def _checkpoints(cell: Cell, seen: Mapping[str, Any]) -> float:
+    """Bytes of weights and the optimizer's state, as often as they are kept."""
     held, t = seen.get("memory_mib") or {}, cell.plan.run.trainer
-    return sum(held.get(part) or 0.0 for part in ("parameters", "optimizer")) * (t.keep_checkpoints + len(t.keep_steps))
+    return sum(held.get(part) or 0.0 for part in ("parameters", "optimizer")) * BYTES["M"] * (t.keep_checkpoints + len(t.keep_steps))
 
 
 def _label(cell: Cell) -> str:
@@ -86,7 +84,3 @@ def _label(cell: Cell) -> str:
 
 def _ms(value: float | None) -> str:
     return NONE if value is None else f"{three_digits(value)} ms"
-
-
-def _gib(mib: float) -> str:
-    return f"{mib / MIB_PER_GIB:.1f} GiB" if mib >= MIB_PER_GIB else f"{mib:.1f} MiB"
