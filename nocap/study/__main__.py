@@ -202,6 +202,7 @@ def _judge(folder: Path, plan: StudyPlan, options: Options, *, run: bool) -> tup
     from nocap.study.evidence import check_targets
     from nocap.study.ledger import Ledger, read, writable
     from nocap.study.results import results
+    from nocap.study.spec import load
 
     done = carry_out(plan, run=run, budget_h=options.budget_h)
     check_targets(plan.study, done.evidence)
@@ -214,7 +215,7 @@ def _judge(folder: Path, plan: StudyPlan, options: Options, *, run: bool) -> tup
         command=f"python -m nocap.study {folder} scale={plan.scale}{hours}",
     )
     print(text.render(found))
-    for path in report.write(plan.study, folder, found) if run and plan.ledger and writable(plan.ledger) else []:
+    for path in report.write(load(folder), folder, found) if run and plan.ledger and writable(plan.ledger) else []:
         print(f"written: {path}")
     for problem in done.problems:
         print(f"nocap: {problem}", file=sys.stderr)

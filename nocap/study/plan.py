@@ -68,6 +68,7 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> StudyPlan:
         ValueError: no such scale, an arm or trial that does not compose, arms that are no fair comparison, a target out of reach.
     """
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
+    study = study.narrowed(scale)
     at = study.scales[scale]
     place = [*at.train, f"output_dir='{output_dir}'", *([f"trainer.steps={PILOT_STEPS}"] if at.budget else [])]
     train = compose_arms(study, at, study.trained, place)

@@ -20,7 +20,7 @@ from nocap.study.spec import Tune
 
 # Keys of a scale that are in the arms, or that only a reader or a plan uses; and the sittings, of which more may follow on other days: a
 # verdict says with how many it was looked at. The others count, also those that are added.
-NOT_OF_A_CLAIM = ("overrides", "train", "bench", "own", "sigma", "speaks_for", "sittings")
+NOT_OF_A_CLAIM = ("claims", "overrides", "train", "bench", "own", "sigma", "speaks_for", "sittings")
 # Of the others, those that only some places of the evidence need.
 TIMED = {"pace", "bench", "parts", "curve", "decoding"}
 FOR = {

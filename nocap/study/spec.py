@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -49,6 +49,7 @@ class Decode:
 class At:
     """One scale of a study: what is trained, and at what shape steps are timed and profiled."""
 
+    claims: list[str] = field(default_factory=list)  # those it is about; none: all
     overrides: list[str] = field(default_factory=list)  # of everything at this scale
     train: list[str] = field(default_factory=list)  # overrides of training; time to target uses the step time of this shape
     bench: list[str] = field(default_factory=list)  # overrides of timed and profiled steps: the claim's own shape
@@ -121,6 +122,9 @@ class Tune:
         return len(self.seeds) * (n if not screen else n * screen + math.ceil(n * screen))
 
 
+Of = TypeVar("Of", At, Tune)
+
+
 @dataclass(kw_only=True, slots=True)
 class Study:
     name: str  # its folder's
@@ -162,8 +166,10 @@ class Study:
         idle = [arm for arm in self.arms if arm != self.baseline and not any(arm in self.sides(claim) for claim in self.claims)]
         require(not idle, "arms", "each be in a claim", ", ".join(idle))
         for name, at in self.scales.items():
-            unknown = [arm for arm in at.own if arm not in self.arms]
-            require(not unknown, f"scales.{name}.own", f"be about the arms {', '.join(self.arms)}", ", ".join(unknown))
+            for what, named, there in (("own", at.own, "arms"), ("claims", at.claims, "claims")):
+                known = self.arms if there == "arms" else ids
+                unknown = [one for one in named if one not in known]
+                require(not unknown, f"scales.{name}.{what}", f"be about the {there} {', '.join(known)}", ", ".join(unknown))
         if self.tune is not None:
             self._check_tune(self.tune)
 
@@ -196,6 +202,8 @@ class Study:
         require(not strangers, f"claim {claim.id}: seeds", f"be among the study's {self.seeds}", strangers)
         require(self.against(claim) != claim.arm or not claim.compares, f"claim {claim.id}: arm", "not be its own baseline", claim.arm)
         for name, at in self.scales.items():
+            if at.claims and claim.id not in at.claims:
+                continue
             for metric in claim.metrics:
                 key = KEY_OF[metric.made_by]
                 require(bool(getattr(at, key)), f"scales.{name}.{key}", f"be given for claim {claim.id}, about {metric.name}", "none")
@@ -214,6 +222,20 @@ class Study:
         require(not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared)
         bare = [arm for arm in self.trained if arm not in tune.leaders and arm not in tune.follow]
         require(not bare, "tune", "be for every trained arm, by trials or by follow", ", ".join(bare))
+
+    def narrowed(self, scale: str) -> Study:
+        """To the claims that a scale is about, with their arms."""
+        at, tune = self.scales[scale], self.tune
+        if not at.claims:
+            return self
+        claims = [claim for claim in self.claims if claim.id in at.claims]
+        kept = {self.baseline, *(arm for claim in claims for arm in self.sides(claim))}
+        arms = {arm: words for arm, words in self.arms.items() if arm in kept}
+        trained = replace(self, tune=None, claims=claims, arms=arms, **self._about(at.claims), scales={scale: _of(at, kept)})
+        return trained if tune is None or not trained.trained else replace(trained, tune=_of(tune, trained.trained))
+
+    def _about(self, ids: Sequence[str]) -> dict[str, Any]:
+        return {what: {name: said for name, said in getattr(self, what).items() if name in ids} for what in ("notes", "withdrawn")}
 
     @property
     def needed(self) -> list[int]:
@@ -245,6 +267,13 @@ class Study:
     @property
     def trained(self) -> list[str]:
         return self.arms_by("train")
+
+
+def _of(whole: Of, arms: Collection[str]) -> Of:
+    """What it says of these arms."""
+    tables = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name in ("own", "trials", "space", "follow")}
+    kept: dict[str, Any] = {name: {arm: of for arm, of in table.items() if arm in arms} for name, table in tables.items()}
+    return replace(whole, **kept)
 
 
 def check_words(words: Sequence[object]) -> None:
