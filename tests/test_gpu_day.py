@@ -149,6 +149,7 @@ def test_the_arms_of_the_bench_compose(day: ModuleType, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(hardware, "check_device", lambda *given, **named: None)
     monkeypatch.setattr(hardware, "cuda_devices", lambda: ("NVIDIA H200",))
+    monkeypatch.setattr(hardware, "capability", lambda: (9, 0))
     shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=None)
     assert [arm.label for arm in compose_arms(shared.shape, day.ARMS)] == list(day.ARMS)
     words = day.graphs(shared, tmp_path / "graphs.json")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.model.compiled import TUNED, compile_in_place, compiled
+from nocap.model.fp8 import Fp8Linear
 from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.model.norm import rms_norm
 from nocap.model.position import rotary_tables, rotate
@@ -192,6 +193,51 @@ def test_a_bf16_residual_stream_is_bf16_in_every_branch_and_fp32_where_products_
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in narrow.parameters())
     with torch.no_grad():  # as validation in fp32
         assert torch.equal(wide.logits(tokens[:, 1:]), narrow.logits(tokens[:, 1:]))
+
+
+# --- the head in fp8 ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -> None:
+    chance = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 48, generator=chance, dtype=torch.bfloat16, requires_grad=True) for n in (32, 70))
+    head = Fp8Linear(48, 70, bias=False)
+    head.weight = torch.nn.Parameter(weight.detach().float())
+    by_y = torch.randn(2, 16, 70, generator=chance).bfloat16()
+    y = head(x.view(2, 16, 48))
+    y.backward(by_y)
+
+    def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        scale = t.double().abs().max() / torch.finfo(dtype).max
+        return (t.double() / scale).float().to(dtype).double() * scale
+
+    x8, w8, g8 = rounded(x, torch.float8_e4m3fn), rounded(weight, torch.float8_e4m3fn), rounded(by_y, torch.float8_e5m2).flatten(0, 1)
+    want = (x8 @ w8.t(), g8 @ w8, g8.t() @ x8)
+    assert x.grad is not None
+    assert head.weight.grad is not None
+    for got, exact in zip((y.flatten(0, 1), x.grad, head.weight.grad), want, strict=True):
+        assert (got.double() - exact).norm() < 4e-3 * exact.norm()  # bf16's rounding of the result
+    plain = x.view(2, 16, 48) @ weight.t()
+    assert 1e-3 < (y - plain).norm() / plain.norm() < 0.06
+    head.eval()
+    assert torch.equal(head(x.float()), x.float() @ head.weight.t())
+
+
+def test_a_model_with_an_fp8_head_learns_as_one_without() -> None:
+    tokens, losses = tokens_of(), []
+    for words in ("", "model.fp8_head=true"):
+        model = build_model(nano(*words.split(), "trainer.precision=bf16"), vocab_size=VOCAB)
+        random_weights(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for _ in range(20):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(tokens[:, :-1], tokens[:, 1:]).total
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
 def test_the_norms_statistics_are_fp32_on_a_bf16_stream() -> None:

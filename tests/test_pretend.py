@@ -170,6 +170,23 @@ def test_mfu_is_of_the_chip_that_the_driver_names(pretended: Pretended) -> None:
     }
 
 
+FP8 = """
+from nocap.config.compose import compose
+try:
+    compose(["model=nano", "tokenizer=bytes", "trainer.device=cuda", "trainer.precision=bf16", "model.fp8_head=true", "tracker=none"])
+    print("taken")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_an_fp8_head_is_for_gpus_that_have_it(pretended: Pretended) -> None:
+    assert (
+        pretended.python("-c", FP8, cc=80).out == "model.fp8_head must be false on a GPU before capability 8.9, as this of 8.0, got True\n"
+    )
+    assert [pretended.python("-c", FP8, cc=cc).out for cc in (89, 90)] == ["taken\n", "taken\n"]
+
+
 # --- graphs
 
 FLEX = """

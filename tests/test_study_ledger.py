@@ -491,3 +491,18 @@ def test_invalid_looks(lab: Lab, changed: Json, reason: str):
     with pytest.raises(ValueError) as refused:
         lab.plan(**changed)
     assert reason in str(refused.value)
+
+
+def test_a_scale_about_some_claims_needs_their_arms_alone_and_binds_them_the_same(lab: Lab):
+    relu2 = claim(LOSS, id="M.relu2", arm="relu2")
+    trials = dict.fromkeys(("mha", "mqa", "relu2"), SEARCH["trials"]["mha"])
+    three: Json = {"arms": {**ARMS, "relu2": ["mlp=relu2"]}, "claims": [LOSS, relu2], "notes": {"M.relu2": "a note"}}
+    three["tune"] = {"seeds": [7], "trials": trials}
+    own = {"relu2": ["mlp.expansion=2"]}
+    whole, some = (lab.plan(**three, scales=at(own=own, **only)) for only in ({}, {"claims": ["M.loss"]}))
+    assert [*some.train] == ["mha", "mqa"]
+    assert [*whole.train] == ["mha", "mqa", "relu2"]
+    assert registration.hashes(some) == {"M.loss": registration.hashes(whole)["M.loss"]}
+    rows = lab.carry(**three, scales=at(own=own, claims=["M.loss"]))
+    assert [*rows] == ["M.loss"]
+    assert {run.arm.partition(",")[0] for run in lab.trained} == {"mha", "mqa"}

@@ -98,6 +98,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"scales": at(lengths=[0.99])}, "scales.cpu.lengths must differ from each other and the whole in steps, of 12, got [0.99]"),
         ({"scales": at(lengths=[0.5, 0.51])}, "scales.cpu.lengths must differ"),
         ({"scales": at(own={"gqa": ["mlp=relu2"]})}, "scales.cpu.own must be about the arms mha, mqa, got gqa"),
+        ({"scales": at(claims=["M.lost"])}, "scales.cpu.claims must be about the claims M.speed, M.loss, got M.lost"),
         ({"scales": at(own={"mqa": ["engine=warp"]})}, "engine must be one of"),
         ({"scales": at(bench=[])}, "scales.cpu.bench must be given for claim M.speed, about tokens_per_s, got none"),
         ({"scales": at(train=[])}, "scales.cpu.train must be given for claim M.speed, about val_loss, got none"),

@@ -34,7 +34,7 @@ SHAPE = ("model.n_layer=3", "model.d_model=32", "model.seq_len=32", "trainer.bat
 BESIDE = (  # what sets of ideas meet in turn
     (),
     ("optimizer=muon", "attention=gqa"),
-    ("trainer.precision=bf16", "model.residual_precision=bf16"),
+    ("trainer.precision=bf16", "model.residual_precision=bf16", "model.fp8_head=true"),
     ("trainer.activation_checkpointing=block", "objective.loss_chunks=4", "model.logit_softcap=15"),
     ("attention=hybrid", "position=learned", "norm=layernorm", "optimizer=muon"),
     ("trainer.activation_checkpointing=attention", "mlp=swiglu", "attention.merge_qkv=true", "model.qk_norm=true"),

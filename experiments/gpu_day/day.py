@@ -55,7 +55,9 @@ ARMS = (
     "attention.merge_qkv=true",
     "model.pad_logits=true",
     "model.residual_precision=bf16",
+    "model.fp8_head=true",
 )
+NEEDS = {"attention.kernel=cudnn": (8, 0), "model.fp8_head=true": (8, 9)}  # capability of a GPU
 SHORT = "trainer.micro_batch=2 trainer.batch_tokens=2048"  # a step that a GPU may do faster than the host launches it
 STUDY = "quadratic"  # of those in experiments/ that read no data
 
@@ -96,7 +98,8 @@ def script(name: str, *words: str) -> Callable[[Day, Path], list[str]]:
 
 
 def bench(day: Day, path: Path) -> list[str]:
-    arms = [arm for arm in ARMS if day.device == "cuda" or not arm.startswith("attention.kernel=cudnn")]
+    there = (hardware.capability() or (0, 0)) if day.device == "cuda" else (0, 0)
+    arms = [arm for arm in ARMS if there >= NEEDS.get(arm, (0, 0))]
     seconds = "40" if day.small else "245"
     return ["-m", "nocap.bench", *day.shape, *(word for arm in arms for word in ("--arm", arm)), "--seconds", seconds, "--json", str(path)]
 

@@ -42,6 +42,8 @@ PEAK_TFLOPS = {
     r"GeForce RTX 3090 Ti": (80.0, 40.0),
 }
 
+MAJOR_MINOR = (75, 76)  # the driver's numbers of the capability's two parts
+
 _ELSEWHERE = ContextVar("elsewhere", default=False)
 
 
@@ -75,6 +77,16 @@ def cuda_devices() -> tuple[str, ...]:
         driver.cuDeviceGetName(name, len(name), index)
         names.append(name.value.decode())
     return tuple(names)
+
+
+@cache
+def capability() -> tuple[int, int] | None:
+    """Compute capability of the first GPU, from the CUDA driver; `None`: it is not here, or the driver does not say."""
+    if not is_here() or not cuda_devices():
+        return None
+    driver, found = ctypes.CDLL("libcuda.so.1"), (ctypes.c_int(), ctypes.c_int())
+    codes = [driver.cuDeviceGetAttribute(ctypes.byref(value), of, 0) for value, of in zip(found, MAJOR_MINOR, strict=True)]
+    return (found[0].value, found[1].value) if not any(codes) else None
 
 
 @cache

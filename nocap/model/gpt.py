@@ -19,6 +19,7 @@ from nocap.config.option import declared
 from nocap.config.trainer import ActivationCheckpointing, Precision
 from nocap.model.attention import CausalSelfAttention, autocast_like
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
+from nocap.model.fp8 import Fp8Linear
 from nocap.model.language_model import Joined, LanguageModel, joined
 from nocap.model.loss import Loss
 from nocap.options.ideas import JOINTS, overrides
@@ -115,7 +116,8 @@ class Head(nn.Module):
     def __init__(self, run: Run, vocab_size: int) -> None:
         super().__init__()
         self.norm = run.norm.build(run.model.d_model)
-        self.unembed = (Padded if run.model.pad_logits else nn.Linear)(run.model.d_model, vocab_size, bias=False)
+        product = Fp8Linear if run.model.fp8_head else Padded if run.model.pad_logits else nn.Linear
+        self.unembed = product(run.model.d_model, vocab_size, bias=False)
         self.softcap, self.objective, self.chunks = run.model.logit_softcap, run.objective, run.objective.loss_chunks
         self.chunk_step = chunk_step
         self.joined: Joined = ()  # the model's ideas: some change what is unembedded, some add a loss to this one

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nocap.config.keys import key, require
 from nocap.config.option import Option
-from nocap.config.trainer import Precision
+from nocap.config.trainer import Device, Precision
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,6 +48,7 @@ class Model(Option):
     qk_norm: bool = False  # RMS-normalise queries and keys per head, before the rotation
     tie_head: bool = True  # the head shares the embedding's matrix
     pad_logits: bool = False  # the head's product has a multiple of 64 columns: another kernel on CUDA, and other roundings
+    fp8_head: bool = False  # the head's products in fp8 while training: GPUs of capability 8.9 and newer, and slowly CPUs
     logit_softcap: float | None = key(gt=0, le=1e6, default=None)  # cap·tanh(logits/cap)
 
     def check(self, run: Run) -> None:
@@ -56,7 +57,24 @@ class Model(Option):
         fits = own is Precision.fp32 or products is Precision.bf16
         require(fits, "model.residual_precision", f"be fp32 beside trainer.precision={products.value}", own.value)
         chunks = run.objective.loss_chunks
-        require(not self.pad_logits or chunks <= 1, "model.pad_logits", f"be false beside objective.loss_chunks={chunks}", self.pad_logits)
+        for name in ("pad_logits", "fp8_head"):
+            asked = getattr(self, name)
+            require(not asked or chunks <= 1, f"model.{name}", f"be false beside objective.loss_chunks={chunks}", asked)
+        if self.fp8_head:
+            self._check_fp8(run, products)
+
+    def _check_fp8(self, run: Run, products: Precision) -> None:
+        from nocap.config.hardware import capability
+
+        def refuse_unless(ok: bool, where: str) -> None:
+            require(ok, "model.fp8_head", f"be false {where}", self.fp8_head)
+
+        tokens = run.trainer.micro_batch * self.seq_len
+        refuse_unless(products is Precision.bf16, f"beside trainer.precision={products.value}")
+        refuse_unless(not self.pad_logits, "beside model.pad_logits=true, which it does too")
+        refuse_unless(self.d_model % 16 == 0 and tokens % 16 == 0, "where model.d_model or a micro-batch's tokens are no multiple of 16")
+        there = capability() if run.trainer.device is Device.cuda else None
+        refuse_unless(there is None or there >= (8, 9), f"on a GPU before capability 8.9, as this of {there and '.'.join(map(str, there))}")
 
     def build(self, run: Run, *, vocab_size: int) -> LanguageModel:
         from nocap.model.gpt import GPT
