@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import random
 from pathlib import Path
@@ -70,6 +71,13 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
     assert [word in rows[arm] for arm, word in (("good", "helps"), ("nothing", "not seen"), ("bad", "hurts"))] == [True] * 3
 
 
+def test_what_was_trained_for_an_arm_counts_as_its_time(worth: ModuleType) -> None:
+    steps = {"arms": {"good": {"speed": {"ratio": 0.8, "low": 0.79, "high": 0.81}}}}
+    lines = [one for one in made({"good": 1.5, "bad": 0.8, "nothing": 1.0}) if one["arm"] in ("baseline", "good")]
+    (row,) = worth.table(lines, {"good": {"before": 0.75}}, steps)[2:]
+    assert "| 2.00 | 0.7" in row  # 1.25 times the baseline's time, and 0.75 before it
+
+
 def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     lines = [*made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), line("lost", 0, 1.0, None), line("lost", 1, 1.0, 1.0)]
     assert worth.Blocks(1.0, lines).lower("lost") is None
@@ -88,19 +96,22 @@ def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType) -> 
 @pytest.mark.slow
 def test_a_phase_is_trained_once(atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["experiment=atlas_cpu", *SMALL, "trainer.device=cpu", "trainer.compile=off"]
-    of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *atlas.arms()[arm]["with"]])  # noqa: E731
+    of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *atlas.with_teacher(arm, out)])  # noqa: E731
     monkeypatch.setattr(atlas, "of_arm", of_arm)
-    monkeypatch.setattr(atlas, "phases", lambda: {"some": [(0, share, arm) for share in (0.5, 1.0) for arm in ("baseline", "x0")]})
+    some = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 1.0, "baseline"), (0, 1.0, "distill")]
+    monkeypatch.setattr(atlas, "phases", lambda: {"some": some})
     assert atlas.run("some", str(tmp_path / "out")) == 0
     lines = atlas.known()
     assert [(one["arm"], one["share"], one["steps"]) for one in lines] == [
         ("baseline", 0.5, 6),
         ("x0", 0.5, 6),
         ("baseline", 1.0, 12),
-        ("x0", 1.0, 12),
+        ("distill", 1.0, 12),
     ]
     assert all(one["val_loss"] > 0 and one["train_loss"] and one["train_s"] > 0 and len(one["identity"]) == 12 for one in lines)
     assert "ideas.x0.lr" in lines[1]["config"]
+    assert lines[3]["config"] == {**lines[3]["config"], "ideas.distill.weight": 0.5}
+    assert str(tmp_path) not in json.dumps(lines)
     assert atlas.run("some", str(tmp_path / "out")) == 0
     assert atlas.known() == lines
     atlas.RUNS.write_text("")  # killed before its lines: the runs are there

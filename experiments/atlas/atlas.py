@@ -16,7 +16,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import cache
 from itertools import pairwise
@@ -44,8 +44,10 @@ RUNS = HERE / "runs.jsonl"
 BASELINE, SCALE = "baseline", "experiment=atlas_cpu"
 POINTS = 16  # of a training curve
 WHOLE = 1.0
+TAUGHT = "{taught}"  # in an arm's overrides: the folder of the teacher's run, on this machine
 
 Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
+TEACHER: Job = (100, 0.5, BASELINE)
 
 
 @cache
@@ -80,8 +82,25 @@ def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
 
 @cache
 def of_arm(arm: str, output_dir: str) -> Composed:
-    words = [SCALE, f"output_dir={output_dir}", *arms()[arm]["with"]]
+    words = [SCALE, f"output_dir={output_dir}", *with_teacher(arm, output_dir)]
     return composed(words) if arm == BASELINE else as_in(of_arm(BASELINE, output_dir), words)
+
+
+def with_teacher(arm: str, output_dir: str) -> list[str]:
+    """An arm's overrides."""
+    words: list[str] = arms()[arm]["with"]
+    return [word.replace(TAUGHT, str(teacher(output_dir).of[0][1].plan.run_dir)) if TAUGHT in word else word for word in words]
+
+
+@cache
+def teacher(output_dir: str) -> Cells:
+    return Cells([wanted(TEACHER, output_dir)], label="atlas")
+
+
+def teach(names: Iterable[str], output_dir: str) -> None:
+    """Train the run that some of these arms learn from, if it is missing."""
+    if any(TAUGHT in word for arm in names for word in arms()[arm]["with"]):
+        teacher(output_dir).train()
 
 
 def wanted(job: Job, output_dir: str) -> Wanted:
@@ -101,6 +120,7 @@ def run(phase: str, output_dir: str) -> int:
     here = str(hardware.describe(Device.cpu, 1)["fingerprint"])
     todo = missing(phases()[phase], here=here)
     print(f"{phase}: {len(todo)} runs are missing", flush=True)
+    teach([arm for _, _, arm in todo], output_dir)
     failed = 0
     for share in dict.fromkeys(share for _, share, _ in todo):
         jobs = [job for job in todo if job[1] == share]
@@ -147,7 +167,7 @@ def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
         "commit": (record.manifest.get("git") or {}).get("commit"),
         "identity": record.identity,
         "with": arms()[run.arm]["with"],
-        "config": {key: value for key, value in record.config.items() if value != baseline_config().get(key)},
+        "config": {key: value for key, value in record.config.items() if value != baseline_config().get(key) and not key.endswith(".run")},
     }
 
 
@@ -174,15 +194,16 @@ KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_tok
 TOGETHER = 6  # arms in one interleaved bench, each beside the baseline
 
 
-def steps(rounds: int) -> int:
+def steps(rounds: int, output_dir: str) -> int:
     """A bench for every few arms, each written as it ends; those that are there are not timed again."""
     others = [arm for arm in arms() if arm != BASELINE]
     kept = read_json(STEPS) or {"arms": {}}
     left = [arm for arm in others if kept["arms"].get(arm, {}).get("with") != arms()[arm]["with"]]
+    teach(left, output_dir)
     for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "bench.json"
-            each = [word for arm in few for word in ("--arm", shlex.join(arms()[arm]["with"]))]
+            each = [word for arm in few for word in ("--arm", shlex.join(with_teacher(arm, output_dir)))]
             argv = [SCALE, "--arm", "", *each, "--rounds", str(rounds), "--json", str(out)]
             print(f"python -m nocap.bench {shlex.join(argv)}", flush=True)
             code = bench.main(argv)
@@ -209,7 +230,7 @@ def main() -> int:
             if options.what == "run":
                 return run(options.phase, options.output_dir)
             if options.what == "steps":
-                return steps(options.rounds)
+                return steps(options.rounds, options.output_dir)
         except StoppedError as stopped:
             print(f"nocap: {stopped}", file=sys.stderr)
             return EXIT_CODES["preempted"]

@@ -22,6 +22,7 @@ from nocap.show.table import markdown
 
 README, MARK = Path(__file__).resolve().parent / "README.md", "<!-- the table -->"
 BASELINE = "baseline"
+ENDS = ("ratio", "low", "high")
 SAME = 1e-4  # nats: an arm whose gains differ by less computes the same but for rounding
 Line = Mapping[str, Any]
 
@@ -92,12 +93,13 @@ def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) ->
         lower, rate = found.lower(arm), found.slope()
         in_steps = lower.over(rate) if lower and rate else None
         timed = ((steps or {}).get("arms") or {}).get(arm) or {}
-        in_time = in_steps.plus(logarithm(timed["speed"])) if in_steps and timed.get("speed") else None
+        speed = {at: 1 / (1 / timed["speed"][at] + asked.get("before", 0) / found.share) for at in ENDS} if timed.get("speed") else None
+        in_time = in_steps.plus(logarithm(speed)) if in_steps and speed else None
         shown = [
             arm,
             f"{lower.mid:+.4f} [{lower.low:+.4f}, {lower.high:+.4f}]" if lower else "diverged",
             ratio(in_steps),
-            f"{1 / timed['speed']['ratio']:.2f}" if timed.get("speed") else "–",
+            f"{1 / speed['ratio']:.2f}" if speed else "–",
             ratio(in_time),
             word(in_time or in_steps),
             f"{found.share:g}, n={len(found.gains(arm))}",
