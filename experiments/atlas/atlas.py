@@ -1,5 +1,6 @@
 """The atlas: what each idea of arms.yaml is worth on the tuned baseline, in phases that go on where they stopped, on any machine.
 
+    python experiments/atlas/atlas.py tune           # searches the rates of the other optimizers: tuned.json
     python experiments/atlas/atlas.py run PHASE      # trains what runs.jsonl lacks, as many runs at once as there are cores
     python experiments/atlas/atlas.py steps          # what a step of each arm costs here: steps.json
     python experiments/atlas/atlas.py tell           # the table of README.md
@@ -34,6 +35,9 @@ from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.launch.grid import Cell
+from nocap.launch.search import Sampler, Search, space_of_words
+from nocap.launch.searching import Searching
+from nocap.options.launcher.pool import Devices
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
 from nocap.study.arms import more, with_seed
@@ -52,7 +56,18 @@ TEACHER: Job = (100, 0.5, BASELINE)
 
 @cache
 def arms() -> dict[str, dict[str, Any]]:
-    return {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
+    """With the winners of their searches."""
+    found = {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
+    winners = {arm: one["with"] for arm, one in (read_json(TUNED) or {}).items()}
+    for arm, one in found.items():
+        one["with"] = [*one["with"], *winners.get(one.get("like", arm), [])]
+    return found
+
+
+def is_ready(arm: str) -> bool:
+    """Whether it needs no search, or had it."""
+    asked = arms()[arm]
+    return not {"tune", "like"} & asked.keys() or asked.get("like", arm) in (read_json(TUNED) or {})
 
 
 def phases() -> dict[str, list[Job]]:
@@ -60,8 +75,8 @@ def phases() -> dict[str, list[Job]]:
     return {
         "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
         "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (0.25, 0.5, 0.71, 1.41, 2.0)],
-        "screen": [(seed, 0.5, arm) for seed in range(3) for arm in arms()],
-        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in arms()],
+        "screen": [(seed, 0.5, arm) for seed in range(3) for arm in filter(is_ready, arms())],
+        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in filter(is_ready, arms())],
     }
 
 
@@ -187,6 +202,37 @@ def baseline_config() -> dict[str, Any]:
     return dict(flat(to_plain(of_arm(BASELINE, "outputs").run)))
 
 
+# --- the other optimizers' searches --------------------------------------------------------------------------------------------------
+
+TUNED = HERE / "tuned.json"
+SEARCH = Search(sampler=Sampler.tpe, trials=12)  # of each, on a seed that no arm is compared on
+TUNED_AT = 0.25  # of the steps: whole schedules
+
+
+def tune(output_dir: str) -> int:
+    """
+    Errors:
+        StoppedError: somebody asked to stop; the same command goes on.
+    """
+    kept = read_json(TUNED) or {}
+    for arm, asked in arms().items():
+        if "tune" not in asked or arm in kept:
+            continue
+        base = of_arm(arm, output_dir)
+        base = more(base, f"trainer.steps={round(base.run.trainer.steps * TUNED_AT)}")
+        space = space_of_words(asked["tune"], arm)
+        searching = Searching(SEARCH, space, fixed=base.overrides, compose=composed, base=base, seeds=[SEARCH.seed])
+        searching.run(Devices(jobs=None))
+        if searching.stopped:
+            raise StoppedError("stopped; the same command goes on")
+        trials = sorted(searching.trials(), key=lambda trial: trial.order)
+        shown = [{"with": list(trial.words), "status": trial.status, "val_loss": trial.val_loss} for trial in trials]
+        kept[arm] = {"with": shown[0]["with"], "date": date.today().isoformat(), "share": TUNED_AT, "seed": SEARCH.seed, "trials": shown}
+        write_json(TUNED, kept)
+        print(f"{arm}: {' '.join(trials[0].words)} ends at {trials[0].val_loss}", flush=True)
+    return 0
+
+
 # --- steps ---------------------------------------------------------------------------------------------------------------------------
 
 STEPS = HERE / "steps.json"
@@ -196,7 +242,7 @@ TOGETHER = 6  # arms in one interleaved bench, each beside the baseline
 
 def steps(rounds: int, output_dir: str) -> int:
     """A bench for every few arms, each written as it ends; those that are there are not timed again."""
-    others = [arm for arm in arms() if arm != BASELINE]
+    others = [arm for arm in arms() if arm != BASELINE and is_ready(arm)]
     kept = read_json(STEPS) or {"arms": {}}
     left = [arm for arm in others if kept["arms"].get(arm, {}).get("with") != arms()[arm]["with"]]
     teach(left, output_dir)
@@ -219,7 +265,7 @@ def steps(rounds: int, output_dir: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "steps", "tell"))
+    parser.add_argument("what", choices=("tune", "run", "steps", "tell"))
     parser.add_argument("phase", nargs="?", choices=phases())
     parser.add_argument("--rounds", type=int, default=8, metavar="N", help="of each bench (default: 8)")
     parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
@@ -229,6 +275,8 @@ def main() -> int:
         try:
             if options.what == "run":
                 return run(options.phase, options.output_dir)
+            if options.what == "tune":
+                return tune(options.output_dir)
             if options.what == "steps":
                 return steps(options.rounds, options.output_dir)
         except StoppedError as stopped:
