@@ -93,14 +93,52 @@ def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType) -> 
     assert atlas.missing(asked, here="here") == [(0, 0.5, "baseline"), (0, 0.5, "smear")]
 
 
+def test_the_stack_is_greedy_by_time_and_leaves_out_what_adds_nothing(atlas: ModuleType) -> None:
+    stack = importlib.import_module("stack")
+    arms = {
+        "baseline": {"with": []},
+        "good": {"with": ["ideas=[x0]"]},
+        "alike": {"with": ["ideas=[smear]"]},  # as good alone, nothing beside `good`
+        "slow": {"with": ["ideas=[bigram]"]},  # lower, and twice the time
+        "muon": {"with": ["optimizer=muon"]},
+        "soap": {"with": ["optimizer=soap"]},
+        "finer": {"with": ["optimizer=muon", "optimizer.row_beta2=0.9"], "like": "muon"},
+        "bad": {"with": ["mlp=swiglu"]},
+    }
+    worth = {"good": 1.4, "alike": 1.35, "slow": 1.3, "muon": 1.3, "soap": 1.2, "finer": 1.1, "bad": 0.9}
+    speed = dict.fromkeys(("ratio", "low", "high"), 1.0)
+    steps = {"arms": {arm: {"speed": dict.fromkeys(speed, 0.5 if arm == "slow" else 1.0)} for arm in arms}}
+    lines = [line("baseline", seed, share, 2.0 - 0.3 * math.log(share)) for seed in range(3) for share in (0.25, 0.5, 1.0)]
+
+    def trained(name: str) -> list[dict[str, Any]]:
+        parts = name.split("+")
+        factor = math.prod(worth[one] for one in parts if one != "alike" or len(parts) == 1)
+        return [line(name, seed, 0.5, 2.0 - 0.3 * math.log(0.5 * factor) + 1e-4 * seed) for seed in range(3)]
+
+    for arm in [*arms][1:]:
+        lines += trained(arm)
+    asked = []
+    while (found := stack.decided(lines, arms, steps))[2] is not None:
+        asked.append(found[2])
+        lines += trained(found[2])
+    assert asked == ["good+alike", "good+muon", "good+muon+finer"]
+    assert found[0] == ["good", "muon", "finer"]
+    said = {one["idea"]: one.get("why") or f"{one['speedup']['ratio']:.2f}" for one in found[1]}
+    assert said == {"good": "1.40", "alike": "1.00", "muon": "1.30", "soap": "the stack has optimizer=muon", "finer": "1.10"}
+
+
+def test_the_words_of_several_ideas(atlas: ModuleType) -> None:
+    assert atlas.words_of("x0+relu2+smear") == ["ideas=[x0,smear]", "mlp=relu2"]
+    assert atlas.of_arm("x0+relu2+smear", "outputs").run.ideas.keys() == {"x0", "smear"}
+
+
 @pytest.mark.slow
 def test_a_phase_is_trained_once(atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["experiment=atlas_cpu", *SMALL, "trainer.device=cpu", "trainer.compile=off"]
     of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *atlas.with_teacher(arm, out)])  # noqa: E731
     monkeypatch.setattr(atlas, "of_arm", of_arm)
     some = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 1.0, "baseline"), (0, 1.0, "distill")]
-    monkeypatch.setattr(atlas, "phases", lambda: {"some": some})
-    assert atlas.run("some", str(tmp_path / "out")) == 0
+    assert atlas.run("some", some, str(tmp_path / "out")) == 0
     lines = atlas.known()
     assert [(one["arm"], one["share"], one["steps"]) for one in lines] == [
         ("baseline", 0.5, 6),
@@ -112,8 +150,8 @@ def test_a_phase_is_trained_once(atlas: ModuleType, tmp_path: Path, monkeypatch:
     assert "ideas.x0.lr" in lines[1]["config"]
     assert lines[3]["config"] == {**lines[3]["config"], "ideas.distill.weight": 0.5}
     assert str(tmp_path) not in json.dumps(lines)
-    assert atlas.run("some", str(tmp_path / "out")) == 0
+    assert atlas.run("some", some, str(tmp_path / "out")) == 0
     assert atlas.known() == lines
     atlas.RUNS.write_text("")  # killed before its lines: the runs are there
-    assert atlas.run("some", str(tmp_path / "out")) == 0
+    assert atlas.run("some", some, str(tmp_path / "out")) == 0
     assert len(atlas.known()) == 4

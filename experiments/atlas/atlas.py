@@ -48,6 +48,7 @@ RUNS = HERE / "runs.jsonl"
 BASELINE, SCALE = "baseline", "experiment=atlas_cpu"
 POINTS = 16  # of a training curve
 WHOLE = 1.0
+IDEAS = "ideas=["
 TAUGHT = "{taught}"  # in an arm's overrides: the folder of the teacher's run, on this machine
 
 Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
@@ -101,10 +102,16 @@ def of_arm(arm: str, output_dir: str) -> Composed:
     return composed(words) if arm == BASELINE else as_in(of_arm(BASELINE, output_dir), words)
 
 
+def words_of(arm: str) -> list[str]:
+    """Its overrides; of several ideas joined by + those of all."""
+    words = list(dict.fromkeys(word for part in arm.split("+") for word in arms()[part]["with"]))
+    ideas = [idea for word in words if word.startswith(IDEAS) for idea in word[len(IDEAS) : -1].split(",")]
+    return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *(word for word in words if not word.startswith(IDEAS))]
+
+
 def with_teacher(arm: str, output_dir: str) -> list[str]:
-    """An arm's overrides."""
-    words: list[str] = arms()[arm]["with"]
-    return [word.replace(TAUGHT, str(teacher(output_dir).of[0][1].plan.run_dir)) if TAUGHT in word else word for word in words]
+    """Its overrides here."""
+    return [word.replace(TAUGHT, str(teacher(output_dir).of[0][1].plan.run_dir)) if TAUGHT in word else word for word in words_of(arm)]
 
 
 @cache
@@ -114,7 +121,7 @@ def teacher(output_dir: str) -> Cells:
 
 def teach(names: Iterable[str], output_dir: str) -> None:
     """Train the run that some of these arms learn from, if it is missing."""
-    if any(TAUGHT in word for arm in names for word in arms()[arm]["with"]):
+    if any(TAUGHT in word for arm in names for word in words_of(arm)):
         teacher(output_dir).train()
 
 
@@ -126,15 +133,16 @@ def wanted(job: Job, output_dir: str) -> Wanted:
     return Wanted(arm=arm, seed=seed, short=short, composed=with_seed(more(whole, f"trainer.steps={steps}") if short else whole, seed))
 
 
-def run(phase: str, output_dir: str) -> int:
-    """
+def run(what: str, asked: Sequence[Job], output_dir: str) -> int:
+    """Train what is missing of the jobs.
+
     Errors:
         ValueError: an arm does not compose.
         StoppedError: somebody asked to stop.
     """
     here = str(hardware.describe(Device.cpu, 1)["fingerprint"])
-    todo = missing(phases()[phase], here=here)
-    print(f"{phase}: {len(todo)} runs are missing", flush=True)
+    todo = missing(asked, here=here)
+    print(f"{what}: {len(todo)} runs are missing", flush=True)
     teach([arm for _, _, arm in todo], output_dir)
     failed = 0
     for share in dict.fromkeys(share for _, share, _ in todo):
@@ -181,7 +189,7 @@ def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
         "torch": record.parts["environment"]["torch"],
         "commit": (record.manifest.get("git") or {}).get("commit"),
         "identity": record.identity,
-        "with": arms()[run.arm]["with"],
+        "with": words_of(run.arm),
         "config": {key: value for key, value in record.config.items() if value != baseline_config().get(key) and not key.endswith(".run")},
     }
 
@@ -274,7 +282,7 @@ def main() -> int:
         require((options.phase is None) is (options.what != "run"), "PHASE", "be given to run, and to nothing else", options.phase)
         try:
             if options.what == "run":
-                return run(options.phase, options.output_dir)
+                return run(options.phase, phases()[options.phase], options.output_dir)
             if options.what == "tune":
                 return tune(options.output_dir)
             if options.what == "steps":

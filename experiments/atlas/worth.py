@@ -44,8 +44,8 @@ class Blocks:
                 found.setdefault((one["machine"], one["seed"]), {})[one["arm"]] = loss
         return found
 
-    def gains(self, arm: str) -> list[float]:
-        return [of[BASELINE] - of[arm] for of in self.losses.values() if {BASELINE, arm} <= of.keys()]
+    def gains(self, arm: str, over: str = BASELINE) -> list[float]:
+        return [of[over] - of[arm] for of in self.losses.values() if {over, arm} <= of.keys()]
 
     @cached_property
     def noise(self) -> Prior | None:
@@ -56,9 +56,9 @@ class Blocks:
         df = sum(len(gains) - 1 for gains in groups)
         return Prior(sd=pooled_sd(groups), df=df, source=f"{len(groups)} arms, {df} degrees of freedom") if len(groups) >= 3 else None
 
-    def lower(self, arm: str) -> Estimate | None:
+    def lower(self, arm: str, over: str = BASELINE) -> Estimate | None:
         """By how many nats it ends lower. `None`: too few pairs, or one diverged."""
-        gains = self.gains(arm)
+        gains = self.gains(arm, over)
         noise = Noise(prior=self.noise)
         return noise.interval(np.array(gains), 0.05) if noise.enough(len(gains), 3) and gains and all(map(math.isfinite, gains)) else None
 
@@ -82,6 +82,12 @@ def logarithm(speed: Mapping[str, float]) -> Estimate:
     return Estimate(mid=math.log(speed["ratio"]), low=math.log(speed["low"]), high=math.log(speed["high"]))
 
 
+def speed_of(arm: str, asked: Line, steps: Line | None, share: float) -> dict[str, float] | None:
+    """The baseline's time over the arm's, with what was trained before it; `None`: its step was not timed."""
+    speed = (((steps or {}).get("arms") or {}).get(arm) or {}).get("speed")
+    return {at: 1 / (1 / speed[at] + asked.get("before", 0) / share) for at in ENDS} if speed else None
+
+
 def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> list[str]:
     """A row an arm, at the longest length that it was trained at; those worth most first."""
     shares = sorted({one["share"] for one in runs}, reverse=True)
@@ -90,10 +96,8 @@ def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) ->
         found = next((blocks for share in shares if (blocks := Blocks(share, runs)).gains(arm)), None)
         if arm == BASELINE or found is None:
             continue
-        lower, rate = found.lower(arm), found.slope()
+        lower, rate, speed = found.lower(arm), found.slope(), speed_of(arm, asked, steps, found.share)
         in_steps = lower.over(rate) if lower and rate else None
-        timed = ((steps or {}).get("arms") or {}).get(arm) or {}
-        speed = {at: 1 / (1 / timed["speed"][at] + asked.get("before", 0) / found.share) for at in ENDS} if timed.get("speed") else None
         in_time = in_steps.plus(logarithm(speed)) if in_steps and speed else None
         shown = [
             arm,

@@ -1,0 +1,98 @@
+"""The stack of ideas, by a rule that was written down before its runs (README.md): greedy by equivalent speedup in time.
+
+    python experiments/atlas/stack.py [--output-dir DIR]      # after `run screen`, `run lengths` and `steps`; writes stack.json
+
+All that it decides follows from runs.jsonl and steps.json: it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import atlas
+from worth import BASELINE, Blocks, Line, logarithm, speed_of
+
+from nocap.config.errors import EXIT_CODES, refusals
+from nocap.config.keys import require
+from nocap.judge.stats import Estimate
+from nocap.store.record import read_json, write_json
+from nocap.study.cells import StoppedError
+
+SHARE, SEEDS = 0.5, range(3)  # the screening's
+MOST = 12  # candidates
+LEAST = 1.01  # the equivalent speedup that an idea has to add
+STACK = atlas.HERE / "stack.json"
+
+
+def worth_of(
+    idea: str, blocks: Blocks, arms: Mapping[str, Line], steps: Line | None, *, trial: str = "", over: str = BASELINE
+) -> Estimate | None:
+    """Logarithm of its equivalent speedup in time, alone or of a trial over the stack. `None`: it diverged, or its step was not timed."""
+    lower, rate, speed = blocks.lower(trial or idea, over), blocks.slope(), speed_of(idea, arms[idea], steps, blocks.share)
+    return lower.over(rate).plus(logarithm(speed)) if lower and rate and speed else None
+
+
+def candidates(blocks: Blocks, arms: Mapping[str, Line], steps: Line | None) -> list[str]:
+    """The ideas that are worth more than nothing by themselves, the best first."""
+    found = {arm: worth.mid for arm in arms if arm != BASELINE and (worth := worth_of(arm, blocks, arms, steps)) is not None}
+    return sorted((arm for arm, worth in found.items() if worth > 0), key=lambda arm: -found[arm])[:MOST]
+
+
+def clash(stack: Sequence[str], arm: str, arms: Mapping[str, Line]) -> str | None:
+    """Why an idea cannot join: it refines one that is not there, or sets what another sets."""
+    leader = arms[arm].get("like")
+    if leader is not None and leader not in stack:
+        return f"refines {leader}, which is not in the stack"
+    taken = {word.partition("=")[0]: word for one in stack for word in arms[one]["with"] if not word.startswith(atlas.IDEAS)}
+    other = next((taken[key] for word in arms[arm]["with"] if (key := word.partition("=")[0]) in taken and taken[key] != word), None)
+    return f"the stack has {other}" if other else None
+
+
+def decided(lines: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> tuple[list[str], list[dict[str, Any]], str | None]:
+    """The stack so far, each decision, and the trial whose runs are missing; `None`: the rule has ended."""
+    blocks = Blocks(SHARE, lines)
+    stack: list[str] = []
+    log: list[dict[str, Any]] = []
+    for arm in candidates(blocks, arms, steps):
+        if why := clash(stack, arm, arms):
+            log.append({"idea": arm, "joins": False, "why": why})
+            continue
+        over, trial = "+".join(stack) or BASELINE, "+".join([*stack, arm])
+        if len(blocks.gains(trial, over)) < len(SEEDS):
+            return stack, log, trial
+        worth = worth_of(arm, blocks, arms, steps, trial=trial, over=over)
+        speedup = worth and {"ratio": worth.exp().mid, "low": worth.exp().low, "high": worth.exp().high}
+        joins = speedup is not None and speedup["ratio"] >= LEAST
+        log.append({"idea": arm, "joins": joins, "over": over, "speedup": speedup})
+        stack += [arm] * joins
+    return stack, log, None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
+    options = parser.parse_args()
+    with refusals():
+        steps = read_json(atlas.STEPS)
+        require(steps is not None, str(atlas.STEPS), "be there: atlas.py steps", "none")
+        while True:
+            stack, log, trial = decided(atlas.known(), atlas.arms(), steps)
+            write_json(
+                STACK, {"stack": stack, "with": atlas.words_of("+".join(stack)) if stack else [], "log": log, "ended": trial is None}
+            )
+            print(f"stack: {' + '.join(stack) or 'none'}; next: {trial or 'none'}", flush=True)
+            if trial is None:
+                return 0
+            try:
+                if atlas.run(trial, [(seed, SHARE, trial) for seed in SEEDS], options.output_dir):
+                    return EXIT_CODES["failed"]
+            except StoppedError as stopped:
+                print(f"nocap: {stopped}", file=sys.stderr)
+                return EXIT_CODES["preempted"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
