@@ -18,6 +18,7 @@ from nocap.model.flops import component_flops
 from nocap.store.measurement import HELD, METRICS, Ending, Per
 from nocap.study import exchange
 from nocap.study.evidence import Evidence, bound, check_targets, older
+from nocap.study.looks import judge
 from nocap.study.measured import measurements
 from nocap.study.results import sigma
 from nocap.study.spec import Study
@@ -289,6 +290,7 @@ def test_a_part_that_is_saved_in_part(tmp_path: Path):
     mechanism = {"rule": "amdahl", "parts": ["scores", "mlp_up"], "saved": {"mlp_up": 0.25}, "formula": "f"}
     one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[]), LOSS]))
     assert bound(one.claims[0], one, evidence) == pytest.approx(1 / (1 - 0.2))
+    assert judge(one.claims[0], one, "cpu", evidence).claim.mechanism.bound == pytest.approx(1 / (1 - 0.2))
 
 
 def test_a_given_bound_is_given(tmp_path: Path):

@@ -4,12 +4,15 @@
     python -m nocap.bench SHAPE --arm "" --arm-external "experiments/when_off/checkout.py dir=../before"
     python -m nocap.bench SHAPE --arm "" --arm-external "experiments/when_off/checkout.py dir=."     # what this arm itself costs
 
+    python experiments/when_off/checkout.py BENCH.json               # of a bench with both: the speed of now over before
+
 Both nocaps are in one process: each call puts its own modules where imports look for them. The checkout needs `fetch`, `take_step` and
 `random_tokens` as they were from 2026-11-22 on.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -22,8 +25,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from nocap.judge.stats import signed_rank
 from nocap.measure.external import Request
 
 COMPOSE = "import pickle, sys; from nocap.config.compose import compose; pickle.dump(compose(sys.argv[1:]), sys.stdout.buffer)"
@@ -86,3 +91,14 @@ def _replace(old: dict[str, ModuleType], new: dict[str, ModuleType]) -> None:
     for name in old:
         del sys.modules[name]
     sys.modules.update(new)
+
+
+def main(path: str) -> None:
+    arms = {arm["label"].rpartition("dir=")[2]: arm for arm in json.loads(Path(path).read_text())["arms"] if "external" in arm["config"]}
+    before, now = (np.log(np.mean(arms[name]["seconds_per_token"], axis=1)) for name in sorted(arms, key=lambda name: name == "."))
+    found = signed_rank(before - now, confidence=0.99).exp()
+    print(f"now over before: {found.mid:.4f}x [{found.low:.4f}, {found.high:.4f}], 99%, {len(now)} rounds")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -20,7 +20,7 @@ from nocap.study.spec import Study
 def judge(claim: Claim, study: Study, at: str, evidence: Evidence) -> Judge:
     """A judge of the claim with its bound and its margins as they were computed."""
     found, limit = measurements(claim, study, evidence), bound(claim, study, evidence)
-    claim = replace(claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], bound=limit))
+    claim = replace(claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit))
     claim, lacking = translated(claim, study, at, evidence)
     noise = {**_between(found, evidence), **study.scales[at].noise}
     return Judge(claim, found, against=study.against(claim), at=at, noise=noise, lacking=lacking)
