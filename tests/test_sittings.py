@@ -93,7 +93,7 @@ def test_fewer_than_three_sittings_decide_nothing(tmp_path: Path, minutes: Seque
     verdict = judging.verdict()
     assert (verdict.n, verdict.per) == (n, Per.sitting)
     assert (verdict.word, verdict.reason) == ((word, Reason.sittings) if word else (Word.confirmed, None))
-    assert (judging.more_seeds(), verdict.interval is None) == (None, n < 3)
+    assert (judging.more(), verdict.interval is None) == (None, n < 3)
     assert [m.repeat for m in found if m.metric.name == "tokens_per_s" and m.arm == "mqa"] == list(range(1, n + 1))
 
 

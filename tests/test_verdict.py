@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from nocap.judge.margin import Direction
 from nocap.judge.noise import Prior
 from nocap.judge.power import plan
 from nocap.judge.verdict import Judge, Reason, Word
-from nocap.store.measurement import METRICS, Ending, Measurement, Scale
+from nocap.store.measurement import METRICS, Ending, Measurement, Per, Scale
 from nocap.study import __main__ as study_command
 from tests.conftest import Door
 
@@ -292,7 +293,7 @@ def test_a_missing_run_is_named_and_decides_nothing():
     assert (found.word, found.reason, found.n) == (Word.inconclusive, Reason.missing, 3)
     assert found.missing == ["tokens_per_s of gqa, seed 4"]
     assert found.interval is not None
-    assert judging.more_seeds() is None
+    assert judging.more() is None
     fewer = judge(made, metric, without=[("gqa", 4), ("mha", 1)]).verdict()
     assert (fewer.word, fewer.n, fewer.interval) == (Word.inconclusive, 2, None)
     assert fewer.missing == ["tokens_per_s of baseline, seed 1", "tokens_per_s of gqa, seed 4"]
@@ -360,7 +361,7 @@ def test_how_many_more_seeds_would_decide():
         made = claim(metric="val_loss", scale=Scale.difference, mechanism=NO_BOUND, expected=expected, **changed)
         judging = judge(made, ("val_loss", [4.0, 3.0, 2.0], [4.0] * 3))
         assert judging.verdict().word is Word.inconclusive
-        return judging.more_seeds()
+        return (judging.more() or {}).get("seed")
 
     def wanted(distance: float, alpha: float) -> int:
         """The first n at which a t-test, its bound as wide as an unknown noise needs, has a power of 0.9."""
@@ -371,6 +372,26 @@ def test_how_many_more_seeds_would_decide():
     assert more([1.5, None]) == wanted(0.5, 0.025) - 3  # as far on the other side: a refutation
     assert more([0.5, 1.25], two_sided=True) == wanted(0.25, 0.05) - 3  # both ends must hold: the nearer one decides
     assert more([1.0, None]) is None  # on the end itself no number would
+
+
+def test_seeds_and_sittings_that_would_decide_are_counted_apart():
+    """A speed that three sittings show, beside a loss that three seeds do not."""
+    guard = Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.02})
+    made = claim(expected=[1.2, None], guards=[guard])
+    losses = [*measured("gqa", "val_loss", [3.4, 3.3, 3.5]), *measured("mha", "val_loss", [3.4] * 3)]
+
+    def more(*speed: float) -> dict[str, int] | None:
+        timed = [*measured("gqa", "tokens_per_s", speed), *measured("mha", "tokens_per_s", [1.0] * 3)]
+        judging = Judge(made, [*(replace(one, per=Per.sitting) for one in timed), *losses], against="mha", at="cpu")
+        assert judging.verdict().word is Word.inconclusive
+        return judging.more()
+
+    sure, unsure = more(1.4, 1.401, 1.402), more(1.3, 1.4, 1.5)
+    assert sure is not None
+    assert unsure is not None
+    assert sure.keys() == {"seed"}
+    assert unsure.keys() == {"seed", "sitting"}
+    assert unsure["seed"] == sure["seed"] > 3
 
 
 # --- seeds of a plan ---------------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_an_early_look_asks_for_more_than_the_last():
     first = grown(gains)
     assert (alone.word, first.last_complete().word) == (Word.confirmed, Word.inconclusive)
     assert first.last_complete().reason is Reason.undecided
-    assert first.more_seeds() == 3  # up to the next look
+    assert first.more() == {"seed": 3}  # up to the next look
     second = grown([*gains, 0.02, 0.019, 0.021]).last_complete()
     assert (second.word, second.look, second.n) == (Word.confirmed, 2, 6)
     shown, short = first.last_complete().interval, alone.interval
@@ -113,7 +113,7 @@ def test_more_seeds_beyond_the_declared_are_counted_from_the_last_look():
     judging = grown([0.004, -0.003, 0.002] * 3)
     found = judging.last_complete()
     assert (found.word, found.look) == (Word.inconclusive, 3)
-    more = judging.more_seeds()
+    more = (judging.more() or {}).get("seed")
     assert more is not None
     assert more > 0
 
@@ -122,6 +122,6 @@ def test_more_seeds_go_to_the_first_look_that_has_enough():
     """Eight pairs would decide, and looks are at three, six and nine."""
     judging = grown([0.026, 0.019, 0.0225], noise={"val_loss": Prior(sd=0.02, df=8, source="made")}, expected=[0.0, None])
     alone = judge(seeded(3, **{**LOSS, "expected": [0.0, None]}), ("val_loss", [3.374, 3.381, 3.3775], [3.4] * 3), noise=judging.noise)
-    wanted = 3 + (alone.more_seeds() or 0)
+    wanted = 3 + (alone.more() or {"seed": 0})["seed"]
     assert 6 < wanted <= 9
-    assert judging.more_seeds() == 6
+    assert judging.more() == {"seed": 6}

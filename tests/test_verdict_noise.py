@@ -14,7 +14,7 @@ from nocap.judge.gain import Gain, pairs_wanted
 from nocap.judge.noise import BIAS, CAP, Noise, Prior, fit, moderated, noise_of
 from nocap.judge.stats import Array, power_of
 from nocap.judge.verdict import Reason, Word
-from nocap.store.measurement import METRICS, Scale
+from nocap.store.measurement import METRICS, Per, Scale
 from tests.test_verdict import LOSS, LOSS_GUARD, claim, judge, seeded, speeds
 
 PRIOR = Prior(sd=0.01, df=8, source="made")
@@ -256,7 +256,7 @@ def test_the_easier_of_two_refutations_is_what_would_decide():
         return Gain(least=values, most=values, ends=(0.0, math.inf), wide=(0.0, math.inf), noise=noise)
 
     def wanted(*gains: Gain) -> int | None:
-        return pairs_wanted(gains, alpha=0.05, level=lambda alpha: alpha)
+        return (pairs_wanted(gains, alpha=0.05, level=lambda alpha: alpha) or {}).get(Per.seed)
 
     near, far = wanted(beyond(-0.05), beyond(1.0)), wanted(beyond(-0.2), beyond(1.0))
     assert near is not None

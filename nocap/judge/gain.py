@@ -83,15 +83,20 @@ def point(value: float) -> Estimate:
     return Estimate(mid=value, low=value, high=value, n=1, method="exact")
 
 
-def pairs_wanted(gains: Sequence[Gain], *, alpha: float, level: Callable[[float], float]) -> int | None:
-    """Pairs that would decide, with a power of 0.9, were the means and spreads of these the true ones; the primary gain comes first. A
-    confirmation needs every test at alpha, a refutation one at its share. `level`: of a test that errs so often over all looks. `None`: no
-    affordable number."""
+def pairs_wanted(gains: Sequence[Gain], *, alpha: float, level: Callable[[float], float]) -> dict[Per, int] | None:
+    """Pairs of each kind that would decide, with a power of 0.9, were the means and spreads of these the true ones; the primary gain comes
+    first. A confirmation needs every test at alpha, a refutation one at its share. `level`: of a test that errs so often over all looks.
+    `None`: no affordable number."""
     beyond = [(gain, 0 if mean < gain.ends[0] else 1) for gain in gains if not gain.ends[0] <= (mean := fmean(gain.least)) <= gain.ends[1]]
     if beyond:
         share = alpha / len(gains)
-        counts = [gain.needed(level(share / 2 if gain is gains[0] else share), end=end) for gain, end in beyond]
-        return min((n for n in counts if n is not None), default=None)
-    counts = [gain.needed(level(alpha), end=end) for gain in gains for end in (0, 1) if math.isfinite(gain.ends[end])]
-    known = [n for n in counts if n is not None]
-    return max(known) if len(known) == len(counts) else None
+        counts = [(gain.needed(level(share / 2 if gain is gains[0] else share), end=end), gain.per) for gain, end in beyond]
+        known = [(n, per) for n, per in counts if n is not None]
+        return {per: n for n, per in [min(known, key=lambda one: one[0])]} if known else None
+    found: dict[Per, int] = {}
+    for gain, end in ((gain, end) for gain in gains for end in (0, 1) if gain.per is not Per.exact and math.isfinite(gain.ends[end])):
+        needed = gain.needed(level(alpha), end=end)
+        if needed is None:
+            return None
+        found[gain.per] = max(needed, found.get(gain.per, 0))
+    return found

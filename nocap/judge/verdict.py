@@ -134,10 +134,10 @@ class Judge:
             found = found if later.missing else later
         return found
 
-    def more_seeds(self) -> int | None:
-        """How many more pairs would decide what is inconclusive, with a power of 0.9, were the means and spreads of these pairs the true
-        ones: up to a declared look where one has so many. A confirmation needs every test, a refutation one. `None`: no affordable number
-        would, or none can be computed (a run is missing, diverged, or never reached its target)."""
+    def more(self) -> dict[str, int] | None:
+        """How many more seeds, sittings or both would decide what is inconclusive, with a power of 0.9, were the means and spreads of these
+        the true ones: seeds up to a declared look where one has so many. A confirmation needs every test, a refutation one. `None`: no
+        affordable number would, or none can be computed (a run is missing, diverged, or never reached its target)."""
         claim, found = self.claim, self.last_complete()
         gains = [] if found.missing else self._gains(self._complete(claim.at_look(found.look)[0])[0])
         if not gains or not all(gain.measured and gain.enough for gain in gains):
@@ -145,7 +145,9 @@ class Judge:
         wanted = pairs_wanted(gains, alpha=claim.alpha, level=lambda alpha: claim.level(len(claim.looks), alpha))
         if wanted is None:
             return None
-        return max(1, next((n for n in claim.looks if n >= wanted and n > found.n), wanted) - found.n)
+        have = {gain.per: len(gain.least) for gain in gains}
+        more = {per: next((look for look in claim.looks if look >= n and look > have[per]), n) - have[per] for per, n in wanted.items()}
+        return {per.value: n for per, n in more.items() if n > 0} or {found.per.value: 1}
 
     def declared(self, metric: str) -> dict[str, Any] | None:
         """The noise that was declared for a metric and is used, as JSON. One arm's own value has none."""

@@ -41,7 +41,7 @@ _DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _
 _CLAIM = Whole(
     _each(str, "id statement source arm metric scale bound_rule word hash where")
     | _each([str], "parts of failed missing diverged censored")
-    | {"n": int, "more_seeds": int, "bound": float, "expected": [float], "guards": [dict], "seeds": {...: _NUMBERS}}
+    | {"n": int, "bound": float, "expected": [float], "guards": [dict], "seeds": {...: _NUMBERS}}
 )
 _ARM = Whole({"arm": str, "words": [str], "tuned": [str], "diverged": [int]} | _each(float, "params flops_per_token tokens"))
 # A file's name → what its keys hold, wherever it is read.

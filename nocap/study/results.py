@@ -128,7 +128,7 @@ def _verdict(claim: Claim, judging: Judge) -> Results:
         "diverged": verdict.diverged,
         "censored": verdict.censored,
         "at_most": verdict.at_most,
-        "more_seeds": at_its_look(judging).more_seeds() if verdict.word is Word.inconclusive else None,
+        "more": at_its_look(judging).more() if verdict.word is Word.inconclusive else None,
     }
 
 

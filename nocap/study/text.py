@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nocap.show.table import NONE, plural, shorten, table
-from nocap.store.measurement import METRICS, Scale
+from nocap.store.measurement import METRICS, Per, Scale
 from nocap.study.wording import Json, allowed, expected, guard, is_exact, measured, metric, noise, pairs
 
 BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
@@ -41,16 +41,21 @@ def _reason(claim: Json, word: str) -> str:
         return f"{len(claim['missing'])} missing ({shorten(claim['missing'], most=2)})"
     if claim["reason"] == "sittings":
         return f"of {NUMBERS[claim['n']]}"
-    more = claim["more_seeds"]
     endings = {"diverged": "diverged", "censored": "never reached the loss", "at_most": "reached the loss in the shortest schedule"}
     for ending, words in endings.items():
         if claim.get(ending):
             return f"{words}: {shorten(claim[ending])}"
-    unit, left = "sitting" if claim.get("per") == "sitting" else "seed", claim.get("seeds_left")
-    if more is None or more > AFFORDABLE:
-        return f"no affordable number of {unit}s would decide"
-    declared = f", {left} are left" if left and more > left else ""
-    return f"{plural(more, f'more {unit}')} would decide{declared}"
+    more, left = _more(claim), claim.get("seeds_left")
+    if far := [unit for unit, n in more.items() if n is None or n > AFFORDABLE]:
+        return f"no affordable number of {' and '.join(f'{unit}s' for unit in far)} would decide"
+    declared = f", {left} are left" if left and more.get(Per.seed.value, 0) > left else ""
+    return f"{' and '.join(plural(n, f'more {unit}') for unit, n in more.items() if n)} would decide{declared}"
+
+
+def _more(claim: Json) -> dict[str, int | None]:
+    """Seeds and sittings that would decide; results of before know one number for both."""
+    unit = Per.sitting.value if claim.get("per") == Per.sitting.value else Per.seed.value
+    return claim["more"] or {unit: None} if "more" in claim else {unit: claim["more_seeds"]}
 
 
 def stamps(claim: Json) -> list[str]:
