@@ -59,16 +59,20 @@ TEACHER: Job = (100, 0.5, BASELINE)
 def arms() -> dict[str, dict[str, Any]]:
     """With the winners of their searches."""
     found = {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
-    winners = {arm: one["with"] for arm, one in (read_json(TUNED) or {}).items()}
+    winners = {arm: one["with"] for arm, one in tuned().items()}
     for arm, one in found.items():
         one["with"] = [*one["with"], *winners.get(one.get("like", arm), [])]
     return found
 
 
+def tuned() -> dict[str, Any]:
+    return (read_json(TUNED) or {"arms": {}})["arms"]
+
+
 def is_ready(arm: str) -> bool:
     """Whether it needs no search, or had it."""
     asked = arms()[arm]
-    return not {"tune", "like"} & asked.keys() or asked.get("like", arm) in (read_json(TUNED) or {})
+    return not {"tune", "like"} & asked.keys() or asked.get("like", arm) in tuned()
 
 
 def phases() -> dict[str, list[Job]]:
@@ -222,7 +226,7 @@ def tune(output_dir: str) -> int:
     Errors:
         StoppedError: somebody asked to stop; the same command goes on.
     """
-    kept = read_json(TUNED) or {}
+    kept = tuned()
     for arm, asked in arms().items():
         if "tune" not in asked or arm in kept:
             continue
@@ -236,7 +240,7 @@ def tune(output_dir: str) -> int:
         trials = sorted(searching.trials(), key=lambda trial: trial.order)
         shown = [{"with": list(trial.words), "status": trial.status, "val_loss": trial.val_loss} for trial in trials]
         kept[arm] = {"with": shown[0]["with"], "date": date.today().isoformat(), "share": TUNED_AT, "seed": SEARCH.seed, "trials": shown}
-        write_json(TUNED, kept)
+        write_json(TUNED, {"arms": kept})
         print(f"{arm}: {' '.join(trials[0].words)} ends at {trials[0].val_loss}", flush=True)
     return 0
 
