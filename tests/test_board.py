@@ -36,7 +36,8 @@ def committed() -> list[rows.Row]:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, rows.Row]:
-    return {row.claim["id"]: row for row in committed()}
+    """By claim, and the scale where it is a second one."""
+    return {row.claim["id"] + (f", {at}" if (at := row.one["scale"]) != "cpu" else ""): row for row in committed()}
 
 
 # --- the committed figures ---------------------------------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ def written() -> dict[Path, str]:
 def test_every_generated_part_is_what_the_committed_results_give(written: dict[Path, str]):
     names = {str(path.relative_to(REPO)) for path in written}
     assert names >= {"README.md", "experiments/README.md", "experiments/board.html", "experiments/stack/README.md"}
-    assert len(written) == 3 + len(list(STUDIES.glob("*/results.*.*.json")))
+    assert len(written) == 3 + len({path.parent for path in STUDIES.glob("*/results.*.*.json")})
     stale = [name for name in sorted(names) if (REPO / name).read_text() != written[REPO / name]]
     assert stale == [], "write them anew: python -m nocap.study --board experiments"
 
@@ -62,7 +63,7 @@ def test_a_changed_digit_shows(tmp_path: Path, written: dict[Path, str]):
         (tmp_path / "gqa" / source.name).write_bytes(source.read_bytes())
     before = leaderboard.pages(tmp_path, None)
     assert before[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
-    (result,) = tmp_path.glob("gqa/results.*.json")
+    (result,) = tmp_path.glob("gqa/results.cpu.*.json")
     result.write_text(re.sub(r'("mid": 1\.09)3', r"\g<1>9", result.read_text(), count=1))
     assert "9.3% faster [" in before[tmp_path / "README.md"]
     after = leaderboard.pages(tmp_path, None)
@@ -79,6 +80,13 @@ def test_a_changed_digit_shows(tmp_path: Path, written: dict[Path, str]):
     ("name", "verdict", "measured"),
     [
         ("A1.speed", "inconclusive at 1 × 512 tokens, CPU: 3 more sittings would decide", "9.3% faster [1.5% to 17.8%], n=4 sittings"),
+        ("A1.speed, cpu_bytes", "refuted at 1 × 1,024 tokens, CPU: worse than stated", "10.4% faster [7.1% to 13.7%], n=7 sittings"),
+        ("A4.speed, cpu_bytes", "confirmed at 1 × 1,024 tokens, CPU", "41.2% faster [31.2% to 51.8%], n=6 sittings"),
+        (
+            "A0, cpu_bytes",
+            "inconclusive at 1 × 1,024 tokens, CPU: 18 more seeds would decide",
+            "76.3% faster [64.2% to 89.2%], n=6 sittings",
+        ),
         ("A1.kv", "confirmed at 1 × 512 tokens, CPU", "66.7% less cache, exact"),
         ("A4.memory", "refuted at 4 × 512 tokens, CPU: worse than stated", "21.1% less memory, exact"),
         ("A7.compute", "refuted at 1 × 512 tokens, CPU: better than stated", "1.3% more time [5.1% more time to 2.5% less time], n=3"),
@@ -172,8 +180,8 @@ def test_what_is_counted_apart(shown: dict[str, rows.Row]):
     assert len(confirmed) == 10
     assert len([name for name in confirmed if name in ids["project"] | ids["withdrawn"]]) == 10
     heading = rows.headline(list(shown.values()))
-    assert "25 refuted, 20 inconclusive on a CPU in place of the GPU or the larger model they are about" in heading
-    assert sum(int(n) for n in re.findall(r"\d+(?= (?:confirmed|equivalent|refuted|inconclusive))", heading)) == len(shown) == 97
+    assert "26 refuted, 22 inconclusive on a CPU in place of the GPU or the larger model they are about" in heading
+    assert sum(int(n) for n in re.findall(r"\d+(?= (?:confirmed|equivalent|refuted|inconclusive))", heading)) == len(shown) == 101
 
 
 def test_a_gpus_result_stands_for_itself(tmp_path: Path):
@@ -190,7 +198,7 @@ def test_false_verdicts_to_expect(shown: dict[str, rows.Row]):
     assert {"A1.kv", "A6.memory", "C1.collections"} <= exact
     assert {"A1.speed", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
     assert len(exact) == 22
-    assert rows.errors(every).startswith("75 of the 97 rows rest on measurements with noise. Up to 3.7 false verdicts are to be expected")
+    assert rows.errors(every).startswith("79 of the 101 rows rest on measurements with noise. Up to 3.9 false verdicts are to be expected")
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, rows.Row]):
@@ -210,7 +218,7 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
 
 
 def test_notes_of_the_ledger_and_of_results_without_one(tmp_path: Path, shown: dict[str, rows.Row]):
-    assert shown["A1.speed"].notes == ["2 looks"]
+    assert shown["A1.speed"].notes == ["depends on shape: refuted at 1 × 1,024 tokens, CPU", "2 looks"]
     assert shown["A1.kv"].notes == []
     assert shown["A17.time"].notes == ["registered the old way, one sitting"]
     assert shown["A12.params"].notes == ["registered the old way"]
@@ -334,7 +342,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str
         assert row.measured in seen
     assert page.count("<svg") == len(board.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
     drawn = sum(row.claim["measured"] is not None for row in shown.values())
-    assert page.count("<circle") == drawn == 96
+    assert page.count("<circle") == drawn == 100
     assert "Without a figure: A7.steps." in seen
 
 

@@ -26,7 +26,7 @@ INTRO = (
     "pairs; what was counted is *exact* and has none. A verdict holds at the shape and machine that it names. Each study's README has "
     "its arms."
 )
-FIRST_ROWS, LAST_ROWS = 7, 2  # of the board, in the README
+FIRST_ROWS, LAST_ROWS = 8, 2  # of the board, in the README
 
 
 def write(folder: Path, readme: Path | None) -> list[Path]:
@@ -176,7 +176,7 @@ def _item(row: Row) -> list[str]:
     item = (
         f"* {_link(row, row.claim['id'], root='experiments/')}: {row.claim['statement']}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
     )
-    item += f"Measured: {wording.measured(row.claim)}{caution}." + (
-        f" Depends on shape: {'; '.join(row.elsewhere)}." if row.elsewhere else ""
-    )
+    item += f"Measured: {wording.measured(row.claim)}{caution}."
+    if row.elsewhere:
+        item += f" Depends on shape: {'; '.join(one.removesuffix(', CPU') for one in row.elsewhere)}."
     return textwrap.wrap(item, width=140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
