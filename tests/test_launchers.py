@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 
 from nocap.config import hardware
-from nocap.config.compose import compose, composed
+from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch import elsewhere
-from nocap.launch.grid import Cell, Grid
-from nocap.launch.plan import plan, undecided
+from nocap.launch.plan import plan
 from nocap.options.launcher import One, Share
 from nocap.options.launcher.pool import Devices
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door
-from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
+from tests.grids import ARMS, CELL, Background, Trained, grid_of, records, summaries, train_small_grid
 from tests.tools import slurm
 
 needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed: pip install 'nocap[slurm]'")
@@ -162,16 +161,6 @@ def test_submitit_requeues_a_preempted_job_and_it_resumes(tmp_path: Path) -> Non
 
 
 # --- other machines ---------------------------------------------------------------------------------------------------------------------
-
-
-def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
-    """A grid that other machines will train."""
-    found = []
-    with hardware.elsewhere(True):
-        for words in cells:
-            made = composed([*SMALL, f"output_dir={tmp_path}", *words])
-            found.append(Cell(overrides=made.overrides, label="", plan=undecided(plan(made.run, choices=made.choices), made.defaults)))
-    return Grid(name="g", folder=tmp_path / "grids" / "g", swept=(), cells=tuple(found), keys=tuple(c.plan.identity for c in found))
 
 
 @pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
