@@ -236,3 +236,27 @@ def test_slurm_decides_where_a_cell_runs_requeues_and_resumes(tmp_path: Path, do
         assert json.loads(path.read_text())["parts"]["environment"]["threads"] == 1
     again = door("--multirun", *words, f"output_dir={out}")
     assert (again.code, "2 cells, 2 done, 0 to train" in again.out) == (0, True), again
+
+
+@needs_submitit
+@pytest.mark.slow
+@pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
+def test_each_partition_of_slurm_decides_for_its_nodes(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm.install(tmp_path / "slurm").items():
+        monkeypatch.setenv(name, value)
+    out = tmp_path / "out"
+    small = [word for word in CELL if not word.startswith("trainer.threads")]
+    words = ("--multirun", *small, "seed=0", f"output_dir={out}", "hydra/launcher=submitit_slurm")
+    done = door(*words, "trainer.device=cpu,cuda", "hydra.launcher.partition=one")
+    assert (done.code, "1 finished, 1 not started" in done.out) == (1, True), done
+    (line,) = done.err.splitlines()
+    assert line.startswith("nocap: not finished: trainer.device=cuda (")
+    logs = [path.read_text() for path in out.glob("grids/*/.submitit/*/*_log.err")]
+    assert sum(text.startswith("nocap: trainer.device=cuda needs a ") for text in logs) == 1, logs
+    done = door(*words, "hydra.launcher.partition=two")
+    assert (done.code, done.err) == (0, ""), done
+    found = {json.loads(path.read_text())["parts"]["environment"]["threads"] for path in out.glob("runs/*/manifest.json")}
+    assert found == {1, min(2, len(os.sched_getaffinity(0)))}
+    done = door(*words, "trainer.steps=4", "hydra.launcher.partition=three")
+    assert (done.code, "1 not started" in done.out) == (1, True), done
+    assert "Invalid partition name specified" in done.err
