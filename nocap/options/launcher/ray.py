@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -45,7 +46,7 @@ def _connected(address: str) -> Any:
             socket.create_connection((host, int(port)), timeout=NOBODY_S).close()
         import ray
 
-        ray.init(address=asked, include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.init(address=asked, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, OverflowError) as error:
         require(False, "hydra.launcher.address", "be a running Ray cluster (ray start --head)", f"{asked} ({error})")
     return ray
