@@ -6,9 +6,11 @@ import _thread
 import os
 import re
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +154,11 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:
 # --- a real cluster ----------------------------------------------------------------------------------------------------------------------
 
 
+def free_ports(n: int) -> list[int]:
+    with ExitStack() as stack:
+        return [stack.enter_context(socket.create_server(("", 0))).getsockname()[1] for _ in range(n)]
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Three nodes on this machine, with room for one cell each; `node.pid` is its raylet's."""
@@ -160,11 +167,13 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     utils = pytest.importorskip("ray.cluster_utils", reason=WHY)
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: there are sockets in it
         small = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20, "temp_dir": folder}
-        made = utils.Cluster()
+        made, ports = utils.Cluster(), free_ports(12)
         try:
             try:
-                nodes = [made.add_node(**small, **more) for more in ({"include_dashboard": False}, {}, {})]
-            except Exception as error:  # Ray gives a node 30 s to start: too few on a machine that is busy otherwise
+                # Ports that are given need not be waited for: Ray's own agents have 15 s to say theirs, too few on a busy machine.
+                agents = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+                nodes = [made.add_node(**small, include_dashboard=False, **{name: ports.pop() for name in agents}) for _ in range(3)]
+            except Exception as error:  # nor has a node more than 30 s
                 pytest.skip(f"Ray started no three nodes: {error}")
             raylets = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
             yield SimpleNamespace(address=made.address, raylets=raylets, head=made.head_node, remove=made.remove_node)
