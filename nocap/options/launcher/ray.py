@@ -47,8 +47,8 @@ def _connected(address: str) -> Any:
         import ray
 
         ray.init(address=asked, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, ValueError, OverflowError) as error:
-        require(False, "hydra.launcher.address", "be a running Ray cluster (ray start --head)", f"{asked} ({error})")
+    except Exception as error:  # Ray's are of no class of their own where it cannot start
+        require(False, "hydra.launcher.address", "be a running Ray cluster (ray start --head)", f"{asked} ({str(error).strip()})")
     return ray
 
 
