@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 
 from nocap.config import hardware
-from nocap.config.compose import compose, composed
+from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch import elsewhere
-from nocap.launch.grid import Cell, Grid
-from nocap.launch.plan import plan, undecided
+from nocap.launch.plan import plan
 from nocap.options.launcher import One, Share
 from nocap.options.launcher.pool import Devices
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door
-from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
+from tests.grids import ARMS, CELL, Background, Trained, grid_of, records, summaries, train_small_grid
 from tests.tools import slurm
 
 needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed: pip install 'nocap[slurm]'")
@@ -164,16 +163,6 @@ def test_submitit_requeues_a_preempted_job_and_it_resumes(tmp_path: Path) -> Non
 # --- other machines ---------------------------------------------------------------------------------------------------------------------
 
 
-def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
-    """A grid that other machines will train."""
-    found = []
-    with hardware.elsewhere(True):
-        for words in cells:
-            made = composed([*SMALL, f"output_dir={tmp_path}", *words])
-            found.append(Cell(overrides=made.overrides, label="", plan=undecided(plan(made.run, choices=made.choices), made.defaults)))
-    return Grid(name="g", folder=tmp_path / "grids" / "g", swept=(), cells=tuple(found), keys=tuple(c.plan.identity for c in found))
-
-
 @pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
 def test_a_machine_without_a_gpu_plans_for_those_that_have_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trainer\.device=cuda needs a "):
@@ -247,3 +236,27 @@ def test_slurm_decides_where_a_cell_runs_requeues_and_resumes(tmp_path: Path, do
         assert json.loads(path.read_text())["parts"]["environment"]["threads"] == 1
     again = door("--multirun", *words, f"output_dir={out}")
     assert (again.code, "2 cells, 2 done, 0 to train" in again.out) == (0, True), again
+
+
+@needs_submitit
+@pytest.mark.slow
+@pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
+def test_each_partition_of_slurm_decides_for_its_nodes(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm.install(tmp_path / "slurm").items():
+        monkeypatch.setenv(name, value)
+    out = tmp_path / "out"
+    small = [word for word in CELL if not word.startswith("trainer.threads")]
+    words = ("--multirun", *small, "seed=0", f"output_dir={out}", "hydra/launcher=submitit_slurm")
+    done = door(*words, "trainer.device=cpu,cuda", "hydra.launcher.partition=one")
+    assert (done.code, "1 finished, 1 not started" in done.out) == (1, True), done
+    (line,) = done.err.splitlines()
+    assert line.startswith("nocap: not finished: trainer.device=cuda (")
+    logs = [path.read_text() for path in out.glob("grids/*/.submitit/*/*_log.err")]
+    assert sum(text.startswith("nocap: trainer.device=cuda needs a ") for text in logs) == 1, logs
+    done = door(*words, "hydra.launcher.partition=two")
+    assert (done.code, done.err) == (0, ""), done
+    found = {json.loads(path.read_text())["parts"]["environment"]["threads"] for path in out.glob("runs/*/manifest.json")}
+    assert found == {1, min(2, len(os.sched_getaffinity(0)))}
+    done = door(*words, "trainer.steps=4", "hydra.launcher.partition=three")
+    assert (done.code, "1 not started" in done.out) == (1, True), done
+    assert "Invalid partition name specified" in done.err

@@ -445,7 +445,7 @@ def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     for words, reason in {
         ("seed=0,1", "optimizer.lr=0.1,0.2"): "seed must be left to search.seed=100",
-        ("attention=gqa", "hydra/launcher=submitit_local"): "hydra/launcher must be basic or one of nocap's",
+        ("attention=gqa", "hydra/launcher=submitit_local"): "hydra/launcher must be basic or pool in a search",
     }.items():
         with pytest.raises(ValueError, match=f"^{reason}"):
             multirun([*TINY, "search=tpe", *words])

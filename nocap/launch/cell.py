@@ -7,19 +7,18 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from nocap import outside
 from nocap.config.compose import Composed
-from nocap.config.errors import CONFIG_ERRORS, explain
+from nocap.config.errors import CONFIG_ERRORS, explain, refusals
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import require
 from nocap.config.outward import guarded
@@ -56,12 +55,18 @@ def cell(cfg: DictConfig) -> int:
     config = HydraConfig.get()
     GlobalHydra.instance().clear()  # the cell is composed again: what the machine decides must be this one's
     with guarded():
-        return _cell_of_grid(config)
+        return _cell_of_grid(Path(config.sweep.dir), list(config.overrides.task))
 
 
-def _cell_of_grid(config: HydraConf) -> int:
+def main(folder: str, key: str) -> NoReturn:
+    """Train the cell with this key of the grid in a folder, as a job that ends with the process that started it."""
+    watch_parent(int(os.environ["NOCAP_PARENT"]))
+    with refusals():
+        raise SystemExit(_cell_of_grid(Path(folder), elsewhere.overrides_of(Path(folder), key)))
+
+
+def _cell_of_grid(folder: Path, overrides: Sequence[str]) -> int:
     try:
-        folder, overrides = Path(config.sweep.dir), list(config.overrides.task)
         composed = elsewhere.composed_there(folder, overrides)
         swept = (read_json(folder / FILE) or {}).get("swept") or ()
         planned = replace(_plan(composed.run, composed.choices), grid=folder.name, swept=tuple(swept))
@@ -122,3 +127,7 @@ def _train_as_rank(plan: Plan) -> NoReturn:
     if held is not None:
         held.close()
     leave(EXIT_CODES[status])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""A grid whose cells other machines train, through a launcher of Hydra's such as submitit's.
+"""A grid whose cells other machines train, here through a launcher of Hydra's such as submitit's (`nocap.launch.jobs` is for nocap's own).
 
 What depends on the machine is decided where a cell runs, and with it the run's identity. So a cell has a key that is the same everywhere,
 and its job notes in the grid's folder, in `cells/KEY.json`, which run it became.
@@ -26,6 +26,7 @@ from nocap.store.verify import ENDED, SUMMARY
 
 CELLS = "cells"
 MOST_JOBS = 1000  # handed over at once: Slurm takes arrays up to 1,000 unless its MaxArraySize says otherwise
+DECIDED_THERE = "decided there: device, precision, compilation and threads that no key names, and so which runs they are"
 Results = dict[str, Result]  # by identity
 
 
@@ -40,6 +41,18 @@ def composed_there(folder: Path, overrides: Sequence[str]) -> Composed:
     """
     first, *_ = _entries(folder)
     return as_in(composed(first["overrides"]), overrides)
+
+
+def overrides_of(folder: Path, key: str) -> list[str]:
+    """Those of the cell with this key.
+
+    Errors:
+        ValueError: the grid has no such cell.
+    """
+    for entry in _entries(folder):
+        if entry.get("key") == key:
+            return list(entry["overrides"])
+    raise ValueError(f"{folder / FILE} must have the cell {key}")
 
 
 def note(folder: Path, overrides: Sequence[str], plan: Plan) -> None:
@@ -64,15 +77,17 @@ def _entries(folder: Path) -> list[dict[str, Any]]:
 def decided(grid: Grid) -> Grid:
     """The same grid, each cell as the run that it became, if it has begun."""
     keys = grid.keys or tuple(cell.plan.identity for cell in grid.cells)
-    cells = tuple(_decided(cell, grid.folder / CELLS / f"{key}.json") for cell, key in zip(grid.cells, keys, strict=True))
+    cells = tuple(became(grid.folder, key, cell) for key, cell in zip(keys, grid.cells, strict=True))
     return replace(grid, cells=cells, keys=keys)
 
 
-def _decided(cell: Cell, path: Path) -> Cell:
-    """
+def became(folder: Path, key: str, cell: Cell) -> Cell:
+    """The cell with this key as the run that it became, if it has begun.
+
     Errors:
-        ValueError: what the file names is no run.
+        ValueError: what its file names is no run.
     """
+    path = folder / CELLS / f"{key}.json"
     if (found := read_json(path)) is None:
         return cell
     identity, run, arm = (str(found.get(key)) for key in ("identity", "run", "arm"))
@@ -87,7 +102,7 @@ def train(grid: Grid, launcher: Launcher) -> tuple[Grid, Results, bool]:
     handed = {cell.overrides for cell in todo}
     name, reason, stopped = type(launcher).__name__, "its job left no record", False
     print(f"{name} trains them; its logs are in {grid.folder}", flush=True)
-    print("decided there: device, precision, compilation and threads that no key names, and so which runs they are", flush=True)
+    print(DECIDED_THERE, flush=True)
     for first in range(0, len(todo), MOST_JOBS):
         part = todo[first : first + MOST_JOBS]
         try:

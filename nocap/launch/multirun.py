@@ -29,7 +29,7 @@ from nocap.config.compose import Composer
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import check_keys, require
 from nocap.config.paths import conf_dir
-from nocap.launch import elsewhere, search
+from nocap.launch import elsewhere, jobs, search
 from nocap.launch.attempt import GOES_ON, clean
 from nocap.launch.cell import cell as task
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
@@ -66,7 +66,8 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
         HydraConfig.instance().set_config(copy.deepcopy(config))  # for a yaml with ${hydra:…}. It makes its own read-only.
         context = HydraContext(hydra.config_loader, Callbacks())
         try:
-            slots = _slots(config)
+            own = launcher_option(config)
+            slots = own.slots() if own else _slots(config)
             searching = None if searched is None else _searching(searched, config, context, slots)
             with hardware.elsewhere(slots is None):
                 grid = _check(config, context) if searching is None else searching.grid
@@ -76,7 +77,7 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
             grid = elsewhere.decided(grid) if slots is None else grid
             with open_dict(config):
                 config.hydra.sweep.dir = str(grid.folder)
-            launcher = None if slots else Plugins.instance().instantiate_launcher(context, task, config)
+            hydras = None if slots or own else Plugins.instance().instantiate_launcher(context, task, config)
         except KeyboardInterrupt:
             print("nocap: stopped before the first cell", file=sys.stderr)
             return EXIT_CODES["preempted"]
@@ -90,11 +91,14 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
             for cell in grid.cells:
                 clean(cell.plan)
             return _report(grid, {cell.plan.identity: elsewhere.read(cell) for cell in grid.cells}, stopped=False)
-        if launcher is not None:
-            grid, results, stopped = elsewhere.train(grid, launcher)
-            return _report(grid, results, stopped=stopped)
-        assert slots is not None
-        return _train_here(grid, slots)
+        if slots is not None:
+            return _train_here(grid, slots)
+        if own is not None:
+            grid, results, stopped = jobs.train(grid, own.cluster())
+        else:
+            assert hydras is not None
+            grid, results, stopped = elsewhere.train(grid, hydras)
+        return _report(grid, results, stopped=stopped)
 
 
 BASIC = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "max_batch_size": None}
@@ -172,9 +176,7 @@ def launcher_option(config: DictConfig) -> Launching | None:
 
 
 def _slots(config: DictConfig) -> Slots | None:
-    """Where this process trains the cells. None: a launcher of Hydra's, such as submitit's, trains them elsewhere."""
-    if option := launcher_option(config):
-        return option.slots()
+    """Where this process trains the cells with a launcher of Hydra's. None: one such as submitit's trains them elsewhere."""
     gate.check_launcher(config)
     return One() if config.hydra.runtime.choices["hydra/launcher"] == "basic" else None
 
@@ -191,7 +193,7 @@ def _train_here(grid: Grid, slots: Slots) -> int:
 
 def _searching(searched: search.Search, config: DictConfig, context: HydraContext, slots: Slots | None) -> Searching:
     chosen = config.hydra.runtime.choices["hydra/launcher"]
-    rule = "be basic or one of nocap's, such as pool, in a search, which begins a trial when another ends"
+    rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
     require(slots is not None, "hydra/launcher", rule, chosen)
     last = {override.get_key_element(): override for override in _overrides(config, context)}
     require("seed" not in last, "seed", f"be left to search.seed={searched.seed} in a search", "seed=…")

@@ -47,6 +47,7 @@ class Plan:
     grid: str | None = None  # the grid that starts it
     swept: tuple[str, ...] = ()  # the groups and keys that set it apart from the runs beside it
     notices: tuple[str, ...] = ()  # what a person should know before it starts
+    left: tuple[str, ...] = ()  # the keys of the trainer that are left to the machine that trains it, which is not known
 
 
 LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
@@ -113,7 +114,7 @@ def undecided(plan: Plan, left: Sequence[str]) -> Plan:
     trainer = {key: value for key, value in plan.parts["config"]["trainer"].items() if key not in left}
     config = {**plan.parts["config"], "trainer": trainer}
     key = digest({**plan.parts, "config": config, "environment": None})
-    return replace(plan, identity=key, run_dir=plan.run_dir.with_name(f"{plan.name}-{key}"))
+    return replace(plan, identity=key, run_dir=plan.run_dir.with_name(f"{plan.name}-{key}"), left=tuple(left))
 
 
 def _folder(root: Path, name: str, identity: str) -> Path:

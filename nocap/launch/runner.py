@@ -162,14 +162,14 @@ class Runner:
 
 
 class Progress:
-    """What a person sees: a line for each cell that starts or ends, and on a terminal a bar for each cell that runs."""
+    """What a person sees: a line for each cell that starts or ends, and on a terminal, with `bars`, one for each cell that runs."""
 
-    def __init__(self, grid: Grid, *, total: int = 0) -> None:
+    def __init__(self, grid: Grid, *, total: int = 0, bars: bool = True) -> None:
         self._place, self._total = dict[str, int](), total
         self.add(grid.cells)
         self._next, self._tasks = 0.0, dict[str, "TaskID"]()
         self._bars = None
-        if sys.stdout.isatty():
+        if bars and sys.stdout.isatty():
             from rich import progress
             from rich.console import Console
 

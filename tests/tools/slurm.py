@@ -1,4 +1,6 @@
-"""A Slurm of one node with one core, for tests: `sbatch`, `srun`, `sacct` and `scontrol` by the name they are called by.
+"""A Slurm of two partitions for tests: `sbatch`, `srun`, `sacct` and `scontrol` by the name they are called by.
+
+A node of the partition `one`, which is the default, has one core, of `two` two. Neither has a GPU. An array has at most 100 jobs.
 
 `$FAKE_SLURM` holds its state. A file `limit-JOB` there is a job's time limit coming near: the job gets SIGUSR2, and once it has ended it
 runs again if it asked for that.
@@ -15,6 +17,8 @@ import time
 from pathlib import Path
 
 COMMANDS = ("sbatch", "srun", "sacct", "scontrol")
+PARTITIONS = {"one": 1, "two": 2}  # cores of a node
+MOST = 100  # jobs of an array
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -29,23 +33,27 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def sbatch(state: Path, script: str) -> None:
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", Path(script).read_text(), re.M))
+    array, partition = re.match(r"0-(\d+)", asked.get("array", "")), asked.get("partition", "one")
+    if partition not in PARTITIONS or (array and int(array[1]) >= MOST):
+        what = "Invalid partition name specified" if partition not in PARTITIONS else "Invalid job array specification"
+        raise SystemExit(f"sbatch: error: Batch job submission failed: {what}")
     number = 1 + len(list(state.glob("submitted-*")))
     (state / f"submitted-{number}").touch()
-    array = re.search(r"--array=0-(\d+)", Path(script).read_text())
     copy = state / f"script-{number}"
     copy.write_text(Path(script).read_text())
     for task in range(int(array[1]) + 1) if array else [-1]:
         job = f"{number}_{task}" if array else str(number)
         (state / f"job-{job}").write_text("PENDING")
-        command = [sys.executable, __file__, "node", str(copy), job]
+        command = [sys.executable, __file__, "node", str(copy), job, partition]
         nowhere = subprocess.DEVNULL
         subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
     print(f"Submitted batch job {number}")
 
 
-def node(state: Path, script: str, job: str) -> None:
+def node(state: Path, script: str, job: str, partition: str) -> None:
     """Run a job, again as often as it asks for it."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: PARTITIONS[partition]])
     number, _, task = job.partition("_")
     env = {**os.environ, "SLURM_JOB_ID": job, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0"}
     env |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "node1"}

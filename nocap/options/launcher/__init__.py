@@ -1,10 +1,11 @@
-"""The launcher options: where the cells of a grid run on this machine. Chosen by `hydra/launcher=…`, Hydra's own group."""
+"""The launcher options: where the cells of a grid run. Chosen by `hydra/launcher=…`, Hydra's own group."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nocap.config.option import Option
@@ -18,9 +19,21 @@ if TYPE_CHECKING:
 class Launcher(Option):
     """How many cells may run at once, and on what."""
 
-    def slots(self) -> Slots:
-        """Where a grid may run its cells."""
+    def slots(self) -> Slots | None:
+        """Where a grid may run its cells on this machine. None: other machines run them, as jobs of `cluster`.
+
+        Errors:
+            ValueError: something that it needs is not installed.
+        """
         raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define slots")
+
+    def cluster(self) -> Cluster:
+        """The machines that run the cells.
+
+        Errors:
+            ValueError: they are not there.
+        """
+        raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define cluster")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,3 +80,51 @@ class One:
 
     def describe(self, runs: Sequence[Run]) -> str | None:
         return None
+
+
+# --- other machines ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A cell as a command for another machine, which shares the folders with this one."""
+
+    key: str  # the cell's
+    run: Run  # as this machine planned it
+    undecided: tuple[str, ...]  # the keys of its trainer that the other machine decides
+    words: tuple[str, ...]  # after `python`
+    env: Mapping[str, str]  # beside the other machine's own
+    folder: Path  # where it starts
+    log: Path  # what it prints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """A job that has ended."""
+
+    key: str
+    reason: str | None = None  # why, where the job did not end by itself
+    lost: bool = False  # its machine went away, and another one may go on with it
+
+
+class Cluster(Protocol):
+    restarts: int  # of a job that was lost
+
+    def describe(self, jobs: Sequence[Job]) -> str:
+        """Lines for the user about these jobs, printed before the first of them.
+
+        Errors:
+            ValueError: one of them cannot be run.
+        """
+
+    def start(self, job: Job) -> None:
+        """Hand a job over; it starts when there is room."""
+
+    def ended(self) -> Sequence[End]:
+        """The jobs that have ended since. Waits for one a moment, at most a second."""
+
+    def stop(self) -> None:
+        """Ask the jobs that run to save and end, and start no more. Each of them ends still."""
+
+    def close(self) -> None:
+        """Leave the cluster."""

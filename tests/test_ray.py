@@ -1,0 +1,214 @@
+"""Cells as tasks of Ray's: what is asked of it, what is refused, and a grid that outlives a node."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import re
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nocap.launch import jobs
+from nocap.launch.jobs import _job
+from nocap.options.launcher import End, Job
+from nocap.options.launcher.ray import Ray, _task, at_once, needs
+from nocap.store.checkpoints import saved_steps
+from tests.attempts import processes, wait_until
+from tests.conftest import Door, rows_of
+from tests.grids import CELL, Background, grid_of, summaries
+
+WHY = "ray is not installed: pip install 'nocap[ray]'"
+
+
+def job(tmp_path: Path, *words: str) -> Job:
+    grid = grid_of(tmp_path, words)
+    return _job(grid.folder, grid.keys[0], grid.cells[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "cpus_and_gpus"),
+    [
+        (("trainer.device=cpu", "trainer.threads=2", "trainer.devices=2"), True, (4, 0)),
+        (("trainer.threads=2",), False, (2, 0)),
+        (("trainer.threads=2",), True, (2, 1)),  # no device is named, and the cluster has GPUs
+        (("trainer.device=cuda", "trainer.devices=2", "trainer.threads=1"), False, (2, 2)),
+    ],
+)
+def test_what_a_cell_has_set_aside(tmp_path: Path, words: tuple[str, ...], gpus: bool, cpus_and_gpus: tuple[int, int]) -> None:
+    need = needs(job(tmp_path, *words), gpus=gpus)
+    assert (need["num_cpus"], need["num_gpus"]) == cpus_and_gpus
+
+
+def test_how_many_cells_there_is_room_for() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}]
+    assert at_once({"num_cpus": 2, "num_gpus": 0}, nodes) == 5
+    assert at_once({"num_cpus": 2, "num_gpus": 1}, nodes) == 2
+    assert at_once({"num_cpus": 2, "num_gpus": 4}, nodes) == 0
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^hydra\.launcher\.address must be auto, local or HOST:PORT, got nowhere$"):
+        Ray(address="nowhere", restarts=0)
+
+
+def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("127.0.0.1:1", "127.0.0.1:70000"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ValueError, match=rf"^hydra\.launcher\.address must be a running Ray cluster .*, got {address} \(.*\)$"):
+            Ray(address="auto", restarts=0).cluster()
+
+
+def test_without_ray_the_command_that_installs_it_is_named(here: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nocap.options.launcher.ray.find_spec", lambda name: None)
+    done = here("--multirun", *CELL, "seed=0", "hydra/launcher=ray")
+    assert (done.code, done.err) == (2, "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n")
+
+
+def test_threads_on_cpus_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.threads must be given with hydra/launcher=ray on CPUs"):
+        needs(replace(job(tmp_path), undecided=("threads",)), gpus=False)
+
+
+@dataclass
+class Losing:
+    """A cluster that loses the first so many jobs, and runs none."""
+
+    lose: int
+    restarts: int = 3
+    stop_at: int | None = None
+    started: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    def describe(self, jobs: Sequence[Job]) -> str:
+        return "losing"
+
+    def start(self, job: Job) -> None:
+        self.started.append(job.key)
+        self.waiting.append(job.key)
+
+    def ended(self) -> list[End]:
+        if len(self.started) == self.stop_at and not self.stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return []
+        ended = [End(key=key, reason="its node died", lost=len(self.started) <= self.lose) for key in self.waiting]
+        self.waiting.clear()
+        return ended
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = grid_of(tmp_path, ("seed=0",))
+    grid.folder.mkdir(parents=True)
+    cluster = Losing(lose=2)
+    assert not jobs.train(grid, cluster)[2]
+    assert cluster.started == [*grid.keys] * 3  # lost twice, and ended the third time
+    printed = capsys.readouterr().out
+    assert "lost     " in printed
+    assert "its node died; goes on elsewhere (2 of 3)" in printed
+    cluster = Losing(lose=9, restarts=1)
+    _, results, stopped = jobs.train(grid, cluster)
+    assert (len(cluster.started), stopped) == (2, False)
+    assert [(result.status, result.reason) for result in results.values()] == [("waiting", "its node died")]
+
+
+def test_a_request_to_stop_reaches_the_cluster_and_starts_nothing_again(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, ("seed=0",), ("seed=1",))
+    grid.folder.mkdir(parents=True)
+    cluster = Losing(lose=9, stop_at=4)
+    assert jobs.train(grid, cluster)[2]
+    assert cluster.stopped
+    assert len(cluster.started) == 4
+
+
+def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:
+    """What runs on a node, run here: Ray interrupts the main thread as `interrupt_main` does."""
+    code = "import os, signal\nsignal.signal(15, lambda *_: os._exit(75))\nprint(os.environ['NOCAP_PARENT'], os.environ['A'], flush=True)\n"
+    log = tmp_path / "log"
+    timer = threading.Thread(target=lambda: (wait_until(lambda: log.exists() and log.stat().st_size, "a line"), _thread.interrupt_main()))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a node that was started in the background
+    try:
+        timer.start()
+        assert _task()(["-c", f"{code}while True: signal.pause()"], {"A": "b"}, str(tmp_path), str(log)) == 75
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert log.read_text() == f"{os.getpid()} b\n"
+
+
+# --- a real cluster ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Three nodes on this machine, with room for one cell each, by the process ids of their raylets."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    utils = pytest.importorskip("ray.cluster_utils", reason=WHY)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: there are sockets in it
+        small = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20, "temp_dir": folder}
+        made = utils.Cluster()
+        try:
+            try:
+                nodes = [made.add_node(**small, include_dashboard=False) for _ in range(3)]
+            except Exception as error:  # Ray gives a node 30 s to start, and its agents 15: too few on a machine that is busy otherwise
+                pytest.skip(f"Ray started no three nodes: {error}")
+            raylets = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
+            yield SimpleNamespace(address=made.address, raylets=raylets, head=made.head_node, remove=made.remove_node)
+        finally:
+            made.shutdown()
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def caught(out: Path, cluster: Any) -> tuple[Path, Any] | None:
+    """A run that has a checkpoint and goes on on another node than the head, its worker stopped, and that node."""
+    for run_dir in out.glob("runs/*"):
+        if (run_dir / "summary.json").exists() or not saved_steps(run_dir):
+            continue
+        for worker in [pid for pid, name in processes(run_dir).items() if name == "worker"]:
+            try:
+                os.kill(worker, signal.SIGSTOP)
+                node = cluster.raylets[parent(parent(parent(worker)))]
+            except (OSError, KeyError):  # it has just ended
+                continue
+            if node is not cluster.head and not (run_dir / "summary.json").exists():
+                return run_dir, node
+            os.kill(worker, signal.SIGCONT)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")  # Ray's own, about processes that it leaves to their end
+def test_a_grid_outlives_a_node(cluster: Any, tmp_path: Path) -> None:
+    out, found = tmp_path / "out", []
+    words = (*CELL, "trainer.steps=5", "attention=flash,gqa", f"seed={','.join(map(str, range(12)))}")
+    running = Background(out, *words, "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
+    wait_until(lambda: found.append(caught(out, cluster)) or found[-1], "a run in the middle", limit_s=180)
+    lost, node = found[-1]
+    cluster.remove(node, allow_graceful=False)
+    done = running.end()
+    assert (done.code, done.err) == (0, ""), done
+    assert "24 finished; 24 trained now" in done.out
+    assert re.search(r"^\[ *\d+/24\] lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
+    assert {name: s["attempts"] for name, s in summaries(out).items() if s["attempts"] != 1} == {lost.name: 2}
+    assert "resuming from step 2" in (lost / "train.log").read_text()
+    for run_dir in out.glob("runs/*"):
+        assert [row["step"] for row in rows_of(run_dir)] == list(range(6)), run_dir  # whoever trained it, once
+        assert (run_dir / "train.log").read_text().count("step      5/5") == 1
