@@ -21,6 +21,7 @@ COMMANDS = {
     "race": "a program's proposals against one baseline, with one error level for all",
     "bench": "which training step is faster on this machine, interleaved",
     "export": "a run's model as one safetensors file",
+    "eval": "a run's model on tasks of lm-eval",
     "new": "write a working option, to begin your own from",
     "check": "test the options in a folder",
 }
