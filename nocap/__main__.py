@@ -13,7 +13,7 @@ COMMANDS = {
     "data": "list, prepare and verify token shards",
     "compare": "runs against a baseline, with intervals and verdicts",
     "dashboard": "a workspace and a report in Weights & Biases for a grid or a study",
-    "runs": "list, show and remove runs",
+    "runs": "list, show, upload and remove runs",
     "plot": "curves of runs, in the terminal or as a picture",
     "generate": "text from a checkpoint, and its latency",
     "profile": "where a step's time and memory go",
@@ -21,6 +21,7 @@ COMMANDS = {
     "race": "a program's proposals against one baseline, with one error level for all",
     "bench": "which training step is faster on this machine, interleaved",
     "export": "a run's model as one safetensors file",
+    "eval": "a run's model on tasks of lm-eval",
     "new": "write a working option, to begin your own from",
     "check": "test the options in a folder",
 }

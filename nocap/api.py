@@ -22,6 +22,7 @@ from nocap.config import compose as composing
 from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge import compare as judging
+from nocap.judge.groups import one_of
 from nocap.store import runs
 from nocap.store.find import find_one
 
@@ -105,17 +106,24 @@ def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
 
 
 def compare(
-    paths: Paths = "outputs", *, baseline: str | None = None, target: float | None = None, allow: Collection[str] = ()
+    paths: Paths = "outputs",
+    *,
+    baseline: str | None = None,
+    target: float | None = None,
+    allow: Collection[str] = (),
+    group: str | None = None,
 ) -> dict[str, Any]:
     """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes.
 
     `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats per token: the time to it is
-    then compared as well. `allow` names differences to compare across: kernel, data, source, torch or a validation key.
+    then compared as well. `allow` names differences to compare across: kernel, data, source, torch or a validation key. Of runs whose
+    losses measure different things the largest group is compared, or that with the id `group`; `problems` names each other one.
 
     Errors:
-        ValueError: a path holds no run, or no arm is the baseline.
+        ValueError: a path holds no run, no arm is the baseline, or there is no such group.
     """
-    return judging.compare(runs.load(_several(paths)), baseline=baseline, target_loss=target, allow=allow).json()
+    found = one_of(runs.load(_several(paths)), wanted=group, baseline=baseline, allow=allow)
+    return judging.compare(found, baseline=baseline, target_loss=target, allow=allow).json()
 
 
 def _several(paths: Paths) -> Iterable[str | Path]:

@@ -44,8 +44,9 @@ def _main() -> None:
         register()
         if flags.help:
             from nocap.config.manual import manual
+            from nocap.launch.search import Search
 
-            print(manual([] if flags.grid else flags.overrides))  # a sweep has no values to show
+            print(manual([] if flags.grid else flags.overrides, search=Search))  # a sweep has no values to show
         elif flags.question:
             hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(lambda config: None)()
         elif planning:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from nocap import api
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.judge.describe import render
@@ -476,6 +477,9 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     assert re.search(rf"note: 3 runs left out \(gpt2-other-s0-.*: {key} is .* --allow {key}", out)
     group = re.search(r"--group ([0-9a-f]{6}) ", out)[1]
     assert door.main([str(tmp_path), "--group", group]) == 0
+    of_group = api.compare(tmp_path, group=group)
+    assert len(of_group["runs"]) == len(api.compare(tmp_path)["runs"]) - 1
+    assert "with --group" in " ".join(of_group["problems"])
     out = capsys.readouterr().out
     assert out.startswith("1 arm from 3 runs")
     assert "note: 4 runs left out" in out

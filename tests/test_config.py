@@ -2,21 +2,24 @@
 
 import dataclasses
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.config import hardware, registry
 from nocap.config.compose import Composer, as_in, compose
 from nocap.config.defaults import reasons
-from nocap.config.manual import comments_of, manual
+from nocap.config.manual import GRIDS, comments_of, manual
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision, Trainer
+from nocap.launch.search import Search
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.training.optimizer import build_optimizers, set_lr
@@ -441,7 +444,7 @@ def test_every_key_of_the_shelf_has_a_comment_that_help_shows(group: str) -> Non
 
 def test_help_shows_values_choices_and_comments_of_the_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
-    shown = manual(["attention=hybrid", "attention.window=32", "data=text", "ideas=[x0]", "trainer.device=cpu"])
+    shown = manual(["attention=hybrid", "attention.window=32", "data=text", "ideas=[x0]", "trainer.device=cpu"], search=Search)
     assert re.search(r"^  attention  +flash, gqa, hybrid", shown, re.M)
     assert re.search(r"^attention=hybrid  Layers take their kind from `pattern`", shown, re.M)
     assert re.search(r"^  attention\.window=32  +tokens$", shown, re.M)
@@ -449,12 +452,21 @@ def test_help_shows_values_choices_and_comments_of_the_chosen(monkeypatch: pytes
     assert re.search(r"^  data\.path=…, which must be given  ", shown, re.M)
     assert re.search(r"^  ideas\.x0\.x0=0\.0  +λ₂ at the start$", shown, re.M)
     assert re.search(r"^  model\.qk_norm=false  ", shown, re.M)
+    assert re.search(r"^  search=SAMPLER  +tpe \(tree-structured", shown, re.M)
+    assert re.search(r"^  search\.trials=20  +how many; ", shown, re.M)
+    assert re.search(r"^  hydra\.launcher\.jobs=null  +cells at once, ", shown, re.M)
     assert re.search(r"^  model\.logit_softcap=null  ", shown, re.M)
     assert "schema" not in shown
     assert "muon_lr" not in shown
     assert len({line for line in shown.splitlines() if len(line) > 140}) == 0
     with pytest.raises(ValueError, match=r"^atention is no key of run \(did you mean attention\?\)$"):
-        manual(["atention=flash"])
+        manual(["atention=flash"], search=Search)
+
+
+def test_the_sweeps_that_help_shows_are_sweeps() -> None:
+    words = [shlex.split(shown)[0] for shown in re.findall(r"^  (\S.*?)  ", GRIDS, re.M) if not shown.startswith(("search=", "hydra/"))]
+    parsed = OverridesParser.create().parse_overrides(words)
+    assert [one.is_sweep_override() for one in parsed] == [True] * 4
 
 
 def test_an_enum_tells_what_its_members_are() -> None:

@@ -49,11 +49,20 @@ def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     (elsewhere / "mine" / "attention" / "wide.yaml").write_text(
         "defaults: [/schema/attention/sliding@_here_]\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(site)}
-    words = ["train", "--config-dir", "mine", "attention=wide", "--cfg", "job"]
-    done = subprocess.run([sys.executable, str(site / "bin" / "nocap"), *words], cwd=elsewhere, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "window: 100" in done.stdout
-    new = [sys.executable, str(site / "bin" / "nocap"), "new", "mlp", "brand_new"]
-    assert subprocess.run(new, cwd=elsewhere, env=env, check=False).returncode == 0
+
+    def nocap(*words: str) -> str:
+        command = [sys.executable, str(site / "bin" / "nocap"), *words]
+        done = subprocess.run(command, cwd=elsewhere, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert all(f"nocap {command}" in nocap("--help") for command in COMMANDS)
+    assert "attention=" in nocap("train", "--help")
+    assert "window: 100" in nocap("train", "--config-dir", "mine", "attention=wide", "--cfg", "job")
+    nocap("new", "mlp", "brand_new")
     assert (elsewhere / "brand_new" / "mlp" / "brand_new.py").is_file()
+    studies = {path.parent.name for path in (site / "nocap" / "studies").rglob("*")}
+    assert studies == {"studies", *(path.parent.name for path in (REPO / "experiments").glob("*/study.yaml"))}
+    planned = nocap("study", "gqa", "scale=cpu", "--plan")
+    assert "4 arms × 3 seeds" in planned
+    assert not (elsewhere / "experiments").exists()

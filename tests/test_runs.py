@@ -194,3 +194,40 @@ def test_options_numbers_and_units_of_filters(here: Path, capsys: pytest.Capture
     for word in ("mlp=mine", "mlp=other", "lr=3e-3", "tokens>0.1K", "tokens<1B"):
         assert len(listed(capsys, word)) == 1, word
     assert listed(capsys, "mlp=gelu4x") == listed(capsys, "lr=3e-4") == []
+
+
+UPLOADER = """#!/bin/sh
+[ "$1" = sync ] && shift
+for folder; do
+  echo "$folder" >> uploaded.txt
+  case "$folder" in *-s1-*) ;; *) touch "$folder/run.wandb.synced" ;; esac
+done
+"""  # as W&B's own marks what it has uploaded; the server refuses the run with seed 1
+
+
+def test_sync_uploads_what_is_offline_of_the_chosen_and_of_their_grids(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = here / "tools"
+    tools.mkdir()
+    (tools / "wandb").write_text(UPLOADER)
+    (tools / "wandb").chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(tools / "python"))  # it lies beside this Python, which need not be on the PATH
+    runs = {seed: write_run(here / "outputs", seed=seed, started=f"2026-01-0{seed + 1}T00:00:00+0000") for seed in range(4)}
+    for seed, run in runs.items():
+        manifest = json.loads((run / "manifest.json").read_text())
+        manifest["attempts"][-1]["grid"] = "../../.." if seed == 3 else "lr-1234"
+        (run / "manifest.json").write_text(json.dumps(manifest))
+    places = {seed: run / "wandb" / "offline-run-1-x" for seed, run in runs.items()}
+    comparison, other = (here / "outputs" / "grids" / name / "wandb" / "offline-run-2-y" for name in ("lr-1234", "other"))
+    for place in (*places.values(), comparison, other):
+        place.mkdir(parents=True)
+    (places[2] / "run.wandb.synced").touch()
+    assert said(capsys, "sync", "seed=0") == "uploaded: 2 of 2 offline, of 1 run\n"
+    assert (here / "uploaded.txt").read_text().split() == [str(places[0]), str(comparison)]
+    assert main(["sync"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "uploaded: 1 of 2 offline, of 4 runs\n"
+    assert err == f"nocap: wandb sync did not upload {places[1].relative_to(here)}\n"
+    assert (here / "uploaded.txt").read_text().split()[2:] == [str(places[1]), str(places[3])]
+    assert said(capsys, "sync", "seed=0") == "uploaded: 0 of 0 offline, of 1 run\n"

@@ -27,15 +27,25 @@ usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
 
 Trains one run, or with --multirun a grid. The same command again goes on where it stopped, and trains nothing twice.
 
-  --multirun, -m    a grid: comma-separated values are swept, as in attention=flash,gqa seed=0,1,2; search=tpe searches
+  --multirun, -m    a grid: comma-separated values are swept, as in attention=flash,gqa seed=0,1,2; see Grids below
+  --plan            tell the cells, time and disk of a grid, train nothing
   --config-dir DIR  options of your own (docs/add-an-idea.md); can be repeated
   --cfg job         print the composed config, train nothing
   --help, -h        this page, for the options on the command line: attention=sliding --help shows its keys"""
+GRIDS = """\
+Grids (--multirun): every combination of what is swept; then a table with intervals, and a report
+  seed=0,1,2                          these values, or the options of a group; three seeds or more give verdicts
+  'model.n_layer=range(2,9,2)'        2, 4, 6, 8
+  'norm=glob(*)'                      all options of a group; glob(*,exclude=layernorm) all but one
+  'ideas=[],[x0],[x0,smear]'          lists. Quotes keep brackets and stars from the shell
+  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations: tag(log,interval(…)), int(interval(…))
+  hydra/launcher=pool                 several cells at once on this machine; without it one; submitit_slurm: as Slurm's jobs
+Where it stopped, the same command goes on; a cell that is finished is not trained again. More in docs/grids.md"""
 COLUMN = 38  # where what a key means begins
 
 
-def manual(overrides: Sequence[str]) -> str:
-    """All of it for a terminal.
+def manual(overrides: Sequence[str], *, search: type) -> str:
+    """All of it for a terminal. `search`: whose keys a grid that searches has.
 
     Errors:
         ValueError: an unknown option or key, or a malformed override.
@@ -46,14 +56,16 @@ def manual(overrides: Sequence[str]) -> str:
     for group in (*registry.groups(), "experiment"):
         shown = {"ideas": "ideas=[…]", "launcher": "hydra/launcher"}.get(group, group)
         lines.append(_wrapped(f"  {shown:<14}  ", ", ".join(_yamls(group)), width))
-    for place, node in _sections(found.config):
+    lines += ["", GRIDS]
+    grids = [("search", search), *(("hydra.launcher", schema) for schema in registry.options("launcher").values())]
+    for place, node in (*((place, OmegaConf.structured(schema)) for place, schema in grids), *_sections(found.config)):
         schema = node._metadata.object_type
         title = f"{place}={found.choices[place]}" if found.choices.get(place) else place or "other keys"
         lines += ["", f"{title}  {_sentence(schema) if place not in ('', 'trainer') else ''}".rstrip()]
         for name, text in _keys(schema):
             if not isinstance(node._get_node(name), DictConfig):
-                key = f"{place}.{name}".lstrip(".")
-                lines.append(_wrapped(f"  {key}={_value(node, name)}".ljust(COLUMN), text, width))
+                key = "search=SAMPLER" if name == "sampler" else f"{place}.{name}".lstrip(".") + f"={_value(node, name)}"
+                lines.append(_wrapped(f"  {key}".ljust(COLUMN), text, width))
     return "\n".join(lines)
 
 

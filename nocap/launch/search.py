@@ -41,7 +41,7 @@ class Search:
     """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
 
     sampler: Sampler
-    trials: int = key(ge=1, le=10_000, default=20)  # the same search with more of them goes on
+    trials: int = key(ge=1, le=10_000, default=20)  # how many; the same search with more of them goes on
     screen: float | None = key(gt=0, lt=1, default=None)  # trials run this share of their steps first, and this share of them all steps
     seed: int = key(ge=0, lt=2**63, default=100)  # of the proposals and of the trials' runs: not one that a claim will use
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +18,12 @@ from nocap.store.find import OUTPUTS
 if TYPE_CHECKING:
     from nocap.runs.columns import Listed
 
+AT_ONCE = 100  # folders in one command: a command line has an end
 VERBS = {
     "list": "the runs of these names and filters; what `nocap runs` does without a verb",
     "show": "one run: its result, code, machine, disk, and what refers to it",
     "why": "what makes two runs differ",
+    "sync": "upload what W&B kept offline of these runs, and of the comparisons of their grids",
     "rm": "remove whole runs",
     "gc": "remove the checkpoints of ended runs; their records stay",
 }
@@ -37,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
-        return {"list": _list, "show": _show, "why": _why, "rm": _remove, "gc": _remove}[verb](options)
+        return {"list": _list, "show": _show, "why": _why, "sync": _sync, "rm": _remove, "gc": _remove}[verb](options)
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
@@ -122,6 +127,27 @@ def _why(options: argparse.Namespace) -> int:
 
     print(describe(why(*(find_one(name, outputs=options.output_dir) for name in options.words))))
     return 0
+
+
+def _sync(options: argparse.Namespace) -> int:
+    from nocap.show.table import plural
+    from nocap.store.tracking import offline
+
+    runs, problems = _chosen(options.words, options.output_dir)
+    named = {run.attempt.get("grid") for run in runs}
+    grids = [folder for folder in sorted((options.output_dir / "grids").glob("[!.]*/")) if folder.name in named]
+    folders = [*(run.folder for run in runs), *grids]
+    waiting = offline(None, folders)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # a tool beside this Python
+    for uploader, places in waiting.items():
+        for start in range(0, len(places), AT_ONCE):
+            batch = [str(place.absolute()) for place in places[start : start + AT_ONCE]]
+            subprocess.run([*shlex.split(uploader), *batch], env={**os.environ, "PATH": path}, check=False)
+    left = offline(None, folders)
+    uploaded = sum(map(len, waiting.values())) - sum(map(len, left.values()))
+    print(f"uploaded: {uploaded} of {sum(map(len, waiting.values()))} offline, of {plural(len(runs), 'run')}")
+    _tell([*problems, *(f"{uploader} did not upload {place}" for uploader, places in left.items() for place in places)])
+    return 1 if left else 0
 
 
 def _remove(options: argparse.Namespace) -> int:

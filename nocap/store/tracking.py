@@ -105,10 +105,11 @@ def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[s
     return session.url_or_hint
 
 
-def offline(tracker: Tracker, folders: Iterable[Path]) -> dict[str, list[Path]]:
-    """Command → what it would upload of these folders of runs and grids."""
+def offline(tracker: Tracker | None, folders: Iterable[Path]) -> dict[str, list[Path]]:
+    """Command → what it would upload of these folders of runs and grids: what this tracker left offline, or any that there is."""
     folders = list(folders)
-    found = {one.uploader: [place for folder in folders for place in one.offline(folder)] for one in _each(tracker)}
+    kinds = cast(Iterable[type[Tracker]], registry.options("tracker").values() if tracker is None else map(type, _each(tracker)))
+    found = {kind.uploader: [place for folder in folders for place in kind.offline(folder)] for kind in kinds}
     return {uploader: places for uploader, places in found.items() if places}
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second time nothing runs.
+nocap's own studies need no checkout: a NAME such as gqa is experiments/gqa, and what is not there is read from the package and, when it
+is carried out, written there.
 
   python -m nocap.study experiments/gqa scale=cpu                     carry it out: verdicts, README and results
   python -m nocap.study experiments/gqa scale=gpu budget_h=8 --plan   cells, a guess at the cost, and the power, before anything runs
@@ -137,8 +139,9 @@ def _studies(given: Sequence[str], *, mode: str, as_json: bool) -> int:
     from nocap.study.cells import FailedError, StoppedError
     from nocap.study.plan import check_budget
     from nocap.study.sessions import SessionError
+    from nocap.study.shipped import folder_of
 
-    folders = [Path(word) for word in given if "=" not in word]
+    folders = [folder_of(word) for word in given if "=" not in word]
     require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
     options = from_overrides(Options, [word for word in given if "=" in word])
     plans = [(folder, _prepared(folder, options)) for folder in folders]
@@ -164,9 +167,11 @@ def _prepared(folder: Path, options: Options) -> StudyPlan:
     from nocap.config.trainer import Device
     from nocap.study.plan import prepare
     from nocap.study.report import check_readme
+    from nocap.study.shipped import source_of
     from nocap.study.spec import load
 
-    found = load(folder)
+    found = load(source_of(folder))
+    found.folder = str(folder.resolve())
     check_readme(folder)
     on_gpu = defaults.device() is Device.cuda and "gpu" in found.scales
     scale = options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in found.scales else next(iter(found.scales)))
@@ -179,14 +184,17 @@ def _prepared(folder: Path, options: Options) -> StudyPlan:
 
 def _one(folder: Path, plan: StudyPlan, options: Options, *, mode: str, as_json: bool) -> int:
     from nocap.study import preview
+    from nocap.study.shipped import settle
 
     if mode == "plan":
         print(preview.render(plan))
         return 0
-    if mode == "calibrate":
-        return _calibrate(plan, options)
     out = sys.stdout
     with redirect_stdout(sys.stderr if as_json else out):
+        if mode in ("run", "calibrate"):
+            settle(folder)
+        if mode == "calibrate":
+            return _calibrate(plan, options)
         found, code = _judge(folder, plan, options, run=mode == "run")
     if as_json:
         print(json.dumps(found, allow_nan=False), flush=True)

@@ -15,8 +15,10 @@ from nocap.options.launcher import Launcher, Share, Slots
 
 @dataclass(kw_only=True)
 class Pool(Launcher):
+    """`hydra/launcher=pool`: a cell for each `trainer.devices` GPUs, or `trainer.threads` × `trainer.devices` CPU cores"""
+
     kind: str = "pool"
-    jobs: int | None = key(ge=1, le=4096)  # cells at once, at most; null: as many as the devices hold
+    jobs: int | None = key(ge=1, le=4096, default=None)  # cells at once, at most; null: as many as the devices hold
 
     def slots(self) -> Slots:
         return Devices(jobs=self.jobs)

@@ -105,6 +105,7 @@ class Tracker(Option):
         """A session for a grid's comparison; None: it is not mirrored."""
         return None
 
-    def offline(self, folder: Path) -> list[Path]:
+    @classmethod
+    def offline(cls, folder: Path) -> list[Path]:
         """What a run's or a grid's folder has of mirrors that still are to be uploaded, by the command `uploader`."""
         return []

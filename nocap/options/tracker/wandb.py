@@ -73,7 +73,8 @@ class Wandb(Tracker):
         """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid compared again is the same run."""
         return self.open(facts)
 
-    def offline(self, folder: Path) -> list[Path]:
+    @classmethod
+    def offline(cls, folder: Path) -> list[Path]:
         found = (path for path in sorted(folder.glob("wandb/offline-run-*")) if path.is_dir() and not path.is_symlink())
         return [path for path in found if not any(path.glob("*.synced"))]  # wandb leaves this beside what it has uploaded
 

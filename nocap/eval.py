@@ -1,0 +1,97 @@
+"""`python -m nocap.eval`: a run's model on tasks of lm-eval, EleutherAI's harness."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from nocap import outside
+from nocap.config import defaults, hardware
+from nocap.config.keys import require
+from nocap.config.trainer import Device
+from nocap.launch.head import COPIES
+from nocap.show.table import plural
+from nocap.store.find import OUTPUTS, find_one
+from nocap.store.record import check_writable, write_json, writing
+
+KEPT = ("results", "groups", "versions", "n-shot", "n-samples")  # of what lm-eval returns
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _parser().parse_args(outside.arguments(argv))
+    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+
+    with refusals():
+        if options.json:
+            check_writable("--json", options.json)
+        content = _evaluate(options)
+        if options.json:
+            with writing("--json", options.json) as path:
+                write_json(path, content)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.eval",
+        description="Evaluate the model of a run's newest checkpoint, or of an exported file, on tasks of lm-eval.",
+        epilog="It needs the extra: pip install 'nocap[eval]'.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a name, its beginning, an identity, last, a folder, or a file of nocap.export")
+    parser.add_argument("--tasks", required=True, metavar="A,B", help="names of lm-eval's tasks, or yaml files, which may run code")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents of each task")
+    parser.add_argument("--num-fewshot", type=int, metavar="N", help="examples before each question (default: the task's)")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="texts scored at once (default: %(default)s)")
+    parser.add_argument("--device", choices=[one.value for one in Device], help="default: a GPU where there is one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
+    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
+    parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
+    outside.document(parser)
+    return parser
+
+
+def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    for key in ("limit", "num_fewshot", "batch_size"):
+        least, given = int(key != "num_fewshot"), getattr(options, key)
+        require(given is None or given >= least, f"--{key.replace('_', '-')}", f"be at least {least}", given)
+    device = Device(options.device) if options.device else defaults.device()
+    hardware.check_device(device, 1, key="--device")
+    source = Path(options.run) if Path(options.run).is_file() else find_one(options.run, outputs=options.output_dir)
+    if options.allow_code and (source / COPIES).is_dir():
+        outside.use([source / COPIES])
+    try:
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import make_table
+    except ModuleNotFoundError as error:
+        raise ValueError("nocap.eval must have lm-eval: pip install 'nocap[eval]'") from error
+    import torch
+
+    from nocap.measure.generation import load
+    from nocap.measure.harness import Harnessed
+
+    model = Harnessed(load(source, device=torch.device(device.value), log=_log), batch_size=options.batch_size)
+    names = options.tasks.split(",")
+    tasks = TaskManager(include_defaults=not all(Path(name).is_file() for name in names))  # there are 14,000: a minute
+    unknown = [name for name in names if name not in tasks.all_tasks and not Path(name).is_file()]
+    require(not unknown, "--tasks", "be names of lm-eval's tasks, or yaml files", ", ".join(unknown))
+    found = lm_eval.simple_evaluate(
+        model, tasks=names, task_manager=tasks, limit=options.limit, num_fewshot=options.num_fewshot, log_samples=False
+    )
+    print(make_table(found))
+    if model.shortened:
+        _log(f"{plural(model.shortened, 'text')} longer than the model's context, {model.positions} tokens: only the end was read")
+    for line in model.notes:
+        _log(line)
+    about = {"run": source.name, "checkpoint_step": model.trained.step, "tokenizer": model.trained.run.tokenizer.name}
+    return {**about, "limit": options.limit, **{key: found[key] for key in KEPT if key in found}}
+
+
+def _log(line: str) -> None:
+    print(f"nocap: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

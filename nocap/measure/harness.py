@@ -1,0 +1,106 @@
+"""A run's model as lm-eval asks models: log-likelihoods of texts, and greedy continuations.
+
+B: texts of a batch, T: tokens, V: vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from nocap.config.keys import require
+from nocap.measure.decode import engine_for
+from nocap.measure.generation import Sample, Sampler, Trained, generate
+
+
+class Harnessed(TemplateLM):  # type: ignore[misc]
+    """A model has `model.seq_len` positions. Of a longer context the end is read, as lm-eval's own models do; `shortened` counts them.
+
+    An answer that is itself longer cannot be scored, and is refused.
+    """
+
+    def __init__(self, trained: Trained, *, batch_size: int) -> None:
+        super().__init__()
+        self.trained, self.batch_size = trained, batch_size
+        self.positions = trained.run.model.seq_len
+        self.shortened = 0
+        self.notes = dict[str, None]()  # each once
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.trained.encoding.eot_token
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return self.trained.encoding.encode_ordinary(string)
+
+    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any) -> list[tuple[float, bool]]:
+        """Of each continuation given its context, and whether each of its tokens was the most probable one."""
+        rows = list[tuple[list[int], int]]()
+        for _, context, continuation in requests:
+            require(len(continuation) <= self.positions, "a text to score", f"have at most {self.positions} tokens", len(continuation))
+            tokens = [*(context or [self.eot_token_id]), *continuation]
+            self.shortened += len(tokens) > self.positions + 1
+            rows.append((tokens[-self.positions - 1 :], len(continuation)))
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))  # texts of like lengths share a batch
+        found = dict[int, tuple[float, bool]]()
+        for start in range(0, len(order), self.batch_size):
+            chosen = order[start : start + self.batch_size]
+            found.update(zip(chosen, self._scored([rows[i] for i in chosen]), strict=True))
+        return [found[i] for i in range(len(rows))]
+
+    @torch.no_grad()
+    def _scored(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
+        """Of the last so many tokens of each row. Causal attention does not see the padding at the right."""
+        longest = max(len(tokens) for tokens, _ in rows)
+        tokens_BT = torch.tensor([tokens + [self.eot_token_id] * (longest - len(tokens)) for tokens, _ in rows], device=self.trained.device)
+        logits_BTV = self.trained.model.logits(tokens_BT[:, :-1]).float()
+        found = []
+        for row, (tokens, scored) in enumerate(rows):
+            window = slice(len(tokens) - 1 - scored, len(tokens) - 1)
+            logits_TV, targets_T = logits_BTV[row, window], tokens_BT[row, 1:][window]
+            logprobs_T = logits_TV.log_softmax(-1).gather(1, targets_T[:, None])
+            found.append((float(logprobs_T.double().sum()), bool((logits_TV.argmax(-1) == targets_T).all())))
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Of whole texts, each after an end-of-text. A longer one is cut as lm-eval cuts: every token is scored once, and the last piece
+        has as much context as fits."""
+        pieces, of = list[tuple[Any, list[int], list[int]]](), list[int]()
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            for window in get_rolling_token_windows(tokens, self.eot_token_id, max_seq_len=self.positions, context_len=1):
+                pieces.append((None, *make_disjoint_window(window)))
+                of.append(number)
+        sums = [0.0] * len(requests)
+        for number, (logprob, _) in zip(of, self._loglikelihood_tokens(pieces), strict=True):
+            sums[number] += logprob
+        return sums
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        return [self._continued(*request.args) for request in requests]
+
+    def _continued(self, context: str, asked: dict[str, Any]) -> str:
+        """Greedily, up to a stop, an end-of-text, as many tokens as the task allows, or half of the positions."""
+        given = normalize_gen_kwargs(asked)
+        require(not given["do_sample"], "do_sample", "be false: continuations are greedy", given["do_sample"])
+        new = min(given["max_gen_toks"], self.positions // 2)
+        prompt = self.tok_encode(context) or [self.eot_token_id]
+        room = self.positions - new + 1
+        self.shortened += len(prompt) > room
+        prompt = prompt[-room:]
+        engine = engine_for(
+            self.trained.model, self.trained.run, batch=1, capacity=len(prompt) + new - 1, log=lambda line: self.notes.update({line: None})
+        )
+        sample = Sample(encoding=self.trained.encoding)
+        sampler = Sampler(temperature=0, top_k=0, seed=0, sequences=1, max_tokens=new)
+        for token_B in generate(engine, torch.tensor([prompt], device=self.trained.device), sampler, max_tokens=new):
+            sample.take(int(token_B))
+            if sample.ended or any(stop and stop in sample.text for stop in given["until"]):
+                break
+        sample.finish()
+        return str(postprocess_generated_text(sample.text, given["until"], None))

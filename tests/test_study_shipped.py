@@ -1,0 +1,64 @@
+"""nocap's own studies by name, in a folder that has no checkout around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nocap.study.__main__ import main
+from nocap.study.cells import FailedError
+from nocap.study.plan import StudyPlan
+from nocap.study.shipped import folder_of, shipped
+from tests.conftest import REPO
+
+YAML = REPO / "experiments" / "order_short" / "study.yaml"
+
+
+@pytest.fixture(autouse=True)
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StudyPlan]:
+    """The plans that were shown or carried out in an empty folder; none trains anything."""
+    plans = list[StudyPlan]()
+
+    def carry_out(plan: StudyPlan, **more: Any) -> None:
+        plans.append(plan)
+        raise FailedError("not carried out in this test")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nocap.study.preview.render", lambda plan: plans.append(plan) or "planned")
+    monkeypatch.setattr("nocap.study.conduct.carry_out", carry_out)
+    return plans
+
+
+def test_every_study_of_the_checkout_has_a_name() -> None:
+    assert set(shipped()) == {path.parent.name for path in (REPO / "experiments").glob("*/study.yaml")}
+
+
+@pytest.mark.parametrize("word", ["order_short", "experiments/order_short"])
+def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(word: str, tmp_path: Path, seen: list[StudyPlan]) -> None:
+    own = tmp_path / "experiments" / "order_short"
+    for mode in ("--plan", "--judge"):
+        main([word, "scale=cpu", mode])
+        assert list(tmp_path.iterdir()) == []
+    assert main([word, "scale=cpu"]) == 1
+    assert (own / "study.yaml").read_bytes() == YAML.read_bytes()
+    assert [plan.ledger for plan in seen] == [own / "ledger.jsonl"] * 3
+    changed = YAML.read_text().replace("question: ", "question: Of mine, ", 1)
+    (own / "study.yaml").write_text(changed)
+    assert main([word, "scale=cpu"]) == 1  # from here on the file in this folder is the study
+    assert (own / "study.yaml").read_text() == changed
+    assert seen[-1].study.question.startswith("Of mine, ")
+
+
+def test_a_name_in_this_folder_comes_first_and_an_unknown_one_is_refused_with_the_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gqa").mkdir()
+    assert folder_of("gqa") == Path("gqa")
+    assert folder_of("mlp") == Path("experiments/mlp")
+    for word in ("gqq", "elsewhere/gqa", "../gqa", "/nowhere/gqa", "experiments/../gqa"):
+        with pytest.raises(SystemExit, match="2"):
+            main([word, "--plan"])
+        assert "or one of nocap's studies: anatomy, fused, gqa, " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["gqa"]
