@@ -347,7 +347,7 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(tmp_path: Path, cap
     assert r"\x1b" in shown.err
     assert controls(files["html"].read_text()) == controls(files["json"].read_text()) == []
     page = files["html"].read_text()
-    assert page.count("<script") == 3  # its own: data, plotly, the page's
+    assert page.count("<script") == 2  # its own: data, the page's
     assert "alert(1)</script>" not in page
     json.loads(files["json"].read_text())
 

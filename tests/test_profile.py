@@ -492,7 +492,9 @@ def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -
         tab.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or wrong.append(request.url))
         tab.goto(path.as_uri())
         for plot in ("tree", "roofline", "curve"):
-            tab.wait_for_selector(f"#{plot} .main-svg")
+            tab.wait_for_selector(f"#{plot} > svg")
+        tab.locator("#tree > svg").click(position={"x": 200, "y": 110})  # the bar of the model, which then fills the width
+        assert tab.locator("#tree .words").first.text_content() == "model"
         browser.close()
     assert wrong == []
 

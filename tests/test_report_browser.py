@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +15,8 @@ from nocap.judge import report
 from nocap.judge.result import Comparison
 from nocap.launch import search_report
 from nocap.launch.search import Sampler, Search
-from tests.made_grid import EVIL, made, poisoned
+from nocap.store.runs import Record
+from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 from tests.test_search import LR, a_search, carried
 from tests.test_search import fake as fake
 
@@ -42,18 +44,27 @@ class Tab:
         self.page.on("dialog", lambda dialog: (self.wrong.append("a dialog"), dialog.dismiss()))
         self.page.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or self.wrong.append(request.url))
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector(f"#{last} .main-svg")
+        self.page.wait_for_selector(f"#{last} > svg")
 
-    def plotted(self, plot: str) -> list[dict[str, Any]]:
-        """The traces of a plot: what they are called, and how many points they have."""
-        found: list[dict[str, Any]] = self.page.evaluate(
-            f"document.getElementById('{plot}').data.map(t => ({{name: t.name, n: t.x.length}}))"
-        )
-        return found
+    def plotted(self, plot: str) -> list[str]:
+        """What the lines or marks of a plot are called."""
+        return list(self.page.evaluate(f"[...document.querySelectorAll('#{plot} .mark')].map((mark) => mark.dataset.name)"))
 
-    def axis(self, letter: str) -> str:
-        title: str = self.page.evaluate(f"document.getElementById('curves').layout.{letter}axis.title.text")
-        return title
+    def points(self, plot: str) -> list[int]:
+        """How many points each of its marks has."""
+        return list(self.page.evaluate(f"[...document.querySelectorAll('#{plot} .mark')].map((m) => m.querySelectorAll('.point').length)"))
+
+    def axes(self, plot: str = "curves") -> str:
+        return str(self.page.locator(f"#{plot} > svg").get_attribute("aria-label"))
+
+    def line(self) -> list[list[float]]:
+        """The last drawn curve, in px of its plot."""
+        path = "[...document.querySelectorAll('#curves .mark path:first-child')].at(-1).getAttribute('d')"
+        return [list(map(float, pair.split())) for pair in self.page.evaluate(path).lstrip("M").split("L")]
+
+    def stroke(self) -> str:
+        """The baseline's colour."""
+        return str(self.page.evaluate("getComputedStyle([...document.querySelectorAll('#curves .mark')].at(-1)).stroke"))
 
     def background(self) -> str:
         colour: str = self.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -95,16 +106,17 @@ def page_of(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
 def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     assert len(tab.plotted("curves")) == 12 + 22  # a mean for each arm, and the seeds of those that have two
+    assert tab.page.locator("#clock .box").count() == 12 * len(report.CLOCK)
     tab.page.click("nav button[data-arm='3']")
     assert len(tab.plotted("curves")) == 11 + 20
     for plot in ("curves", "pareto"):
-        assert "mha gelu4x" not in {trace["name"] for trace in tab.plotted(plot)}
-    assert {trace["n"] for trace in tab.plotted("clock")} == {11}
+        assert "mha gelu4x" not in tab.plotted(plot)
+    assert tab.page.locator("#clock .box").count() == 11 * len(report.CLOCK)
     assert tab.page.locator("tr.off").count() == 4  # verdicts, speed, costs, target
     tab.page.click("section:first-of-type tr[data-arm='3'] td.besides")  # back, by its row
     assert len(tab.plotted("curves")) == 12 + 22
     tab.page.dblclick("nav button[data-arm='4']")
-    assert {trace["name"] for trace in tab.plotted("curves")} == {"mha gelu3x"}
+    assert set(tab.plotted("curves")) == {"mha gelu3x"}
     tab.page.click("#all")
     assert len(tab.plotted("pareto")) == 12
 
@@ -112,34 +124,70 @@ def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: 
 @pytest.mark.slow
 def test_axes_and_units_switch(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
-    assert (tab.axis("x"), tab.axis("y")) == ("training steps", "validation loss (nats per token)")
+    assert tab.axes() == "validation loss (nats per token) over training steps"
     tab.page.click("[data-x='tokens']")
-    assert tab.axis("x") == "tokens seen"
+    assert tab.axes() == "validation loss (nats per token) over tokens seen"
     tab.page.click("[data-x='train_s']")
     tab.page.click("[data-y='val_bpb']")
-    assert (tab.axis("x"), tab.axis("y")) == ("training time (s)", "validation loss (bits per byte)")
+    assert tab.axes() == "validation loss (bits per byte) over training time (s)"
     tab.page.click("[data-rel='base']")
-    assert tab.axis("y") == "loss minus the baseline's (bits/byte)"
-    means = tab.page.evaluate("document.getElementById('curves').data.at(-1)")
-    assert means["name"] == "flash gelu4x"
-    assert set(means["y"]) == {0}
+    assert tab.axes() == "loss minus the baseline's (bits/byte) over training time (s)"
+    assert tab.plotted("curves")[-1] == "flash gelu4x"
+    assert len({y for _, y in tab.line()}) == 1
 
 
 @pytest.mark.slow
-def test_hover_reads_a_value(page_of: Callable[..., Tab], grid: Comparison) -> None:
+def test_hover_reads_a_value_and_a_drag_zooms(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     tab.page.dblclick("nav button[data-arm='0']")  # the others' lines are closer than a pixel
     tab.page.locator("#curves").scroll_into_view_if_needed()
-    box = tab.page.locator("#curves .nsewdrag").bounding_box()
-    where = "(() => { const t = curves.data.at(-1), l = curves._fullLayout; return [l.xaxis.c2p(t.x[20]), l.yaxis.c2p(t.y[20])] })()"
-    x, y = tab.page.evaluate(where)
+    box = tab.page.locator("#curves > svg").bounding_box()
+    x, y = tab.line()[20]
     tab.page.mouse.move(box["x"] + x, box["y"] + y)
-    tab.page.wait_for_selector("#curves .hovertext")
-    said = tab.page.locator("#curves .hoverlayer").text_content()
+    said = tab.page.locator("#curves .tip").text_content()
     values = [run.curve.val_loss[20] for run, _ in grid.runs[:2]]
     assert said.startswith("flash gelu4x")
     assert any(f"{value:.4f} nats/token" in said for value in (*values, sum(values) / 2))
     assert "step 1,000, 4,096,000 tokens" in said
+    whole = tab.line()
+    tab.page.mouse.move(box["x"] + x - 60, box["y"] + y - 40)
+    tab.page.mouse.down()
+    tab.page.mouse.move(box["x"] + x + 60, box["y"] + y + 40)
+    tab.page.mouse.up()
+    assert tab.line()[21][0] - tab.line()[20][0] > 5 * (whole[21][0] - whole[20][0])
+    tab.page.mouse.dblclick(box["x"] + x, box["y"] + y)
+    assert tab.line() == whole
+
+
+def crowded(record: Record) -> Record:
+    """Twelve arms on the front, in two heaps."""
+    i = [f"{attention}-{mlp}" for attention in ATTENTION for mlp in MLP].index(record.arm)
+    clock = {"train": 60 + 0.01 * i + 5 * (i > 8)}
+    return with_summary(record, val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8), clock_s=clock, memory_mib={"peak": 1000.0})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_on_the_front_are_all_there_and_apart(page_of: Callable[..., Tab], width: int) -> None:
+    tab = page_of(made(3, crowded, broken=False), width=width)
+    assert tab.page.locator("#pareto .label").all_text_contents() == tab.plotted("pareto")
+    rects = "[...document.querySelectorAll('#pareto .label')].map((label) => label.getBoundingClientRect())"
+    boxes = tab.page.evaluate(f"{rects}.map((rect) => [rect.left, rect.top, rect.right, rect.bottom])")
+    assert len(boxes) == 12
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 1 or b[3] <= a[1] + 1  # lines of text are a pixel higher than their letters
+    plot = tab.page.locator("#pareto").bounding_box()
+    assert all(plot["x"] <= a[0] and a[2] <= plot["x"] + plot["width"] for a in boxes)
+
+
+@pytest.mark.slow
+def test_paper_is_white_whatever_the_screen(page_of: Callable[..., Tab], grid: Comparison) -> None:
+    tab = page_of(grid, scheme="dark")
+    tab.page.click("#theme")
+    tab.page.click("#theme")  # chosen by hand: dark
+    tab.page.emulate_media(media="print")
+    assert tab.background() == "rgb(255, 255, 255)"
+    assert tab.stroke() == "rgb(29, 33, 38)"
 
 
 @pytest.mark.slow
@@ -149,8 +197,7 @@ def test_light_and_dark(page_of: Callable[..., Tab], grid: Comparison) -> None:
     assert colours[0] != colours[1]
     dark.page.click("#theme")
     assert dark.background() == colours[0]
-    baseline = [tab.page.evaluate("document.getElementById('curves').data.at(-1).line.color") for tab in (light, dark)]
-    assert baseline[0] == baseline[1]
+    assert dark.stroke() == light.stroke()
 
 
 @pytest.mark.slow
@@ -162,7 +209,7 @@ def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab], grid: Comparison
     )
     tab = page_of(grid, width=375)
     assert tab.page.evaluate("document.documentElement.scrollWidth") == 375
-    assert tab.page.locator("#curves .main-svg").first.bounding_box()["width"] <= 375
+    assert tab.page.locator("#curves > svg").bounding_box()["width"] <= 375
 
 
 def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: Comparison) -> None:
@@ -170,8 +217,10 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: Comparison)
     assert tab.page.locator("img").count() == 0
     assert tab.page.locator("nav button[data-arm='0'] span").inner_text() == f"{EVIL} flash gelu4x"
     assert EVIL[:12] in tab.page.locator("#clock").inner_text()
-    tab.page.evaluate("Plotly.Fx.hover('curves', [{curveNumber: 0, pointNumber: 40}])")
-    assert EVIL in tab.page.locator("#curves .hoverlayer").text_content()
+    tab.page.evaluate("document.getElementById('pareto').scrollIntoView({block: 'center'})")
+    box = tab.page.locator("#pareto .point").first.bounding_box()
+    tab.page.mouse.move(box["x"] + 3, box["y"] + 3)
+    assert EVIL in tab.page.locator("#pareto .tip").text_content()
 
 
 def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp_path: Path) -> None:
@@ -194,9 +243,9 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     tab = Tab(browser, found.grid.folder / "report.html", last="key1")
     n = [sum(loss is not None for loss in losses) for losses in zip(*((one.screened, one.val_loss) for one in trials), strict=True)]
     assert 0 < n[1] <= 4 < n[0] < 8
-    assert [trace["n"] for trace in tab.plotted("history")] == [n[0], *n]
-    assert [trace["n"] for trace in tab.plotted("key0")] == [trace["n"] for trace in tab.plotted("key1")] == n
-    assert tab.page.evaluate("[key0, key1].map((plot) => plot.layout.xaxis.type)") == ["log", "category"]
+    assert tab.points("history") == [0, *n]  # the line of the lowest, and the trials
+    assert tab.points("key0") == tab.points("key1") == n
+    assert set(tab.page.locator("#key1 text").all_text_contents()) >= {"mqa", "mha"}
     assert tab.page.locator("tbody tr").count() == 8
     tab.page.close()
     assert tab.wrong == []

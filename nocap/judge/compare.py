@@ -87,7 +87,10 @@ def _differences(arms: Sequence[Arm], base: Arm, *, metric: str, allow: Collecti
     family = {arm: one.estimate for arm, one in found.items() if one.kind is Kind.unclear and one.estimate}
     for (arm, estimate), p in zip(family.items(), stats.holm([estimate.p for estimate in family.values()]), strict=True):
         side = Kind.better if estimate.mid < 0 else Kind.worse
-        found[arm] = replace(found[arm], p_holm=p, kind=side if p < ALPHA else Kind.unclear)
+        if p < ALPHA:
+            found[arm] = replace(found[arm], p_holm=p, kind=side)
+        else:
+            found[arm] = replace(found[arm], p_holm=p, visible=estimates.visible(estimate, among=len(family)))
     return found
 
 

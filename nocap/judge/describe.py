@@ -139,13 +139,19 @@ def _verdicts(comparison: Comparison, arms: Sequence[ComparedArm]) -> Section:
                 *([mean(result.val_bpb)] if has_bpb else []),
                 difference(comparison.metric, gap.estimate if gap else None),
                 TableCell(text=p_value(gap.p_holm if gap else None), hint=_uncorrected(gap.estimate) if gap and gap.estimate else ""),
-                TableCell(text=gap.verdict if gap else "baseline"),
+                TableCell(
+                    text=gap.verdict if gap else "baseline", small=f"would have shown {gap.visible:.4f}" if gap and gap.visible else ""
+                ),
             ]
         )
     bpb = ["bits/byte"] if has_bpb else []
     note = f"±: half of a 95% interval. p: Holm's correction over the arms. Differences: {', '.join(methods(comparison)) or 'none'}."
+    words = (
+        "would have shown: from this difference on with 80% power, by the noise that these seeds measured and at Holm's strictest level."
+    )
+    seen = [words] if any(result.difference and result.difference.visible for result in arms) else []
     head = ["arm", "n", "val loss", *bpb, "difference", "p", "verdict"]
-    return Section(name="verdicts", title="Verdicts", head=head, rows=rows, notes=[note])
+    return Section(name="verdicts", title="Verdicts", head=head, rows=rows, notes=[note, *seen])
 
 
 def _uncorrected(estimate: Estimate) -> str:

@@ -15,6 +15,7 @@ from nocap.judge.stats import Estimate
 
 CONFIDENCE = 0.95
 ALPHA = 0.05
+POWER = 0.8  # of what seeds that showed nothing would have shown
 LEAST_SEEDS = 3  # fewer give no verdict: at two, a t-interval reaches 12.7 standard errors to each side
 
 BySeed = Mapping[int, float]
@@ -47,6 +48,17 @@ def ratio(mine: BySeed, theirs: BySeed) -> Estimate | None:
         return None
     logs = difference(*({seed: math.log(value) for seed, value in side.items()} for side in (mine, theirs)))
     return logs and logs.exp()
+
+
+def visible(found: Estimate, *, among: int) -> float | None:
+    """The least difference that these seeds would have shown with 80% power among so many comparisons, by the noise that they measured;
+    `None` where they measured none. At the strictest level that Holm's correction asks for."""
+    if not found.half_width > 0 or math.isnan(found.df):
+        return None
+    from scipy import special
+
+    se = found.half_width / float(special.stdtrit(found.df, (1 + CONFIDENCE) / 2))
+    return stats.seen(found.df, power=POWER, alpha=ALPHA / among) * se
 
 
 def _of_one_seed(value: float) -> Estimate:

@@ -1,14 +1,12 @@
 // Draws the comparison's plots and keeps them in step with the page: which arms are shown, which axes.
 (() => {
-  const { data, narrow, number, plain, short, tint, draw, start } = page;
+  const { data, narrow, number, short, chart, start } = page;
   const hidden = new Set();
   const view = { x: "step", y: "val_loss", rel: "own", span: "most", focus: null };
   const SHARE = { all: 0, most: 0.1, end: 0.75 }; // of the run that is left out of sight
   const AXIS = { step: "training steps", tokens: "tokens seen", train_s: "training time (s)", val_loss: "validation loss (nats per token)", val_bpb: "validation loss (bits per byte)" };
   const UNIT = { val_loss: "nats/token", val_bpb: "bits/byte" };
-  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon"];
   const shown = () => data.arms.filter((_, index) => !hidden.has(index));
-  const dashed = (arm) => (data.dashes[arm.dash] ? data.dashes[arm.dash].replace(/(\d+)/g, "$1px") : "solid");
 
   function readings(arm, curve, who, y) {
     return curve.step.map((step, i) => {
@@ -17,7 +15,7 @@
       if (curve.tokens[i] !== null) at.push(`${number(curve.tokens[i])} tokens`);
       if (curve.train_s[i] !== null) at.push(`${number(curve.train_s[i], 1)} s`);
       if (view.rel === "base" && y[i] !== null) losses.push(`${y[i] < 0 ? "−" : "+"}${number(Math.abs(y[i]), 4)} against the baseline`);
-      return `<b>${plain(arm.label)}</b>, ${who}<br>${losses.join(", ")}<br>${at.join(", ")}`;
+      return `${arm.label}, ${who}\n${losses.join(", ")}\n${at.join(", ")}`;
     });
   }
 
@@ -41,26 +39,26 @@
   }
 
   function line(arm, curve, who, strong) {
-    const few = curve.step.length <= 30;
     const y = height(curve);
     return {
       x: curve[view.x],
       y,
-      hovertext: readings(arm, curve, who, y),
-      hoverinfo: "text",
-      mode: strong && few ? "lines+markers" : "lines",
-      marker: { size: 4, symbol: SYMBOLS[arm.dash] },
-      line: { color: tint(`hue-${arm.hue}`), width: strong ? (arm === data.arms[0] ? 3 : 2) : 1, dash: dashed(arm) },
+      hover: readings(arm, curve, who, y),
+      size: strong && curve.step.length <= 30 ? 4 : 0,
+      symbol: arm.dash,
+      color: `var(--hue-${arm.hue})`,
+      width: strong ? (arm === data.arms[0] ? 3 : 2) : 1,
+      dash: data.dashes[arm.dash],
       opacity: (strong ? 1 : 0.3) * (view.focus === null || data.arms[view.focus] === arm ? 1 : 0.15),
-      name: plain(arm.label),
+      name: arm.label,
     };
   }
 
   const aimed = () => data.target !== null && view.y === "val_loss" && view.rel === "own";
 
   // The first steps fall so far that nothing later could be told apart: the picture is fitted to the part that is asked for.
-  function fit(traces) {
-    const points = traces.flatMap((trace) => trace.x.map((x, i) => [x, trace.y[i]])).filter(([x, y]) => x !== null && y !== null);
+  function fit(marks) {
+    const points = marks.flatMap((mark) => mark.x.map((x, i) => [x, mark.y[i]])).filter(([x, y]) => x !== null && y !== null);
     if (!points.length || view.span === "all") return [undefined, undefined];
     const last = Math.max(...points.map(([x]) => x));
     const first = last * SHARE[view.span];
@@ -75,78 +73,65 @@
   function drawCurves() {
     const faint = shown().flatMap((arm) => (arm.seeds.length > 1 ? arm.seeds.map((seed) => line(arm, seed, `seed ${seed.seed}${seed.status === "finished" ? "" : `, ${seed.status}`}`, false)) : []));
     const strong = shown().map((arm) => line(arm, arm.mean, arm.averaged > 1 ? `mean of ${arm.averaged} seeds` : "one seed", true)).reverse();
-    const traces = [...faint, ...strong];
-    const [x, y] = fit(traces);
-    const target = { type: "line", xref: "paper", x0: 0, x1: 1, y0: data.target, y1: data.target, line: { color: tint("soft"), width: 1, dash: "3px,3px" } };
-    const words = { xref: "paper", x: 0, xanchor: "left", y: data.target, yanchor: "bottom", showarrow: false, text: `target ${data.target}` };
-    draw("curves", traces, {
+    const marks = [...faint, ...strong];
+    const [x, y] = fit(marks);
+    chart("curves", {
+      key: [view.x, view.y, view.rel, view.span].join(),
       height: narrow.matches ? 340 : 500,
-      xaxis: { text: AXIS[view.x], range: x },
-      yaxis: { text: view.rel === "own" ? AXIS[view.y] : `loss minus the baseline's (${UNIT[view.y]})`, range: y },
-      shapes: aimed() ? [target] : [],
-      annotations: aimed() ? [words] : [],
+      x: { text: AXIS[view.x], range: x },
+      y: { text: view.rel === "own" ? AXIS[view.y] : `loss minus the baseline's (${UNIT[view.y]})`, range: y },
+      marks,
+      rule: aimed() ? { y: data.target, text: `target ${data.target}` } : null,
     });
   }
 
   function drawClock() {
     const arms = shown();
-    const totals = arms.map((arm) => arm.clock_s.reduce((sum, seconds) => sum + seconds, 0));
-    const traces = data.clock.map((name, part) => ({
-      type: "bar",
-      orientation: "h",
-      name,
-      x: arms.map((arm) => arm.clock_s[part]),
-      y: arms.map((_, row) => row),
-      hovertext: arms.map((arm, row) => {
-        const share = totals[row] ? (100 * arm.clock_s[part]) / totals[row] : 0;
-        return `<b>${plain(arm.label)}</b><br>${name}: ${number(arm.clock_s[part], 2)} s, ${number(share, 1)}% of ${number(totals[row], 1)} s`;
-      }),
-      hoverinfo: "text",
-      marker: { color: tint(`clock-${part}`) },
-    }));
-    const labels = arms.map((arm) => short(arm.label, narrow.matches ? 16 : 30));
-    draw("clock", traces, {
-      barmode: "stack",
-      bargap: 0.3,
+    const boxes = arms.flatMap((arm, row) => {
+      const total = arm.clock_s.reduce((sum, seconds) => sum + seconds, 0);
+      let x0 = 0;
+      return arm.clock_s.map((seconds, part) => {
+        const hover = `${arm.label}\n${data.clock[part]}: ${number(seconds, 2)} s, ${number(total ? (100 * seconds) / total : 0, 1)}% of ${number(total, 1)} s`;
+        return { x0, x1: (x0 += seconds), y0: row - 0.35, y1: row + 0.35, color: `var(--clock-${part})`, hover };
+      });
+    });
+    chart("clock", {
       height: Math.max(160, 70 + 29 * arms.length),
-      xaxis: { text: "seconds" },
-      yaxis: { tickvals: labels.map((_, row) => row), ticktext: labels, range: [arms.length - 0.4, -0.6], showgrid: false, ticks: "", fixedrange: true },
+      x: { text: "seconds", range: [0, 1.02 * Math.max(...boxes.map((box) => box.x1), 1e-9)] },
+      y: { ticks: arms.map((arm, row) => [row, short(arm.label, narrow.matches ? 16 : 30)]), range: [arms.length - 0.4, -0.6] },
+      boxes,
     });
   }
 
-  function disc(arm, size, middle) {
+  function disc(arm, size) {
     const loss = arm[view.y];
-    const color = tint(`hue-${arm.hue}`);
-    const bars = loss.low !== null && loss.low !== undefined && loss.high !== null && loss.high !== undefined;
-    const memory = arm.memory_mib === null ? "" : `<br>${number(arm.memory_mib)} MiB peak memory`;
+    const memory = arm.memory_mib === null ? "" : `\n${number(arm.memory_mib)} MiB peak memory`;
     return {
       x: [arm.train_s],
       y: [loss.mean],
-      error_y: { type: "data", symmetric: false, array: [bars ? loss.high - loss.mean : 0], arrayminus: [bars ? loss.mean - loss.low : 0], visible: bars, color, thickness: 1, width: 0 },
-      mode: arm.pareto && !narrow.matches ? "markers+text" : "markers",
-      text: [short(arm.label, 24)],
-      textposition: arm.train_s > middle ? "middle left" : "middle right",
-      textfont: { size: 11 },
-      marker: { size, symbol: SYMBOLS[arm.dash] + (arm.pareto ? "" : "-open"), color, line: { width: 1.8, color } },
+      low: [loss.low],
+      high: [loss.high],
+      label: arm.pareto ? [short(arm.label, 24)] : undefined,
+      size,
+      symbol: arm.dash,
+      open: !arm.pareto,
+      color: `var(--hue-${arm.hue})`,
       opacity: arm.pareto || !arm.tied ? 1 : 0.5,
-      hovertext: [`<b>${plain(arm.label)}</b>${arm.pareto ? ", on the front" : arm.tied ? ", beaten, but within the intervals" : ", beaten"}<br>${number(loss.mean, 4)} ${UNIT[view.y]}<br>${number(arm.train_s, 1)} s of training${memory}`],
-      hoverinfo: "text",
-      name: plain(arm.label),
+      hover: [`${arm.label}${arm.pareto ? ", on the front" : arm.tied ? ", beaten, but within the intervals" : ", beaten"}\n${number(loss.mean, 4)} ${UNIT[view.y]}\n${number(arm.train_s, 1)} s of training${memory}`],
+      name: arm.label,
     };
   }
 
   function drawPareto() {
     const arms = shown().filter((arm) => arm.placed && arm.train_s !== null && arm[view.y] && arm[view.y].mean !== null);
     const most = Math.max(...arms.map((arm) => arm.memory_mib || 0));
-    const seconds = arms.map((arm) => arm.train_s);
-    const middle = (Math.min(...seconds) + Math.max(...seconds)) / 2; // names are written towards the middle, where there is room
-    const traces = arms.map((arm) => disc(arm, most && arm.memory_mib ? 20 * Math.sqrt(arm.memory_mib / most) : 12, middle));
     const losses = arms.map((arm) => arm[view.y].mean);
     const air = 0.3 * (Math.max(...losses) - Math.min(...losses)) || 0.01;
-    draw("pareto", traces, {
-      height: narrow.matches ? 320 : 420,
-      xaxis: { text: "training time (s)" },
-      yaxis: { text: AXIS[view.y], range: arms.length ? [Math.min(...losses) - air, Math.max(...losses) + air] : undefined },
+    chart("pareto", {
+      height: Math.max(narrow.matches ? 320 : 420, 100 + 28 * arms.filter((arm) => arm.pareto).length), // so that every label has a line of its own
+      x: { text: "training time (s)" },
+      y: { text: AXIS[view.y], range: arms.length ? [Math.min(...losses) - air, Math.max(...losses) + air] : undefined },
+      marks: arms.map((arm) => disc(arm, most && arm.memory_mib ? 20 * Math.sqrt(arm.memory_mib / most) : 12)),
     });
   }
 

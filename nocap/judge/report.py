@@ -8,12 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
+from nocap.config.outward import redact, visible
 from nocap.judge import describe, sentences
 from nocap.judge.arms import Arm, setting
 from nocap.judge.estimates import ALPHA, CONFIDENCE, LEAST_SEEDS
 from nocap.judge.result import ComparedArm, Comparison, Front, Kind
-from nocap.judge.stats import Estimate
-from nocap.show import page, table
+from nocap.show import forest, page, table
 from nocap.store.files import write_file
 from nocap.store.runs import Curve, Record
 from nocap.training.ledger import LINES
@@ -22,7 +24,6 @@ HERE = Path(__file__).parent
 HUES = 7  # --hue-0 … --hue-6 in page.css; 0 is the text's colour
 DASHES = ("", "7,4", "2,3", "9,3,2,3", "14,4", "14,3,2,3")  # SVG's stroke-dasharray; "" is a solid line
 AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps
-FOREST = (150.0, 22.0)  # px: the little interval plots of the verdict table
 RESOLUTION = 8  # digits of a plotted number: more than a screen shows, and a third of the file's size saved
 
 # Kind of verdict → its mark, its name, and what it means to somebody who has never seen one. The order is the page's.
@@ -62,13 +63,15 @@ def render(comparison: Comparison) -> str:
         "clock": list(CLOCK.values()),
         "dashes": DASHES,
     }
+    scale, cells = _forest(results, comparison.metric)
     return page.render(
         HERE,
         kind="nocap comparison",
         title=sentences.headline(comparison),
         data=page.finite(plots),
         c=comparison,
-        arms=[_shown(*each, comparison) for each in zip(results, looks, _forest(results), strict=True)],
+        arms=[_shown(*each, comparison) for each in zip(results, looks, cells, strict=True)],
+        scale=scale,
         verdicts={kind.name: texts for kind, texts in VERDICTS.items()},
         sections=list(describe.sections(comparison)),
         facts=sentences.summary(comparison),
@@ -83,7 +86,7 @@ def render(comparison: Comparison) -> str:
     )
 
 
-def _shown(result: ComparedArm, look: tuple[int, int], forest: dict[str, Any] | None, comparison: Comparison) -> dict[str, Any]:
+def _shown(result: ComparedArm, look: tuple[int, int], cell: Markup | str, comparison: Comparison) -> dict[str, Any]:
     """What the template shows of an arm beside its rows."""
     gap = result.difference
     return {
@@ -91,7 +94,7 @@ def _shown(result: ComparedArm, look: tuple[int, int], forest: dict[str, Any] | 
         "look": look,
         "kind": gap and gap.kind.name,
         "difference": describe.difference(comparison.metric, gap.estimate).text if gap else "",
-        "forest": forest,
+        "forest": cell,
         "besides": sentences.besides(result, comparison.baseline) if gap else "What the others are compared with.",
     }
 
@@ -156,22 +159,18 @@ def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
     return mean
 
 
-def _forest(results: Sequence[ComparedArm]) -> list[dict[str, Any] | None]:
-    """Per arm the little interval plot in px, all on one scale with zero in the middle. Few seeds make intervals so wide that every point
-    would lie on zero: then the scale follows the points, and what runs off it is drawn to the edge (`wide`)."""
-    width, height = FOREST
-    points = [result.difference and result.difference.estimate for result in results]
-    known = [point for point in points if point]
-    ends = [abs(end) for point in known for end in (point.low, point.high) if math.isfinite(end)]
-    mids = max((abs(point.mid) for point in known), default=0.0)
-    reach = min(1.6 * mids, max([mids, *ends])) or 1.0
+def _forest(results: Sequence[ComparedArm], metric: str) -> tuple[Markup | str, list[Markup | str]]:
+    """The head of the column of intervals, and each arm's cell. An interval without an end is not drawn: its point is."""
+    lines = [_line(result, metric) for result in results]
+    if not any(lines):
+        return "", [""] * len(lines)
+    scale = forest.cells_axis([end for line in lines if line for end in (line.mid, line.low, line.high)])
+    return forest.head(scale, tick=lambda x: f"{x:g}".replace("-", "−")), [forest.cell(line, scale) if line else "" for line in lines]
 
-    def place(value: float) -> float:
-        return width / 2 + max(-1.0, min(1.0, value / reach)) * (width / 2 - 6)
 
-    def drawn(point: Estimate) -> dict[str, Any]:
-        low, high = (point.low, point.high) if math.isfinite(point.high) else (point.mid, point.mid)
-        spots = {"x": place(point.mid), "low": place(low), "high": place(high), "y": height / 2}
-        return {**spots, "wide_low": low < -reach, "wide_high": high > reach}
-
-    return [drawn(point) if point else None for point in points]
+def _line(result: ComparedArm, metric: str) -> forest.Line | None:
+    if not result.difference or not (point := result.difference.estimate):
+        return None
+    low, high = (point.low, point.high) if math.isfinite(point.high) else (point.mid, point.mid)
+    words = f"{result.label}: {describe.difference(metric, point)}"
+    return forest.Line(label="", title=visible(redact(words)), look=result.difference.kind.name, mid=point.mid, low=low, high=high)

@@ -45,6 +45,7 @@ class Difference:
     kind: Kind
     reason: str = ""  # why there is no verdict, or what confounds it
     p_holm: float | None = None
+    visible: float | None = None  # of no difference shown: the least that these seeds would have shown with 80% power
     metric: str
 
     @property
@@ -55,7 +56,12 @@ class Difference:
 
     def json(self) -> dict[str, Any]:
         nothing = {"mean": None, "low": None, "high": None, "p": None, "method": f"no {self.metric}"}
-        return {**(self.estimate.json() if self.estimate else nothing), "p_holm": self.p_holm, "verdict": self.verdict}
+        return {
+            **(self.estimate.json() if self.estimate else nothing),
+            "p_holm": self.p_holm,
+            "visible": self.visible,
+            "verdict": self.verdict,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,6 +32,7 @@ class Estimate:
     p: float = math.nan
     sd: float = math.nan  # of the values, or of the pairs' differences
     n: int = 0  # values or pairs; of two independent samples the smaller number
+    df: float = math.nan  # of the t-test that made the interval
     method: str = ""
 
     @property
@@ -75,13 +76,13 @@ def _sample(values: Sequence[float] | Array) -> Array:
 
 
 def _t_interval(mid: float, *, se: float, df: float, confidence: float) -> dict[str, float]:
-    """mid, low, high and p."""
+    """mid, low, high, p and df."""
     from scipy import special
 
     if se == 0:  # deterministic runs can agree to the last bit
         return {"mid": mid, "low": mid, "high": mid, "p": float(mid == 0)}
     half = float(special.stdtrit(df, (1 + confidence) / 2)) * se
-    return {"mid": mid, "low": mid - half, "high": mid + half, "p": 2 * float(special.stdtr(df, -abs(mid / se)))}
+    return {"mid": mid, "low": mid - half, "high": mid + half, "p": 2 * float(special.stdtr(df, -abs(mid / se))), "df": df}
 
 
 def interval(values: Sequence[float] | Array, *, confidence: float = 0.95, method: str = "t-test") -> Estimate:
@@ -203,6 +204,19 @@ def power_of(effect: float, *, n: int, alpha: float = 0.05, pairs: bool, known: 
     middle, spread = float(nu), math.sqrt(2 * nu)
     value, _ = integrate.quad(density, max(0.0, middle - 12 * spread), middle + 12 * spread + 20, limit=200, points=[middle])
     return float(value)
+
+
+def seen(df: float, *, power: float, alpha: float) -> float:
+    """The least effect, in its own standard errors, that a two-sided t-test with so many degrees of freedom sees with this power."""
+    from scipy import optimize
+
+    def missing(effect: float) -> float:
+        return power - power_of(effect, n=1, alpha=alpha, pairs=True, known=df)
+
+    high = 1.0
+    while missing(high) > 0:
+        high *= 2
+    return float(optimize.brentq(missing, 0.0, high))
 
 
 def crossing(x: Sequence[float], y: Sequence[float], *, target: float, smooth: bool = True) -> float | None:

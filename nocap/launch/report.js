@@ -1,8 +1,8 @@
 // Draws a search: the loss of each trial in turn, and over each key.
 (() => {
-  const { data, number, plain, tint, draw, start } = page;
+  const { data, number, chart, start } = page;
   const LOSS = "validation loss (nats per token)";
-  const at = (trial, loss, what) => `<b>trial ${trial.number}</b>${what}: ${number(loss, 4)}<br>${plain(trial.words)}`;
+  const at = (trial, loss, what) => `trial ${trial.number}${what}: ${number(loss, 4)}\n${trial.words}`;
 
   function points(kind, x) {
     const short = kind === "screened";
@@ -10,10 +10,11 @@
     return {
       x: shown.map(x),
       y: shown.map((trial) => trial[kind]),
-      mode: "markers",
-      marker: { size: 9, color: tint("hue-1"), symbol: short ? "circle-open" : "circle", opacity: 0.8 },
-      hovertext: shown.map((trial) => at(trial, trial[kind], short ? `, ${data.screen} of its steps` : "")),
-      hoverinfo: "text",
+      size: 9,
+      open: short,
+      color: "var(--hue-1)",
+      opacity: 0.8,
+      hover: shown.map((trial) => at(trial, trial[kind], short ? `, ${data.screen} of its steps` : "")),
     };
   }
   const both = (x) => (data.screen === null ? [points("val_loss", x)] : [points("screened", x), points("val_loss", x)]);
@@ -22,13 +23,15 @@
     const kind = data.screen === null ? "val_loss" : "screened";
     const shown = data.trials.filter((trial) => trial[kind] !== null).sort((a, b) => a.number - b.number);
     let low = Infinity;
-    const lowest = { x: shown.map((trial) => trial.number), y: shown.map((trial) => (low = Math.min(low, trial[kind]))), mode: "lines", line: { color: tint("soft"), width: 1.5, shape: "hv" }, hoverinfo: "skip" };
-    draw("history", [lowest, ...both((trial) => trial.number)], { height: 380, xaxis: { text: "trial", dtick: data.trials.length < 30 ? 1 : undefined }, yaxis: { text: LOSS } });
+    const lowest = { x: shown.map((trial) => trial.number), y: shown.map((trial) => (low = Math.min(low, trial[kind]))), width: 1.5, stairs: true, color: "var(--soft)" };
+    chart("history", { height: 380, x: { text: "trial" }, y: { text: LOSS }, marks: [lowest, ...both((trial) => trial.number)] });
   }
 
   function drawKey(key, i) {
-    const x = (trial) => (key.words ? plain(trial.values[i]) : Number(trial.values[i]));
-    draw(`key${i}`, both(x), { height: 320, xaxis: { text: plain(key.name), type: key.words ? "category" : key.log ? "log" : "linear" }, yaxis: { text: LOSS } });
+    const words = [...new Set(data.trials.map((trial) => trial.values[i]))];
+    const x = (trial) => (key.words ? words.indexOf(trial.values[i]) : Number(trial.values[i]));
+    const axis = key.words ? { ticks: words.map((word, at) => [at, word]), range: [-0.5, words.length - 0.5] } : { log: key.log };
+    chart(`key${i}`, { height: 320, x: { text: key.name, ...axis }, y: { text: LOSS }, marks: both(x) });
   }
 
   start(() => {

@@ -1,33 +1,32 @@
 // Draws the profile: nested bars, roofline, curve.
 (() => {
-  const { data, narrow, number, plain, tint, draw, start } = page;
-  const COLORS = 6; // hue-1 … hue-6
+  const { data, narrow, number, chart, start } = page;
   const ms = (value) => `${number(value, value >= 100 ? 0 : value >= 1 ? 1 : 3)} ms`;
+  const whole = data.tree[0];
+  let top = whole; // the bar that fills the width
 
+  // A level for each depth below `top`, whose bars stand on what they belong to.
   function drawTree() {
-    const whole = data.tree[0].ms;
-    const own = data.tree.map((node) => tint(node.parent === "" ? "grid" : `hue-${1 + (["model", "optimizer", "data"].indexOf(node.id.split("/")[0]) + node.id.split("/").length) % COLORS}`));
-    draw(
-      "tree",
-      [
-        {
-          type: "icicle",
-          ids: data.tree.map((node) => node.id),
-          parents: data.tree.map((node) => node.parent),
-          labels: data.tree.map((node) => plain(node.name)),
-          values: data.tree.map((node) => node.ms),
-          branchvalues: "total",
-          sort: false,
-          tiling: { orientation: "v" },
-          pathbar: { visible: true },
-          maxdepth: narrow.matches ? 4 : 7,
-          marker: { colors: own, line: { color: tint("card"), width: 1 } },
-          hovertext: data.tree.map((node) => `<b>${plain(node.name)}</b><br>${ms(node.ms)}, ${number((100 * node.ms) / whole, 1)}% of the step`),
-          hoverinfo: "text",
-        },
-      ],
-      { height: narrow.matches ? 380 : 520, margin: { l: 0, r: 0, t: 4, b: 4 }, xaxis: { visible: false }, yaxis: { visible: false } },
-    );
+    const boxes = [];
+    const deep = narrow.matches ? 4 : 7;
+    const hue = (node) => 1 + ((["model", "optimizer", "data"].indexOf(node.id.split("/")[0]) + node.id.split("/").length + 6) % 6);
+    function add(node, x0, level) {
+      const hover = `${node.name}\n${ms(node.ms)}, ${number((100 * node.ms) / whole.ms, 1)}% of the step`;
+      const color = node === whole ? "var(--grid)" : `color-mix(in srgb, var(--hue-${hue(node)}) 55%, var(--card))`; // so that words can be read on it
+      const parent = data.tree.find((other) => other.id === node.parent);
+      const click = () => {
+        top = node === top ? parent ?? whole : node;
+        drawTree();
+      };
+      boxes.push({ x0, x1: x0 + node.ms, y0: level, y1: level + 1, words: node.name, color, hover, click });
+      if (level + 1 >= deep) return;
+      for (const child of data.tree.filter((other) => other.parent === node.id)) {
+        add(child, x0, level + 1);
+        x0 += child.ms;
+      }
+    }
+    add(top, 0, 0);
+    chart("tree", { height: narrow.matches ? 380 : 520, x: { bare: true, range: [0, top.ms] }, y: { bare: true, range: [deep, 0] }, boxes });
   }
 
   function drawRoofline() {
@@ -36,36 +35,37 @@
     const peaks = data.peaks.map((peak, i) => {
       const ridge = peak.flops / data.bytes_per_s;
       const x = [low, ridge, Math.max(high, 2 * ridge)];
-      return { x, y: x.map((v) => Math.min(peak.flops, v * data.bytes_per_s)), mode: "lines", line: { color: tint("soft"), width: 1.5, dash: i ? "6px,4px" : "solid" }, hovertext: `${plain(peak.name)}: ${number(peak.flops / 1e9, 1)} GFLOP/s`, hoverinfo: "text" };
+      const hover = x.map(() => `${peak.name}: ${number(peak.flops / 1e9, 1)} GFLOP/s`);
+      return { x, y: x.map((v) => Math.min(peak.flops, v * data.bytes_per_s) / 1e9), width: 1.5, color: "var(--soft)", dash: i ? "6 4" : undefined, hover };
     });
     const points = {
       x: at,
-      y: data.points.map((point) => point.flop_s),
-      mode: narrow.matches ? "markers" : "markers+text",
-      text: data.points.map((point) => plain(point.name)),
-      textposition: "top center",
-      textfont: { size: 11 },
-      marker: { size: data.points.map((point) => 7 + 60 * point.share), color: tint("hue-1"), opacity: 0.75 },
-      hovertext: data.points.map((point) => `<b>${plain(point.name)}</b><br>${number(point.flop_s / 1e9, 1)} GFLOP/s at ${number(point.intensity, 1)} FLOPs a byte`),
-      hoverinfo: "text",
+      y: data.points.map((point) => point.flop_s / 1e9),
+      label: data.points.map((point) => point.name),
+      size: data.points.map((point) => 7 + 60 * point.share),
+      color: "var(--hue-1)",
+      opacity: 0.75,
+      hover: data.points.map((point) => `${point.name}\n${number(point.flop_s / 1e9, 1)} GFLOP/s at ${number(point.intensity, 1)} FLOPs a byte`),
     };
-    draw("roofline", [...peaks, points], { height: 420, xaxis: { type: "log", text: "FLOPs a byte moved" }, yaxis: { type: "log", text: "FLOP/s", exponentformat: "SI" } });
+    chart("roofline", { height: Math.max(420, 100 + 28 * at.length), x: { log: true, text: "FLOPs a byte moved" }, y: { log: true, text: "GFLOP/s" }, marks: [...peaks, points] });
   }
 
   function drawCurve() {
     if (!data.curve.length) return;
-    const traces = data.curve.flatMap((row, i) =>
-      [["attention", "solid", "scores and weighted sum"], ["step", "dot", "step"]].map(([key, dash, what]) => ({
+    const marks = data.curve.flatMap((row, i) =>
+      [["attention", undefined, "scores and weighted sum"], ["step", "2 3", "step"]].map(([key, dash, what]) => ({
         x: row.T,
         y: row[`${key}_ms`],
-        mode: "lines+markers",
-        name: plain(row.name),
-        line: { color: tint(`hue-${i % 7}`), dash, width: 2 },
-        hovertext: row.T.map((T, at) => `<b>${plain(row.name)}</b>, ${what}<br>T=${T}: ${ms(row[`${key}_ms`][at])}<br>T^${number(row[key].exponent, 2)}`),
-        hoverinfo: "text",
+        name: row.name,
+        size: 5,
+        width: 2,
+        dash,
+        color: `var(--hue-${i % 7})`,
+        hover: row.T.map((T, at) => `${row.name}, ${what}\nT=${T}: ${ms(row[`${key}_ms`][at])}\nT^${number(row[key].exponent, 2)}`),
       })),
     );
-    draw("curve", traces, { height: 460, xaxis: { type: "log", text: "sequence length (tokens)", tickvals: data.curve[0].T, ticktext: data.curve[0].T.map(String) }, yaxis: { type: "log", text: "ms: solid, scores and weighted sum of one layer; dotted, the step" } });
+    const ticks = data.curve[0].T.map((T) => [T, String(T)]);
+    chart("curve", { height: 460, x: { log: true, text: "sequence length (tokens)", ticks }, y: { log: true, text: "ms: solid, attention of one layer; dotted, the step" }, marks });
   }
 
   start(() => {

@@ -1,16 +1,21 @@
-"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one axis with round ticks."""
+"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one axis with round ticks.
+
+As one picture (`svg`), or as a cell for each row of a table (`cell`) with the axis in its head (`head`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
 LABEL, WIDTH, ROW, FOOT = 150, 720, 20, 44  # px: names to the left, the whole, a row, the axis below
 RIGHT = 24  # px right of the plot, for half of the last tick's label
+CELL = 220  # px: the width of a table's cell
 MOST_TICKS = 8
+FAR = 4  # times the median of the ends: what reaches further out of a cell has an arrow
 DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic
 
 
@@ -36,11 +41,13 @@ class Axis:
     high: float
     logarithmic: bool
     ticks: list[float]
+    left: float = LABEL  # px
+    right: float = WIDTH - RIGHT
 
     def x(self, value: float) -> float:
         """Px from the left; beyond an end at that end."""
         low, high, value = (math.log(end) if self.logarithmic else end for end in (self.low, self.high, self._within(value)))
-        return LABEL + (value - low) / (high - low) * (WIDTH - LABEL - RIGHT)
+        return self.left + (value - low) / (high - low) * (self.right - self.left)
 
     def _within(self, value: float) -> float:
         return min(max(value, self.low), self.high)
@@ -58,13 +65,22 @@ def axis(values: Iterable[float], *, ratio: bool = False) -> Axis:
     else:
         margin = 0.04 * (high - low) or abs(high) * 0.04 or 1.0
         low, high, wide = low - margin, high + margin, False
-    ticks = _decades(low, high) if wide else _even(low, high)
+    ticks = _decades(low, high) if wide else _even(low, high, MOST_TICKS)
     return Axis(low=low, high=high, logarithmic=logarithmic, ticks=sorted({*ticks, 1.0}) if ratio else ticks)
 
 
-def _even(low: float, high: float) -> list[float]:
+def cells_axis(values: Iterable[float]) -> Axis:
+    """For the cells of a table: with zero and all values but the few that run far out, which would press the others into one point."""
+    far = sorted(abs(x) for x in values if math.isfinite(x))
+    usual = far[len(far) // 2] if far else 0.0
+    near = [x for x in values if abs(x) <= FAR * usual]
+    fitted = axis([0.0, *near])
+    return replace(fitted, ticks=_even(fitted.low, fitted.high, 4), left=RIGHT, right=CELL - RIGHT)
+
+
+def _even(low: float, high: float, most: int) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten, as many as there is room for."""
-    least = (high - low) / MOST_TICKS
+    least = (high - low) / most
     power = 10.0 ** math.floor(math.log10(least))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= least)
     first, last = math.ceil(low / step), math.floor(high / step)
@@ -83,12 +99,35 @@ def svg(lines: Sequence[Line], scale: Axis, *, title: str, tick: Callable[[float
     """The whole picture. `tick` writes a tick's number."""
     height = ROW * len(lines) + FOOT
     below = ROW * len(lines) + 4
-    grid = [f'<path class="grid" d="M{scale.x(x):.1f} 0V{below}"/>' for x in scale.ticks]
-    names = [f'<text class="tick" x="{scale.x(x):.1f}" y="{below + 14}">{escape(tick(x))}</text>' for x in scale.ticks]
     rows = [_row(line, scale, y=ROW * i + ROW / 2) for i, line in enumerate(lines)]
     name = f'<text class="axis" x="{(LABEL + WIDTH - RIGHT) / 2:.0f}" y="{height - 6}">{escape(title)}</text>'
-    head = f'<svg class="forest" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
-    return Markup("\n".join([head, *grid, f'<path class="base" d="M{LABEL} {below}H{WIDTH - RIGHT}"/>', *rows, *names, name, "</svg>"]))
+    base = f'<path class="base" d="M{LABEL} {below}H{WIDTH - RIGHT}"/>'
+    return _whole([_grid(scale, below), base, *rows, _numbers(scale, tick, below + 14), name], WIDTH, height, title)
+
+
+def cell(line: Line, scale: Axis) -> Markup:
+    """One row without its name, between the lines of the ticks."""
+    zero = f'<path class="base" d="M{scale.x(0):.1f} 0V{ROW}"/>'
+    return _whole([_grid(scale, ROW), zero, _row(line, scale, y=ROW / 2)], CELL, ROW, line.title)
+
+
+def head(scale: Axis, *, tick: Callable[[float], str]) -> Markup:
+    """The ticks' numbers, for the head of a column of cells."""
+    return _whole([_numbers(scale, tick, ROW - 6)], CELL, ROW, "scale")
+
+
+def _whole(parts: Sequence[str], width: int, height: int, title: str) -> Markup:
+    return Markup(
+        "\n".join([f'<svg class="forest" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">', *parts, "</svg>"])
+    )
+
+
+def _grid(scale: Axis, below: float) -> str:
+    return "\n".join(f'<path class="grid" d="M{scale.x(x):.1f} 0V{below}"/>' for x in scale.ticks)
+
+
+def _numbers(scale: Axis, tick: Callable[[float], str], y: float) -> str:
+    return "\n".join(f'<text class="tick" x="{scale.x(x):.1f}" y="{y}">{escape(tick(x))}</text>' for x in scale.ticks)
 
 
 def _row(line: Line, scale: Axis, *, y: float) -> str:
@@ -102,7 +141,14 @@ def _row(line: Line, scale: Axis, *, y: float) -> str:
         parts.append(f'<path class="bound" d="M{scale.x(line.bound):.1f} {y - 8:.1f}v16"/>')
     low, high = scale.x(line.low), scale.x(line.high)
     if low != high:
-        parts.append(f'<path class="interval" d="M{low:.1f} {y:.1f}H{high:.1f}M{low:.1f} {y - 4:.1f}v8M{high:.1f} {y - 4:.1f}v8"/>')
-    parts.append(f'<circle cx="{scale.x(line.mid):.1f}" cy="{y:.1f}" r="3.5"/>')
-    parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4:.1f}">{escape(line.label)}</text>')
+        ends = _end(low, y, 5 * (line.low < left)) + _end(high, y, -5 * (line.high > right))
+        parts.append(f'<path class="interval" d="M{low:.1f} {y:.1f}H{high:.1f}{ends}"/>')
+    if left <= line.mid <= right:
+        parts.append(f'<circle cx="{scale.x(line.mid):.1f}" cy="{y:.1f}" r="3.5"/>')
+    parts.append(f'<text class="name" x="{scale.left - 10}" y="{y + 4:.1f}">{escape(line.label)}</text>' if line.label else "")
     return f'<g class="{escape(line.look)}"><title>{escape(line.title)}</title>{"".join(parts)}</g>'
+
+
+def _end(x: float, y: float, arrow: float) -> str:
+    """A stroke across; an arrow where the interval goes on beyond the axis."""
+    return f"M{x + arrow:.1f} {y - 4:.1f}L{x:.1f} {y:.1f}L{x + arrow:.1f} {y + 4:.1f}"

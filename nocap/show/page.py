@@ -27,17 +27,11 @@ def render(folder: Path, *, kind: str, title: str, data: Mapping[str, Any] | Non
 
     `data` is what the script draws; without it the page has no script, and none may run. `values` are the template's.
     """
-    scripts = [] if data is None else _scripts(folder)
+    scripts = [] if data is None else [Markup(_both(folder, "js"))]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts) or "'none'"
     template = _environment(folder).get_template("report.html.j2")
     own = {"css": Markup(_both(folder, "css")), "scripts": scripts, "hashes": hashes}
     return template.render(kind=kind, title=title, data=redact(data), **own, **values)
-
-
-def _scripts(folder: Path) -> list[Markup]:
-    from plotly.offline import get_plotlyjs  # 0.1 s that no other command should pay
-
-    return [Markup(get_plotlyjs()), Markup(_both(folder, "js"))]
 
 
 def _both(folder: Path, suffix: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from nocap.judge.claim import Claim
-from nocap.judge.stats import power_of
+from nocap.judge.stats import seen
 from nocap.show.table import duration, plural, table
 from nocap.study.cells import Cells, wanted
 from nocap.study.evidence import Evidence, bound
@@ -142,14 +142,8 @@ def _power(plan: StudyPlan, cells: Cells | None) -> Iterator[str]:
 
 
 def _visible(noise: float, n: int, alpha: float) -> float:
-    """The difference that so many pairs see, if pairing brings nothing: by bisection."""
-    low, high = 0.0, 1.0
-    while power_of(high, n=n, alpha=alpha, pairs=True) < POWER:
-        low, high = high, 2 * high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if power_of(middle, n=n, alpha=alpha, pairs=True) >= POWER else (middle, high)
-    return high * noise * 2**0.5
+    """The difference that so many pairs see, if pairing brings nothing."""
+    return seen(n - 1, power=POWER, alpha=alpha) * noise * (2 / n) ** 0.5
 
 
 def _json(claim: Claim) -> dict[str, object]:

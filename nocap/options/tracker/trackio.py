@@ -46,7 +46,7 @@ class _Session(TrackerSession):
         self._run.log({name: value for name, value in in_sections(row).items() if name != "step"}, step=step)
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
-        ends = {f"end/{name}": value for name, value in at_the_end(summary).items() if isinstance(value, int | float)}
+        ends = {f"summary/{name}": value for name, value in at_the_end(summary).items() if isinstance(value, int | float)}
         with redirect_stdout(io.StringIO()):
             if ends:
                 self._run.log(ends, step=self._step)
