@@ -265,3 +265,18 @@ def test_the_easier_of_two_refutations_is_what_would_decide():
     both = wanted(beyond(-0.05), beyond(-0.2))
     assert both is not None
     assert both < near
+
+
+def test_the_harder_of_two_confirmations_is_what_would_decide():
+    noise = Noise(prior=Prior(sd=0.1, df=8, source="made"))
+
+    def inside(mean: float) -> Gain:
+        values = [mean - 0.1, mean, mean + 0.1]
+        return Gain(least=values, most=values, ends=(0.0, math.inf), wide=(0.0, math.inf), noise=noise)
+
+    def wanted(*gains: Gain) -> dict[Per, int]:
+        return pairs_wanted(gains, alpha=0.05, level=lambda alpha: alpha) or {}
+
+    hard, easy = inside(0.05), inside(0.2)
+    assert wanted(hard) == wanted(hard, easy) == wanted(easy, hard)
+    assert wanted(easy)[Per.seed] < wanted(hard)[Per.seed]

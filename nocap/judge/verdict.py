@@ -147,7 +147,7 @@ class Judge:
             return None
         have = {gain.per: len(gain.least) for gain in gains}
         more = {per: next((look for look in claim.looks if look >= n and look > have[per]), n) - have[per] for per, n in wanted.items()}
-        return {per.value: n for per, n in more.items() if n > 0} or {found.per.value: 1}
+        return {per.value: n for per, n in more.items() if n > 0} or None
 
     def declared(self, metric: str) -> dict[str, Any] | None:
         """The noise that was declared for a metric and is used, as JSON. One arm's own value has none."""

@@ -42,8 +42,9 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("verdict", "for look in range(2, len(self.claim.looks) + 1):", "for look in range(2, len(self.claim.looks)):"),
     ("verdict", "if found.word is not Word.inconclusive or found.missing:", "if found.missing:"),
     ("verdict", "found = found if later.missing else later", "found = later"),
-    ("verdict", "if n >= wanted and n > found.n", "if n > found.n"),
-    ("verdict", "max(1, next(", "max(0, -1 + next("),
+    ("verdict", "if look >= n and look > have[per]", "if look > have[per]"),
+    ("verdict", "for per, n in more.items() if n > 0}", "for per, n in more.items()}"),
+    ("verdict", "n) - have[per]", "n)"),
     ("claim", "self.seeds[: self.pairs_at(look)]", "self.seeds[: self.pairs_at(look) - 1]"),
     ("claim", "self.looks[look - 1]", "self.looks[-look]"),
     ("claim", "levels(tuple(self.looks), alpha)[look - 1]", "levels(tuple(self.looks), alpha)[-1]"),
@@ -96,8 +97,9 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("gain", "self.at_least(alpha) > self.wide[1] + TIE", "self.at_least(alpha) > self.ends[1] + TIE"),
     ("gain", "-math.inf if -math.inf in self.least else", ""),
     ("gain", "share / 2 if gain is gains[0] else share", "share"),
-    ("gain", "min((n for n in counts", "max((n for n in counts"),
-    ("gain", "return max(known) if", "return min(known) if"),
+    ("gain", "[min(known, key", "[max(known, key"),
+    ("gain", "max(needed, found.get(gain.per, 0))", "needed"),
+    ("gain", "max(needed, found.get(gain.per, 0))", "min(needed, found.get(gain.per, needed))"),
 ]
 EQUIVALENT: dict[tuple[str, str, str], str] = {}
 
