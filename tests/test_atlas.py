@@ -82,6 +82,8 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     lines = [*made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), line("lost", 0, 1.0, None), line("lost", 1, 1.0, 1.0)]
     assert worth.Blocks(1.0, lines).lower("lost") is None
     assert "diverged" in worth.table(lines, {"lost": {}}, None)[2]
+    alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
+    assert "| once | – |" in worth.table(alone, {"once": {}}, None)[2]
 
 
 def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType) -> None:

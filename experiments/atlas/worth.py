@@ -62,6 +62,10 @@ class Blocks:
         noise = Noise(prior=self.noise)
         return noise.interval(np.array(gains), 0.05) if noise.enough(len(gains), 3) and gains and all(map(math.isfinite, gains)) else None
 
+    def without(self, arm: str) -> str:
+        """Why there is no interval."""
+        return "–" if all(map(math.isfinite, self.gains(arm))) else "diverged"
+
     def slope(self) -> Estimate | None:
         """Nats that e times the steps lower the baseline's loss: over the lengths next to this one, in blocks that have both; `None`: there
         are fewer than two."""
@@ -101,7 +105,7 @@ def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) ->
         in_time = in_steps.plus(logarithm(speed)) if in_steps and speed else None
         shown = [
             arm,
-            f"{lower.mid:+.4f} [{lower.low:+.4f}, {lower.high:+.4f}]" if lower else "diverged",
+            f"{lower.mid:+.4f} [{lower.low:+.4f}, {lower.high:+.4f}]" if lower else found.without(arm),
             ratio(in_steps),
             f"{1 / speed['ratio']:.2f}" if speed else "–",
             ratio(in_time),
