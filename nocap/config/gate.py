@@ -198,7 +198,7 @@ def check_overrides(words: Sequence[str], *, grid: bool = False) -> None:
         require(ok, key, "be given options' names, as in ideas=[NAME]", override.input_line)
         if re.match(r"hydra\b", key) or re.search(r"\bhydra\b", override.package or ""):
             ok = grid and any(re.match(rf"{re.escape(known)}(\.|$)", key) for known in OF_A_GRID)
-            rule = "be left alone: of Hydra's own keys only a grid's launcher can be chosen"
+            rule = "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside --multirun"
             require(ok and not override.package, key, rule, override.input_line)
 
 

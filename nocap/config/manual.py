@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
 from nocap.config import registry
+from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import unchecked
 from nocap.config.paths import conf_dir
 
@@ -57,10 +58,11 @@ def manual(overrides: Sequence[str], *, search: type) -> str:
         shown = {"ideas": "ideas=[…]", "launcher": "hydra/launcher"}.get(group, group)
         lines.append(_wrapped(f"  {shown:<14}  ", ", ".join(_yamls(group)), width))
     lines += ["", GRIDS]
-    grids = [("search", search), *(("hydra.launcher", schema) for schema in registry.options("launcher").values())]
-    for place, node in (*((place, OmegaConf.structured(schema)) for place, schema in grids), *_sections(found.config)):
+    parts = [("search", "search", OmegaConf.structured(search)), *_launchers()]
+    for place, node in _sections(found.config):
+        parts.append((f"{place}={found.choices[place]}" if found.choices.get(place) else place or "other keys", place, node))
+    for title, place, node in parts:
         schema = node._metadata.object_type
-        title = f"{place}={found.choices[place]}" if found.choices.get(place) else place or "other keys"
         lines += ["", f"{title}  {_sentence(schema) if place not in ('', 'trainer') else ''}".rstrip()]
         for name, text in _keys(schema):
             if not isinstance(node._get_node(name), DictConfig):
@@ -72,6 +74,15 @@ def manual(overrides: Sequence[str], *, search: type) -> str:
 def _yamls(group: str) -> list[str]:
     folders = (conf_dir(), *outside.folders())
     return sorted(path.stem for folder in folders for path in (folder / outside.place(group)).glob("*.yaml"))
+
+
+def _launchers() -> Iterator[tuple[str, str, DictConfig]]:
+    """The launchers with the defaults of their yamls."""
+    for kind, schema in registry.options("launcher").items():
+        for folder in (conf_dir(), *outside.folders()):
+            if (path := folder / outside.place("launcher") / f"{kind}.yaml").is_file():
+                own = OmegaConf.create({key: value for key, value in parse_yaml(read_text(path)).items() if key != "defaults"})
+                yield f"hydra/launcher={kind}", "hydra.launcher", cast(DictConfig, OmegaConf.merge(OmegaConf.structured(schema), own))
 
 
 def _sections(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:

@@ -21,6 +21,8 @@ NOBODY_S = 10.0  # until an address that does not answer is nobody's: Ray itself
 
 @dataclass(kw_only=True)
 class Ray(Launcher):
+    """`hydra/launcher=ray`: a task of a Ray cluster for each cell, which sets aside its GPUs, or its CPU cores."""
+
     kind: str = "ray"
     address: str  # of the cluster, HOST:PORT; auto: the one that this machine is in; local: one of this machine alone, for this grid
     restarts: int = key(ge=0, le=1000)  # of a cell whose node was lost
