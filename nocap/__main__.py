@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -48,7 +49,8 @@ def main() -> None:
         asked = command in ("-h", "--help")
         usage = "\n".join(f"  nocap {name:<9} {what}" for name, what in COMMANDS.items())
         if command is not None and not asked:
-            print(f"nocap: {command[:80]!a} is no command", file=sys.stderr)
+            close = difflib.get_close_matches(command, COMMANDS, n=1)
+            print(f"nocap: {command[:80]!a} is no command{f' (did you mean {close[0]}?)' if close else ''}", file=sys.stderr)
         print(USAGE.format(commands=usage), file=sys.stdout if asked else sys.stderr)
         raise SystemExit(0 if asked else 2)
     del sys.argv[1]

@@ -157,6 +157,13 @@ def test_the_console_script_alone(
     assert bool(said.out) == (code == 0)
 
 
+def test_a_command_that_was_mistyped_is_told_the_nearest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["nocap", "trian"])
+    with pytest.raises(SystemExit):
+        console.main()
+    assert capsys.readouterr().err.startswith("nocap: 'trian' is no command (did you mean train?)\n")
+
+
 @pytest.mark.parametrize("code", [0, 1, None])
 def test_the_console_script_passes_an_exit_code_on(code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nocap.bench.main", lambda: code)

@@ -134,7 +134,7 @@ def _conclude(
 def _stopped_in_compilation(run: Run, run_dir: Path, world: World, started: float, stage: Path | None) -> str:
     """Nothing is lost: compilation comes before an attempt's first step."""
     if world.is_main:
-        error = "asked to stop while it compiled"
+        error = "asked to stop before its first step"
         cut_short(run, run_dir, status="preempted", attempt_s=time.monotonic() - started, error=error, stage=stage)
     return "preempted"
 
