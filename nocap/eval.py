@@ -11,7 +11,7 @@ from nocap import outside
 from nocap.config import defaults, hardware
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.launch.head import COPIES
+from nocap.launch.head import use_copies
 from nocap.show.table import plural
 from nocap.store.find import OUTPUTS, find_one
 from nocap.store.record import check_writable, write_json, writing
@@ -59,8 +59,8 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     device = Device(options.device) if options.device else defaults.device()
     hardware.check_device(device, 1, key="--device")
     source = Path(options.run) if Path(options.run).is_file() else find_one(options.run, outputs=options.output_dir)
-    if options.allow_code and (source / COPIES).is_dir():
-        outside.use([source / COPIES])
+    if options.allow_code:
+        use_copies(source)
     try:
         import lm_eval
         from lm_eval.tasks import TaskManager

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from nocap import outside
-from nocap.launch.head import COPIES
+from nocap.launch.head import use_copies
 from nocap.store.find import OUTPUTS, find_one
 from nocap.store.record import check_writable, writing
 
@@ -19,8 +19,8 @@ def main(argv: list[str] | None = None) -> int:
     with refusals():
         check_writable("FILE", options.file)
         run_dir = find_one(options.run, outputs=options.output_dir)
-        if options.allow_code and (run_dir / COPIES).is_dir():
-            outside.use([run_dir / COPIES])
+        if options.allow_code:
+            use_copies(run_dir)
         from nocap.training.exported import export
 
         with writing("FILE", options.file) as path:

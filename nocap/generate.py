@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nocap import outside
 from nocap.config import defaults, hardware
 from nocap.config.trainer import Device
-from nocap.launch.head import COPIES
+from nocap.launch.head import use_copies
 from nocap.measure.request import MOST_SAMPLES, Generate
 from nocap.store.find import find_one
 from nocap.store.record import check_writable, write_json, writing
@@ -63,8 +63,8 @@ def _generate(options: argparse.Namespace, asked: Generate) -> dict[str, Any]:
     if options.latency and asked.samples != 1:
         raise ValueError(f"samples must be left out with --latency, which has --batch-sizes, got {asked.samples}")
     run_dir, device = find_one(asked.run, outputs=Path(asked.output_dir)), asked.device or defaults.device()
-    if options.allow_code and (run_dir / COPIES).is_dir():
-        outside.use([run_dir / COPIES])
+    if options.allow_code:
+        use_copies(run_dir)
     hardware.check_device(device, 1, key="device")
     if asked.compile:
         hardware.check_compiler("compile=true", device)

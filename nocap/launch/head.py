@@ -30,6 +30,12 @@ RANKS = ".ranks"  # where a run's ranks find each other: a folder that nobody el
 COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
 
 
+def use_copies(run_dir: Path) -> None:
+    """Run the options from outside of which a run's record holds copies, if it does. It is somebody's code: a person has to allow it."""
+    if (run_dir / COPIES).is_dir():
+        outside.use([run_dir / COPIES])
+
+
 def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's.
 

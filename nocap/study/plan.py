@@ -19,6 +19,7 @@ from nocap.study.arms import arm_overrides, check_fair, compose_arms, engine_of,
 from nocap.study.cells import Wanted
 from nocap.study.evidence import FIELD_OF
 from nocap.study.ledger import FILE
+from nocap.study.narrowed import narrowed
 from nocap.study.sessions import Session
 from nocap.study.spec import At, Study
 
@@ -68,7 +69,7 @@ def prepare(study: Study, scale: str, *, output_dir: str) -> StudyPlan:
         ValueError: no such scale, an arm or trial that does not compose, arms that are no fair comparison, a target out of reach.
     """
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
-    study = study.narrowed(scale)
+    study = narrowed(study, scale)
     at = study.scales[scale]
     place = [*at.train, f"output_dir='{output_dir}'", *([f"trainer.steps={PILOT_STEPS}"] if at.budget else [])]
     train = compose_arms(study, at, study.trained, place)

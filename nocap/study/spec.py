@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -122,9 +122,6 @@ class Tune:
         return len(self.seeds) * (n if not screen else n * screen + math.ceil(n * screen))
 
 
-Of = TypeVar("Of", At, Tune)
-
-
 @dataclass(kw_only=True, slots=True)
 class Study:
     name: str  # its folder's
@@ -223,20 +220,6 @@ class Study:
         bare = [arm for arm in self.trained if arm not in tune.leaders and arm not in tune.follow]
         require(not bare, "tune", "be for every trained arm, by trials or by follow", ", ".join(bare))
 
-    def narrowed(self, scale: str) -> Study:
-        """To the claims that a scale is about, with their arms."""
-        at, tune = self.scales[scale], self.tune
-        if not at.claims:
-            return self
-        claims = [claim for claim in self.claims if claim.id in at.claims]
-        kept = {self.baseline, *(arm for claim in claims for arm in self.sides(claim))}
-        arms = {arm: words for arm, words in self.arms.items() if arm in kept}
-        trained = replace(self, tune=None, claims=claims, arms=arms, **self._about(at.claims), scales={scale: _of(at, kept)})
-        return trained if tune is None or not trained.trained else replace(trained, tune=_of(tune, trained.trained))
-
-    def _about(self, ids: Sequence[str]) -> dict[str, Any]:
-        return {what: {name: said for name, said in getattr(self, what).items() if name in ids} for what in ("notes", "withdrawn")}
-
     @property
     def needed(self) -> list[int]:
         """The seeds that a claim has."""
@@ -267,13 +250,6 @@ class Study:
     @property
     def trained(self) -> list[str]:
         return self.arms_by("train")
-
-
-def _of(whole: Of, arms: Collection[str]) -> Of:
-    """What it says of these arms."""
-    tables = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name in ("own", "trials", "space", "follow")}
-    kept: dict[str, Any] = {name: {arm: of for arm, of in table.items() if arm in arms} for name, table in tables.items()}
-    return replace(whole, **kept)
 
 
 def check_words(words: Sequence[object]) -> None:
