@@ -18,10 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nocap import bench
-from nocap.judge.stats import Estimate, signed_rank
+from nocap.judge.rounds import speed_over
 
 HERE = Path(__file__).resolve().parent
 COMMON = "tracker=none trainer.device=cpu trainer.threads=1"
@@ -63,12 +61,6 @@ def race(shape: str, rounds: int) -> int:
 # --- the table -----------------------------------------------------------------------------------------------------------------------
 
 
-def speed_over(arm: dict[str, Any], other: dict[str, Any]) -> Estimate:
-    """Tokens/s of an arm over another's, round by round."""
-    logs = [np.log(np.mean(one["seconds_per_token"], axis=1)) for one in (other, arm)]
-    return signed_rank(logs[0] - logs[1], confidence=CONFIDENCE).exp()
-
-
 def table() -> str:
     head = "| shape | peer | its best setting | nocap's default against it | nocap's best against it | nocap's best | A/A control |"
     lines = [head, "|---" * 7 + "|"]
@@ -85,7 +77,9 @@ def rows(shape: str, found: dict[str, Any]) -> list[str]:
     lines = []
     for peer in PEERS:
         rival = fastest(arm for arm in arms if arm["config"].get("external", {}).get("file") == f"{peer}.py")
-        ours = [f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]" for e in (speed_over(default, rival), speed_over(best, rival))]
+        ours = [
+            f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]" for e in (speed_over(one, rival, confidence=CONFIDENCE) for one in (default, best))
+        ]
         cells = [shape, rival["settings"]["model"], short(rival), *ours, short(best), f"{control['low']:.2f} to {control['high']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

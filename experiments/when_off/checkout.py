@@ -25,10 +25,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from nocap.judge.stats import signed_rank
+from nocap.judge.rounds import speed_over
 from nocap.measure.external import Request
 
 COMPOSE = "import pickle, sys; from nocap.config.compose import compose; pickle.dump(compose(sys.argv[1:]), sys.stdout.buffer)"
@@ -95,9 +94,9 @@ def _replace(old: dict[str, ModuleType], new: dict[str, ModuleType]) -> None:
 
 def main(path: str) -> None:
     arms = {arm["label"].rpartition("dir=")[2]: arm for arm in json.loads(Path(path).read_text())["arms"] if "external" in arm["config"]}
-    before, now = (np.log(np.mean(arms[name]["seconds_per_token"], axis=1)) for name in sorted(arms, key=lambda name: name == "."))
-    found = signed_rank(before - now, confidence=0.99).exp()
-    print(f"now over before: {found.mid:.4f}x [{found.low:.4f}, {found.high:.4f}], 99%, {len(now)} rounds")
+    now, before = (arms[name] for name in sorted(arms, key=lambda name: name != "."))
+    found = speed_over(now, before, confidence=0.99)
+    print(f"now over before: {found.mid:.4f}x [{found.low:.4f}, {found.high:.4f}], 99%, {len(now['seconds_per_token'])} rounds")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ alone; 99% instead of 95% pays for the rest, and for rounds that resemble their 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,12 @@ LIMIT = {
     Device.cpu: 0.03,
     Device.cuda: 0.005,
 }  # largest half-width of an interval that a verdict may rest on, and largest bias of the control
+
+
+def speed_over(arm: Mapping[str, Any], other: Mapping[str, Any], *, confidence: float) -> Estimate:
+    """Of two arms in a bench's JSON: tokens/s of one over the other's, round by round."""
+    mine, theirs = (np.log(np.mean(one["seconds_per_token"], axis=1)) for one in (arm, other))
+    return signed_rank(theirs - mine, confidence=confidence).exp()
 
 
 def confidence_for(comparisons: int) -> float:
