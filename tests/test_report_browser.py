@@ -62,6 +62,15 @@ class Tab:
         path = "[...document.querySelectorAll('#curves .mark path:first-child')].at(-1).getAttribute('d')"
         return [list(map(float, pair.split())) for pair in self.page.evaluate(path).lstrip("M").split("L")]
 
+    def corner(self) -> tuple[float, float]:
+        """The plot's own, in px of the window: read at one moment, for a redraw replaces the plot."""
+        x, y = self.page.evaluate("(({ x, y }) => [x, y])(document.querySelector('#curves > svg').getBoundingClientRect())")
+        return x, y
+
+    def settle(self) -> None:
+        """Wait until what was asked for is on the screen: the pointer meets what it meets there."""
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
+
     def stroke(self) -> str:
         """The baseline's colour."""
         return str(self.page.evaluate("getComputedStyle([...document.querySelectorAll('#curves .mark')].at(-1)).stroke"))
@@ -141,21 +150,24 @@ def test_hover_reads_a_value_and_a_drag_zooms(page_of: Callable[..., Tab], grid:
     tab = page_of(grid)
     tab.page.dblclick("nav button[data-arm='0']")  # the others' lines are closer than a pixel
     tab.page.locator("#curves").scroll_into_view_if_needed()
-    box = tab.page.locator("#curves > svg").bounding_box()
+    tab.settle()
+    left, top = tab.corner()
     x, y = tab.line()[20]
-    tab.page.mouse.move(box["x"] + x, box["y"] + y)
-    said = tab.page.locator("#curves .tip").text_content()
+    tab.page.mouse.move(left + x, top + y)
+    said = tab.page.wait_for_selector("#curves .tip:not([hidden])").text_content()
     values = [run.curve.val_loss[20] for run, _ in grid.runs[:2]]
     assert said.startswith("flash gelu4x")
     assert any(f"{value:.4f} nats/token" in said for value in (*values, sum(values) / 2))
     assert "step 1,000, 4,096,000 tokens" in said
     whole = tab.line()
-    tab.page.mouse.move(box["x"] + x - 60, box["y"] + y - 40)
+    tab.page.mouse.move(left + x - 60, top + y - 40)
     tab.page.mouse.down()
-    tab.page.mouse.move(box["x"] + x + 60, box["y"] + y + 40)
+    tab.page.mouse.move(left + x + 60, top + y + 40)
     tab.page.mouse.up()
+    tab.settle()
     assert tab.line()[21][0] - tab.line()[20][0] > 5 * (whole[21][0] - whole[20][0])
-    tab.page.mouse.dblclick(box["x"] + x, box["y"] + y)
+    tab.page.mouse.dblclick(left + x, top + y)
+    tab.settle()
     assert tab.line() == whole
 
 
@@ -218,9 +230,10 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: Comparison)
     assert tab.page.locator("nav button[data-arm='0'] span").inner_text() == f"{EVIL} flash gelu4x"
     assert EVIL[:12] in tab.page.locator("#clock").inner_text()
     tab.page.evaluate("document.getElementById('pareto').scrollIntoView({block: 'center'})")
+    tab.settle()
     box = tab.page.locator("#pareto .point").first.bounding_box()
     tab.page.mouse.move(box["x"] + 3, box["y"] + 3)
-    assert EVIL in tab.page.locator("#pareto .tip").text_content()
+    assert EVIL in tab.page.wait_for_selector("#pareto .tip:not([hidden])").text_content()
 
 
 def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp_path: Path) -> None:
