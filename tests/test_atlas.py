@@ -37,6 +37,8 @@ def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType) -> None
         run = atlas.of_arm(name, "outputs").run
         assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
         assert name == atlas.BASELINE or (arm["source"] and arm["said"])
+        for _, words in arm.get("stages", []):
+            assert composed([atlas.SCALE, *words]).run.ideas == {}  # a step as it is there, whatever the step
 
 
 def line(arm: str, seed: int, share: float, loss: float | None, machine: str = "here") -> dict[str, Any]:
@@ -64,18 +66,34 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
         lower = found.lower(arm)
         assert lower.low <= 0.3 * math.log(factor) <= lower.high
         assert lower.half_width < 0.01  # not the 0.5 nats between the machines, nor the 0.05 between the seeds
-    steps = {"arms": {"good": {"speed": {"ratio": 0.8, "low": 0.79, "high": 0.81}}}}
-    rows = {row.split(" | ")[0][2:]: row for row in worth.table(found.runs, {"good": {}, "bad": {}, "nothing": {}}, steps)[2:]}
+    steps = {"steps": {"good": {"speed": {"ratio": 0.8, "low": 0.79, "high": 0.81}}}}
+    rows = {
+        row.split(" | ")[0][2:]: row
+        for row in worth.table(found.runs, {"good": {"with": ["good"]}, "bad": {"with": ["bad"]}, "nothing": {"with": ["nothing"]}}, steps)[
+            2:
+        ]
+    }
     assert list(rows) == ["good", "nothing", "bad"]
     assert "| 1.25 | 1.20× [1.1" in rows["good"] or "| 1.25 | 1.19× [1.1" in rows["good"] or "| 1.25 | 1.21× [1.1" in rows["good"]
     assert [word in rows[arm] for arm, word in (("good", "helps"), ("nothing", "not seen"), ("bad", "hurts"))] == [True] * 3
 
 
 def test_what_was_trained_for_an_arm_counts_as_its_time(worth: ModuleType) -> None:
-    steps = {"arms": {"good": {"speed": {"ratio": 0.8, "low": 0.79, "high": 0.81}}}}
+    steps = {"steps": {"a=1": {"speed": {"ratio": 0.8, "low": 0.79, "high": 0.81}}}}
     lines = [one for one in made({"good": 1.5, "bad": 0.8, "nothing": 1.0}) if one["arm"] in ("baseline", "good")]
-    (row,) = worth.table(lines, {"good": {"before": 0.75}}, steps)[2:]
+    (row,) = worth.table(lines, {"good": {"with": ["a=1"], "before": 0.75}}, steps)[2:]
     assert "| 2.00 | 0.7" in row  # 1.25 times the baseline's time, and 0.75 before it
+
+
+def test_an_arm_that_grows_is_timed_by_its_stages(worth: ModuleType) -> None:
+    speed = {"ratio": 2.0, "low": 1.6, "high": 4.0}
+    asked = {"with": ["ideas=[grows]"], "stages": [[0.25, ["a=1", "b=2"]], [0.5, []]]}  # a quarter of the tokens is never read
+    assert worth.speed_of(asked, {"steps": {"a=1 b=2": {"speed": speed}}}, 0.5) == {
+        "ratio": pytest.approx(1 / (0.125 + 0.5)),
+        "low": pytest.approx(1 / (0.25 / 1.6 + 0.5)),
+        "high": pytest.approx(1 / (0.0625 + 0.5)),
+    }
+    assert worth.speed_of(asked, {"steps": {"ideas=[grows]": {"speed": speed}}}, 0.5) is None
 
 
 def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
@@ -96,7 +114,7 @@ def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType) -> 
 
 
 def test_the_stack_is_greedy_by_time_and_leaves_out_what_adds_nothing(atlas: ModuleType) -> None:
-    stack = importlib.import_module("stack")
+    stack, worth_ = importlib.import_module("stack"), importlib.import_module("worth")
     arms = {
         "baseline": {"with": []},
         "good": {"with": ["ideas=[x0]"]},
@@ -109,7 +127,9 @@ def test_the_stack_is_greedy_by_time_and_leaves_out_what_adds_nothing(atlas: Mod
     }
     worth = {"good": 1.4, "alike": 1.35, "slow": 1.3, "muon": 1.3, "soap": 1.2, "finer": 1.1, "bad": 0.9}
     speed = dict.fromkeys(("ratio", "low", "high"), 1.0)
-    steps = {"arms": {arm: {"speed": dict.fromkeys(speed, 0.5 if arm == "slow" else 1.0)} for arm in arms}}
+    steps = {
+        "steps": {worth_.stages(one)[0][1]: {"speed": dict.fromkeys(speed, 0.5 if arm == "slow" else 1.0)} for arm, one in arms.items()}
+    }
     lines = [line("baseline", seed, share, 2.0 - 0.3 * math.log(share)) for seed in range(3) for share in (0.25, 0.5, 1.0)]
 
     def trained(name: str) -> list[dict[str, Any]]:
@@ -137,7 +157,7 @@ def test_the_words_of_several_ideas(atlas: ModuleType) -> None:
 @pytest.mark.slow
 def test_a_phase_is_trained_once(atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["experiment=atlas_cpu", *SMALL, "trainer.device=cpu", "trainer.compile=off"]
-    of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *atlas.with_teacher(arm, out)])  # noqa: E731
+    of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *(atlas.with_teacher(word, out) for word in atlas.words_of(arm))])  # noqa: E731
     monkeypatch.setattr(atlas, "of_arm", of_arm)
     some = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 1.0, "baseline"), (0, 1.0, "distill")]
     assert atlas.run("some", some, str(tmp_path / "out")) == 0

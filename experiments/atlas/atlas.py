@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from worth import Blocks, tell
+from worth import Blocks, stages, tell
 
 from nocap import bench
 from nocap.config import hardware
@@ -85,7 +85,7 @@ def phases() -> dict[str, list[Job]]:
     """Seed by seed, the baseline first: what is done of a phase is balanced."""
     return {
         "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
-        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (0.25, 0.5, 0.71, 1.41, 2.0)],
+        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (0.25, 0.5, 0.71)],
         "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in filter(is_ready, arms()) if not (seed and is_out(arm))],
         "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in filter(is_ready, arms())],
     }
@@ -108,7 +108,7 @@ def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
 
 @cache
 def of_arm(arm: str, output_dir: str) -> Composed:
-    words = [SCALE, f"output_dir={output_dir}", *with_teacher(arm, output_dir)]
+    words = [SCALE, f"output_dir={output_dir}", *(with_teacher(word, output_dir) for word in words_of(arm))]
     return composed(words) if arm == BASELINE else as_in(of_arm(BASELINE, output_dir), words)
 
 
@@ -119,9 +119,9 @@ def words_of(arm: str) -> list[str]:
     return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *(word for word in words if not word.startswith(IDEAS))]
 
 
-def with_teacher(arm: str, output_dir: str) -> list[str]:
-    """Its overrides here."""
-    return [word.replace(TAUGHT, str(teacher(output_dir).of[0][1].plan.run_dir)) if TAUGHT in word else word for word in words_of(arm)]
+def with_teacher(words: str, output_dir: str) -> str:
+    """Overrides as they are here."""
+    return words.replace(TAUGHT, str(teacher(output_dir).of[0][1].plan.run_dir)) if TAUGHT in words else words
 
 
 @cache
@@ -129,9 +129,9 @@ def teacher(output_dir: str) -> Cells:
     return Cells([wanted(TEACHER, output_dir)], label="atlas")
 
 
-def teach(names: Iterable[str], output_dir: str) -> None:
-    """Train the run that some of these arms learn from, if it is missing."""
-    if any(TAUGHT in word for arm in names for word in words_of(arm)):
+def teach(asked: Iterable[str], output_dir: str) -> None:
+    """Train the run that some overrides name, if it is missing."""
+    if any(TAUGHT in words for words in asked):
         teacher(output_dir).train()
 
 
@@ -153,7 +153,7 @@ def run(what: str, asked: Sequence[Job], output_dir: str) -> int:
     here = str(hardware.describe(Device.cpu, 1)["fingerprint"])
     todo = missing(asked, here=here)
     print(f"{what}: {len(todo)} runs are missing", flush=True)
-    teach([arm for _, _, arm in todo], output_dir)
+    teach((word for _, _, arm in todo for word in words_of(arm)), output_dir)
     failed = 0
     for share in dict.fromkeys(share for _, share, _ in todo):
         jobs = [job for job in todo if job[1] == share]
@@ -254,28 +254,27 @@ def tune(output_dir: str) -> int:
 # --- steps ---------------------------------------------------------------------------------------------------------------------------
 
 STEPS = HERE / "steps.json"
-KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_token", "params")  # of an arm of a bench
-TOGETHER = 6  # arms in one interleaved bench, each beside the baseline
+KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_token", "params")  # of one in a bench
+TOGETHER = 6  # in one interleaved bench, each beside the baseline's
 
 
 def steps(rounds: int, output_dir: str) -> int:
-    """A bench for every few arms, each written as it ends; those that are there are not timed again."""
-    others = [arm for arm in arms() if arm != BASELINE and is_ready(arm)]
-    kept = read_json(STEPS) or {"arms": {}}
-    left = [arm for arm in others if kept["arms"].get(arm, {}).get("with") != arms()[arm]["with"]]
+    """A bench for every few steps, each written as it ends; what is there is not timed again."""
+    kept = read_json(STEPS) or {"steps": {}}
+    asked = dict.fromkeys(words for arm in arms() if is_ready(arm) for _, words in stages(arms()[arm]))
+    left = [words for words in asked if words and words not in kept["steps"]]
     teach(left, output_dir)
     for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "bench.json"
-            each = [word for arm in few for word in ("--arm", shlex.join(with_teacher(arm, output_dir)))]
+            each = [word for words in few for word in ("--arm", with_teacher(words, output_dir))]
             argv = [SCALE, "--arm", "", *each, "--rounds", str(rounds), "--json", str(out)]
             print(f"python -m nocap.bench {shlex.join(argv)}", flush=True)
             code = bench.main(argv)
             found = read_json(out)
         if found is None:
             return code
-        for arm, one in zip(few, found["arms"][1:], strict=True):
-            kept["arms"][arm] = {"with": arms()[arm]["with"]} | {key: one.get(key) for key in KEPT}
+        kept["steps"] |= {words: {key: one.get(key) for key in KEPT} for words, one in zip(few, found["arms"][1:], strict=True)}
         kept |= {"date": date.today().isoformat(), "hardware": found["hardware"], "rounds": rounds}
         write_json(STEPS, kept)
     return 0
@@ -285,7 +284,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("tune", "run", "steps", "tell"))
     parser.add_argument("phase", nargs="?", choices=phases())
-    parser.add_argument("--rounds", type=int, default=8, metavar="N", help="of each bench (default: 8)")
+    parser.add_argument("--rounds", type=int, default=40, metavar="N", help="of each bench (default: 40)")
     parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
     options = parser.parse_args()
     with refusals():

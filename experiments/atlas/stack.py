@@ -31,7 +31,7 @@ def worth_of(
     idea: str, blocks: Blocks, arms: Mapping[str, Line], steps: Line | None, *, trial: str = "", over: str = BASELINE
 ) -> Estimate | None:
     """Logarithm of its equivalent speedup in time, alone or of a trial over the stack. `None`: it diverged, or its step was not timed."""
-    lower, rate, speed = blocks.lower(trial or idea, over), blocks.slope(), speed_of(idea, arms[idea], steps, blocks.share)
+    lower, rate, speed = blocks.lower(trial or idea, over), blocks.slope(), speed_of(arms[idea], steps, blocks.share)
     return lower.over(rate).plus(logarithm(speed)) if lower and rate and speed else None
 
 

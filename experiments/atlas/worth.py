@@ -8,6 +8,7 @@ equivalent speedup in steps; times the step's own speed it is one in time.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,10 +87,21 @@ def logarithm(speed: Mapping[str, float]) -> Estimate:
     return Estimate(mid=math.log(speed["ratio"]), low=math.log(speed["low"]), high=math.log(speed["high"]))
 
 
-def speed_of(arm: str, asked: Line, steps: Line | None, share: float) -> dict[str, float] | None:
-    """The baseline's time over the arm's, with what was trained before it; `None`: its step was not timed."""
-    speed = (((steps or {}).get("arms") or {}).get(arm) or {}).get("speed")
-    return {at: 1 / (1 / speed[at] + asked.get("before", 0) / share) for at in ENDS} if speed else None
+def stages(asked: Line) -> list[tuple[float, str]]:
+    """Shares of the baseline's tokens, and the overrides of a step there; none are the baseline's own step."""
+    return [(share, shlex.join(words)) for share, words in asked.get("stages", [[1, asked.get("with", [])]])]
+
+
+def speed_of(asked: Line, steps: Line | None, share: float) -> dict[str, float] | None:
+    """The baseline's time over an arm's, through its stages and with what was trained before it; `None`: a step was not timed."""
+    timed = {words: one["speed"] for words, one in ((steps or {}).get("steps") or {}).items()} | {"": dict.fromkeys(ENDS, 1.0)}
+    parts = [(of, timed.get(words)) for of, words in stages(asked)]
+    before = asked.get("before", 0) / share
+    return (
+        None
+        if not all(speed for _, speed in parts)
+        else {at: 1 / (sum(of / speed[at] for of, speed in parts if speed) + before) for at in ENDS}
+    )
 
 
 def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> list[str]:
@@ -100,7 +112,7 @@ def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) ->
         found = next((blocks for share in shares if (blocks := Blocks(share, runs)).gains(arm)), None)
         if arm == BASELINE or found is None:
             continue
-        lower, rate, speed = found.lower(arm), found.slope(), speed_of(arm, asked, steps, found.share)
+        lower, rate, speed = found.lower(arm), found.slope(), speed_of(asked, steps, found.share)
         in_steps = lower.over(rate) if lower and rate else None
         in_time = in_steps.plus(logarithm(speed)) if in_steps and speed else None
         shown = [
