@@ -34,6 +34,7 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType) -> None:
     for name, arm in atlas.arms().items():
+        assert set(arm) <= {"with", "tune", "like", "before", "stages", "source", "said"}
         run = atlas.of_arm(name, "outputs").run
         assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
         assert name == atlas.BASELINE or (arm["source"] and arm["said"])
@@ -59,6 +60,11 @@ def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) 
     return lines
 
 
+def told(worth: ModuleType, runs: list[dict[str, Any]], arms: dict[str, Any], steps: dict[str, Any] | None) -> list[str]:
+    rows: list[str] = worth.table(worth.worths(runs, arms, steps), arms, steps, {})
+    return rows
+
+
 def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleType) -> None:
     found = worth.Blocks(1.0, made({"good": 1.5, "bad": 0.8, "nothing": 1.0}))
     assert found.slope().mid == pytest.approx(0.3)
@@ -69,7 +75,7 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
     steps = {"steps": {"good": {"speed": {"ratio": 0.8, "low": 0.79, "high": 0.81}}}}
     rows = {
         row.split(" | ")[0][2:]: row
-        for row in worth.table(found.runs, {"good": {"with": ["good"]}, "bad": {"with": ["bad"]}, "nothing": {"with": ["nothing"]}}, steps)[
+        for row in told(worth, found.runs, {"good": {"with": ["good"]}, "bad": {"with": ["bad"]}, "nothing": {"with": ["nothing"]}}, steps)[
             2:
         ]
     }
@@ -81,7 +87,7 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
 def test_what_was_trained_for_an_arm_counts_as_its_time(worth: ModuleType) -> None:
     steps = {"steps": {"a=1": {"speed": {"ratio": 0.8, "low": 0.79, "high": 0.81}}}}
     lines = [one for one in made({"good": 1.5, "bad": 0.8, "nothing": 1.0}) if one["arm"] in ("baseline", "good")]
-    (row,) = worth.table(lines, {"good": {"with": ["a=1"], "before": 0.75}}, steps)[2:]
+    (row,) = told(worth, lines, {"good": {"with": ["a=1"], "before": 0.75}}, steps)[2:]
     assert "| 2.00 | 0.7" in row  # 1.25 times the baseline's time, and 0.75 before it
 
 
@@ -99,9 +105,9 @@ def test_an_arm_that_grows_is_timed_by_its_stages(worth: ModuleType) -> None:
 def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     lines = [*made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), line("lost", 0, 1.0, None), line("lost", 1, 1.0, 1.0)]
     assert worth.Blocks(1.0, lines).lower("lost") is None
-    assert "diverged" in worth.table(lines, {"lost": {}}, None)[2]
+    assert "diverged" in told(worth, lines, {"lost": {}}, None)[2]
     alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
-    assert "| once | – |" in worth.table(alone, {"once": {}}, None)[2]
+    assert "| once | – |" in told(worth, alone, {"once": {}}, None)[2]
 
 
 def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType) -> None:

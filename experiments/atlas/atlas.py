@@ -13,11 +13,13 @@ file. Times are compared within one bench only.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import date
 from functools import cache
 from itertools import pairwise
@@ -280,6 +282,20 @@ def steps(rounds: int, output_dir: str) -> int:
     return 0
 
 
+def files_of(arm: str) -> set[str]:
+    """Of the classes of its options."""
+    run = of_arm(arm, "outputs").run
+    options = [getattr(run, field.name) for field in fields(run)]
+    return {
+        inspect.getfile(type(option)) for option in [*options, *run.ideas.values()] if type(option).__module__.startswith("nocap.options")
+    }
+
+
+def lines_of(arm: str) -> int:
+    """Of the files that it needs and the baseline does not."""
+    return sum(len(Path(file).read_text().splitlines()) for file in files_of(arm) - files_of(BASELINE))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("tune", "run", "steps", "tell"))
@@ -299,7 +315,7 @@ def main() -> int:
         except StoppedError as stopped:
             print(f"nocap: {stopped}", file=sys.stderr)
             return EXIT_CODES["preempted"]
-        return tell(known(), arms(), read_json(STEPS))
+        return tell(known(), arms(), read_json(STEPS), {arm: lines_of(arm) for arm in arms()})
 
 
 if __name__ == "__main__":

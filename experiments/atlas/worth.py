@@ -21,7 +21,9 @@ from nocap.judge.noise import Noise, Prior
 from nocap.judge.stats import Estimate, interval, pooled_sd
 from nocap.show.table import markdown
 
-README, MARK = Path(__file__).resolve().parent / "README.md", "<!-- the table -->"
+HERE = Path(__file__).resolve().parent
+README, FIGURE, MARK = HERE / "README.md", HERE / "atlas.svg", "<!-- the table -->"
+GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}
 BASELINE = "baseline"
 ENDS = ("ratio", "low", "high")
 SAME = 1e-4  # nats: an arm whose gains differ by less computes the same but for rounding
@@ -104,45 +106,120 @@ def speed_of(asked: Line, steps: Line | None, share: float) -> dict[str, float] 
     )
 
 
-def table(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> list[str]:
-    """A row an arm, at the longest length that it was trained at; those worth most first."""
-    shares = sorted({one["share"] for one in runs}, reverse=True)
-    rows: list[tuple[float, list[str]]] = []
+@dataclass(frozen=True, kw_only=True)
+class Worth:
+    """What one idea is worth at the longest length that it was trained at."""
+
+    arm: str
+    share: float  # of the scale's steps
+    n: int  # pairs
+    lower: Estimate | None  # nats
+    steps: Estimate | None  # logarithm of the equivalent speedup
+    time: Estimate | None  # the same, at the time of its steps
+    speed: Mapping[str, float] | None
+    params: int
+    without: str  # why there is no interval
+
+    @property
+    def best(self) -> Estimate:
+        return self.time or self.steps or Estimate(mid=-math.inf, low=-math.inf, high=math.inf)
+
+    @property
+    def word(self) -> str:
+        """By the interval alone: a screen over many arms chooses what is confirmed on fresh seeds, and confirms nothing itself."""
+        return "–" if not math.isfinite(self.best.mid) else "helps" if self.best.low > 0 else "hurts" if self.best.high < 0 else "not seen"
+
+
+def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> list[Worth]:
+    """Those worth most first."""
+    found: list[Worth] = []
     for arm, asked in arms.items():
-        found = next((blocks for share in shares if (blocks := Blocks(share, runs)).gains(arm)), None)
-        if arm == BASELINE or found is None:
+        blocks = next(
+            (of for share in sorted({one["share"] for one in runs}, reverse=True) if (of := Blocks(share, runs)).gains(arm)), None
+        )
+        if arm == BASELINE or blocks is None:
             continue
-        lower, rate, speed = found.lower(arm), found.slope(), speed_of(asked, steps, found.share)
+        lower, rate, speed = blocks.lower(arm), blocks.slope(), speed_of(asked, steps, blocks.share)
         in_steps = lower.over(rate) if lower and rate else None
-        in_time = in_steps.plus(logarithm(speed)) if in_steps and speed else None
-        shown = [
-            arm,
-            f"{lower.mid:+.4f} [{lower.low:+.4f}, {lower.high:+.4f}]" if lower else found.without(arm),
-            ratio(in_steps),
-            f"{1 / speed['ratio']:.2f}" if speed else "–",
-            ratio(in_time),
-            word(in_time or in_steps),
-            f"{found.share:g}, n={len(found.gains(arm))}",
-            asked.get("source", ""),
-            asked.get("said", ""),
-        ]
-        rows.append((-(in_time or in_steps or Estimate(mid=-math.inf, low=0, high=0)).mid, shown))
-    head = ("idea", "lower loss, nats", "steps", "a step's time", "time", "verdict", "length, seeds", "source", "there")
-    return markdown(head, [cells for _, cells in sorted(rows, key=lambda row: row[0])])
+        found.append(
+            Worth(
+                arm=arm,
+                share=blocks.share,
+                n=len(blocks.gains(arm)),
+                lower=lower,
+                steps=in_steps,
+                time=in_steps.plus(logarithm(speed)) if in_steps and speed else None,
+                speed=speed,
+                params=round(next(one.get("params") or 0 for one in runs if one["arm"] == arm)),
+                without=blocks.without(arm),
+            )
+        )
+    return sorted(found, key=lambda one: -one.best.mid)
+
+
+HEAD = (
+    *("idea", "lower loss, nats", "steps", "a step's time", "time", "verdict"),
+    *("by FLOPs", "parameters", "lines", "length, seeds", "source", "there"),
+)
+
+
+def table(found: Sequence[Worth], arms: Mapping[str, Line], steps: Line | None, code: Mapping[str, int]) -> list[str]:
+    """A row an arm. `code`: the lines of its own files."""
+    timed = (steps or {}).get("steps") or {}
+    rows = []
+    for one in found:
+        by_flops = (timed.get(stages(arms[one.arm])[-1][1]) or {}).get("speed_by_flops")
+        rows.append(
+            [
+                one.arm,
+                f"{one.lower.mid:+.4f} [{one.lower.low:+.4f}, {one.lower.high:+.4f}]" if one.lower else one.without,
+                ratio(one.steps),
+                f"{1 / one.speed['ratio']:.2f}" if one.speed else "–",
+                ratio(one.time),
+                one.word,
+                f"{1 / by_flops:.2f}" if by_flops else "–",
+                f"{one.params / 1e6:.2f}M",
+                str(code.get(one.arm) or "–"),
+                f"{one.share:g}, n={one.n}",
+                arms[one.arm].get("source", ""),
+                arms[one.arm].get("said", ""),
+            ]
+        )
+    return markdown(HEAD, rows)
 
 
 def ratio(e: Estimate | None) -> str:
     return "–" if e is None else f"{(x := e.exp()).mid:.2f}× [{x.low:.2f}, {x.high:.2f}]"
 
 
-def word(e: Estimate | None) -> str:
-    """By the interval alone: a screen over many arms chooses what is confirmed on fresh seeds, and confirms nothing itself."""
-    if e is None:
-        return "–"
-    return "helps" if e.low > 0 else "hurts" if e.high < 0 else "not seen"
+def figure(found: Sequence[Worth]) -> None:
+    """The equivalent speedups in time as a picture."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nocap"})
+    shown = [one for one in reversed(found) if one.time]
+    picture, axes = pyplot.subplots(figsize=(7.2, 0.6 + 0.17 * len(shown)), layout="constrained")
+    axes.axvline(1, color=GREY, lw=1)
+    for y, one in enumerate(shown):
+        at = one.best.exp()
+        axes.plot([at.low, at.high], [y, y], color=COLORS[one.word], lw=1.6)
+        axes.plot(at.mid, y, "o", color=COLORS[one.word], ms=4)
+    axes.set(yticks=range(len(shown)), xscale="log", ylim=(-0.7, len(shown) - 0.3))
+    axes.set_xlabel("as fast to the same loss, in time, with 95% intervals")
+    axes.set_yticklabels([one.arm for one in shown], fontsize=8)
+    ticks = [0.5, 0.7, 1, 1.4, 2]
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
+    axes.minorticks_off()
+    picture.savefig(FIGURE, metadata={"Date": None})
+    pyplot.close(picture)
 
 
-def tell(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> int:
+def tell(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None, code: Mapping[str, int]) -> int:
+    found = worths(runs, arms, steps)
+    figure(found)
     before, _, after = README.read_text().split(MARK)
-    README.write_text("\n".join([before + MARK, *table(runs, arms, steps), MARK + after]))
+    README.write_text("\n".join([before + MARK, *table(found, arms, steps, code), MARK + after]))
     return 0
