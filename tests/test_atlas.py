@@ -183,3 +183,19 @@ def test_a_phase_is_trained_once(atlas: ModuleType, tmp_path: Path, monkeypatch:
     atlas.RUNS.write_text("")  # killed before its lines: the runs are there
     assert atlas.run("some", some, str(tmp_path / "out")) == 0
     assert len(atlas.known()) == 4
+
+
+def test_half_a_factorial_finds_planted_effects(atlas: ModuleType) -> None:
+    factorial = importlib.import_module("factorial")
+    ideas = list("abcdef")
+    chance = random.Random(1)
+    losses = []
+    for levels in factorial.design(6):
+        on = {idea for idea, level in zip(ideas, levels, strict=True) if level > 0}
+        losses.append(2.0 - 0.1 * ("a" in on) - 0.05 * ("b" in on) + 0.04 * ({"a", "b"} <= on) + chance.gauss(0, 0.001))
+    assert len({factorial.name(levels, ideas) for levels in factorial.design(6)}) == 32
+    found = {what: (mid, half) for what, mid, half in factorial.effects(losses, ideas)}
+    assert len(found) == 6 + 15
+    for what, planted in {"a": -0.08, "b": -0.03, "c": 0.0, "a × b": 0.04, "a × c": 0.0, "e × f": 0.0}.items():
+        mid, half = found[what]
+        assert abs(mid - planted) <= half < 0.004
