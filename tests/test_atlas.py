@@ -119,6 +119,27 @@ def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType) -> 
     assert atlas.missing(asked, here="here") == [(0, 0.5, "baseline"), (0, 0.5, "smear")]
 
 
+def test_a_seed_decides_what_the_next_is_trained_on(atlas: ModuleType) -> None:
+    def known(*lines: tuple[str, int, float]) -> None:
+        base = [line("baseline", seed, 0.5, 2.0) for seed in range(3)]
+        atlas.RUNS.write_text(
+            "".join(json.dumps(one) + "\n" for one in [*base, *(line(arm, seed, 0.5, loss) for arm, seed, loss in lines)])
+        )
+
+    def asked() -> set[tuple[int, str]]:
+        return {(seed, arm) for seed, _, arm in atlas.phases()["screen"] if arm in ("x0", "smear", "baseline")}
+
+    first = {(0, "x0"), (0, "smear"), *((seed, "baseline") for seed in range(3))}
+    known()
+    assert asked() == first
+    known(("x0", 0, 2.05), ("smear", 0, 2.03))
+    assert asked() == first | {(1, "smear")}
+    known(("x0", 0, 2.05), ("smear", 0, 2.03), ("smear", 1, 1.98))
+    assert asked() == first | {(1, "smear")}  # 0.005 higher on average
+    known(("x0", 0, 1.97), ("x0", 1, 1.98), ("smear", 0, 2.03), ("smear", 1, 1.98))
+    assert asked() == first | {(1, "smear"), (1, "x0"), (2, "x0")}
+
+
 def test_the_stack_is_greedy_by_time_and_leaves_out_what_adds_nothing(atlas: ModuleType) -> None:
     stack, worth_ = importlib.import_module("stack"), importlib.import_module("worth")
     arms = {

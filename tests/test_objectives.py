@@ -84,6 +84,29 @@ def test_multi_token_fades(tmp_path: Path):
         assert share == pytest.approx(0.75 * decay, rel=0.02)  # a loss at the start is much the same for each head and step
 
 
+# --- a loss at an intermediate layer
+
+
+def test_the_head_predicts_from_a_middle_layer_too():
+    """The loss of a model whose blocks end there."""
+    model, tokens = (
+        moved(composed("ideas=[early_loss]", "ideas.early_loss.layer=0", "ideas.early_loss.weight=0.4")),
+        torch.arange(34) * 7 % V,
+    )
+    batch = tokens[:-2].reshape(2, 16), tokens[1:-1].reshape(2, 16)
+    loss = model(*batch)
+    assert model.ideas.early_loss.x_BTC is None  # no step keeps another's
+    torch.testing.assert_close(loss.total, loss.parts["next_token"] + loss.parts["early_loss"])
+    torch.testing.assert_close(model.eval()(*batch).total, loss.parts["next_token"])
+    model.blocks = model.blocks[:1]
+    torch.testing.assert_close(0.4 * model(*batch).total, loss.parts["early_loss"])
+
+
+def test_the_last_layer_is_no_middle_one():
+    with pytest.raises(ValueError, match=r"ideas.early_loss.layer must be below the last, 1, got 1"):
+        composed("ideas=[early_loss]", "ideas.early_loss.layer=1", "model.n_layer=2")
+
+
 # --- a confidence penalty
 
 
@@ -452,6 +475,7 @@ def test_an_order_that_cannot_be_is_refused(words: tuple[str, ...], why: str):
 
 NEUTRAL = {  # each where it changes nothing
     "multi_token": ("weights=[0]",),
+    "early_loss": ("weight=0",),
     "entropy": ("weight=0",),
     "distill": ("weight=0",),
     "untie": ("at=1",),
@@ -474,6 +498,7 @@ def test_where_they_are_neutral_they_change_no_bit(names: tuple[str, ...], teach
 
 ALL = (
     ("ideas=[multi_token]", "ideas.multi_token.final=0"),
+    ("ideas=[early_loss]",),
     ("ideas=[entropy]",),
     ("ideas=[untie]", "ideas.untie.at=0.34"),
     ("ideas=[distill]",),
@@ -485,7 +510,7 @@ ALL = (
 )
 
 SEVERAL = (
-    "ideas=[curriculum,distill,entropy,multi_token,short_sequences,short_windows,untie]",
+    "ideas=[curriculum,distill,early_loss,entropy,multi_token,short_sequences,short_windows,untie]",
     *(word for words in ALL for word in words[1:] if "small_batches" not in word and word != "trainer.micro_batch=4"),
 )
 
