@@ -220,3 +220,15 @@ def test_half_a_factorial_finds_planted_effects(atlas: ModuleType) -> None:
     for what, planted in {"a": -0.08, "b": -0.03, "c": 0.0, "a × b": 0.04, "a × c": 0.0, "e × f": 0.0}.items():
         mid, half = found[what]
         assert abs(mid - planted) <= half < 0.004
+
+
+def test_the_page_has_the_figures_of_the_committed_lines(atlas: ModuleType, worth: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cells but the lines of code, which change with a comment."""
+    monkeypatch.setattr(atlas, "RUNS", HERE / "runs.jsonl")
+    steps = json.loads(atlas.STEPS.read_text())
+    wanted = worth.table(worth.worths(atlas.known(), atlas.arms(), steps), atlas.arms(), steps, {})
+    _, shown, _ = worth.README.read_text().split(worth.MARK)
+    at = worth.HEAD.index("lines")
+    cells = lambda rows: [[cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows]  # noqa: E731
+    assert len(wanted) == len(atlas.arms()) + 1  # a row for each but the baseline, below two lines of head
+    assert cells(shown.strip().splitlines()) == cells(wanted)

@@ -1,6 +1,6 @@
 """The recipe's training loss over seconds beside the baseline's, with the band over the seeds of the study that judges them.
 
-    python experiments/atlas/race.py [--runs DIR]      # of experiments/recipe_tuned; writes curves.json and race.svg
+python experiments/atlas/race.py [--runs DIR]      # of experiments/recipe_tuned; writes curves.json and race.svg
 """
 
 from __future__ import annotations

@@ -76,7 +76,10 @@ class Blocks:
         for one in self.runs:
             if one["arm"] == BASELINE and one["val_loss"] is not None:
                 ends.setdefault(one["share"], {})[one["machine"], one["seed"]] = one["val_loss"]
-        around = sorted(sorted(ends, key=lambda share: abs(math.log(share / self.share)))[:3])
+        far = {share: abs(math.log(share / self.share)) for share in ends}
+        around = sorted(
+            sorted(ends, key=lambda share: (round(far[share], 9), -share))[:3]
+        )  # of two as far the longer: what helps is like it
         if len(around) < 2:
             return None
         both = ends[around[0]].keys() & ends[around[-1]].keys()
