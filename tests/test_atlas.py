@@ -232,3 +232,9 @@ def test_the_page_has_the_figures_of_the_committed_lines(atlas: ModuleType, wort
     cells = lambda rows: [[cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows]  # noqa: E731
     assert len(wanted) == len(atlas.arms()) + 1  # a row for each but the baseline, below two lines of head
     assert cells(shown.strip().splitlines()) == cells(wanted)
+
+
+def test_what_is_crossed_can_stand_alone(atlas: ModuleType) -> None:
+    factorial = importlib.import_module("factorial")
+    ranked = ["swiglu", "muon", "soap", "normuon", "relu2", "bigram", "smear", "x0", "partial_key_offset", "backout"]
+    assert factorial.chosen(ranked, atlas.arms()) == ["swiglu", "muon", "bigram", "smear", "x0", "partial_key_offset"]

@@ -31,10 +31,10 @@ MARK = "<!-- the factorial -->"
 
 
 def chosen(ranked: Sequence[str], arms: dict[str, dict[str, Any]]) -> list[str]:
-    """The best six of which none sets what another sets."""
+    """The best six of which none sets what another sets, or refines it: each can be there without the others."""
     found: list[str] = []
     for arm in ranked:
-        if len(found) < IDEAS and clash(found, arm, arms) is None:
+        if len(found) < IDEAS and "like" not in arms[arm] and clash(found, arm, arms) is None:
             found.append(arm)
     return found
 
