@@ -1,0 +1,63 @@
+"""The stack's rate, batch, β2, schedule and decay, searched with the trials that the baseline had: recipe.json.
+
+python experiments/atlas/recipe.py [--output-dir DIR]      # after stack.py; conf/experiment/recipe_cpu.yaml is its best trial
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import date
+
+import atlas
+
+from nocap.config.compose import composed
+from nocap.config.errors import EXIT_CODES, refusals
+from nocap.config.keys import require
+from nocap.launch.search import Sampler, Search, space_of_words
+from nocap.launch.searching import Searching
+from nocap.options.launcher.pool import Devices
+from nocap.store.record import read_json, write_json
+
+SEARCH = Search(sampler=Sampler.tpe, trials=24, screen=0.25)  # as the baseline's was (README.md)
+SPACE = [
+    "optimizer.lr=tag(log, interval(5e-4, 1e-2))",
+    "trainer.batch_tokens=512,1024,2048",
+    "optimizer.beta2=0.95,0.98,0.99",
+    "schedule=wsd,linear,cosine",
+    "optimizer.weight_decay=0.03,0.1,0.3",
+]
+MUON = "optimizer.muon_lr=tag(log, interval(1e-3, 3e-2))"
+RECIPE = atlas.HERE / "recipe.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
+    options = parser.parse_args()
+    with refusals():
+        stack = read_json(atlas.HERE / "stack.json") or {}
+        require(bool(stack.get("ended")), "stack.json", "be ended: stack.py", "none")
+        space = [*SPACE, *([MUON] if "optimizer=muon" in stack["with"] else [])]
+        drawn = {word.partition("=")[0] for word in space}
+        fixed = [word for word in stack["with"] if word.partition("=")[0] not in drawn]
+        base = composed([atlas.SCALE, f"output_dir={options.output_dir}", *fixed])
+        keys = space_of_words(space, "the recipe")
+        searching = Searching(SEARCH, keys, fixed=base.overrides, compose=composed, base=base, seeds=[SEARCH.seed])
+        searching.run(Devices(jobs=None))
+        if searching.stopped:
+            print("nocap: stopped; the same command goes on", file=sys.stderr)
+            return EXIT_CODES["preempted"]
+        trials = [
+            {"with": list(one.words), "status": one.status, "screened": one.screened, "val_loss": one.val_loss}
+            for one in sorted(searching.trials(), key=lambda one: one.order)
+        ]
+        write_json(
+            RECIPE, {"fixed": fixed, "date": date.today().isoformat(), "seed": SEARCH.seed, "screen": SEARCH.screen, "trials": trials}
+        )
+        print(f"best: {' '.join([*fixed, *trials[0]['with']])}: {trials[0]['val_loss']}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
