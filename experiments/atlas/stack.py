@@ -13,18 +13,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import atlas
-from worth import BASELINE, Blocks, Line, logarithm, speed_of
+from worth import BASELINE, README, Blocks, Line, logarithm, speed_of
 
 from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.keys import require
 from nocap.judge.stats import Estimate
+from nocap.show.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.study.cells import StoppedError
 
 SHARE, SEEDS = 0.5, range(3)  # the screening's
 MOST = 12  # candidates
 LEAST = 1.01  # the equivalent speedup that an idea has to add
-STACK = atlas.HERE / "stack.json"
+STACK, MARK = atlas.HERE / "stack.json", "<!-- the stack -->"
 
 
 def worth_of(
@@ -71,6 +72,20 @@ def decided(lines: Sequence[Line], arms: Mapping[str, Line], steps: Line | None)
     return stack, log, None
 
 
+def table(log: Sequence[Line]) -> list[str]:
+    rows = []
+    for one in log:
+        speedup, why = one.get("speedup"), one.get("why", "")
+        shown = f"{speedup['ratio']:.2f}× [{speedup['low']:.2f}, {speedup['high']:.2f}]" if speedup else "diverged" if not why else "–"
+        rows.append([one["idea"], "**joins**" if one["joins"] else "no", shown, why])
+    return markdown(("candidate", "in the stack", "what it adds to those before it, in time", "why not tried"), rows)
+
+
+def tell(log: Sequence[Line]) -> None:
+    before, _, after = README.read_text().split(MARK)
+    README.write_text("\n".join([before + MARK, *table(log), MARK + after]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
@@ -85,6 +100,7 @@ def main() -> int:
             )
             print(f"stack: {' + '.join(stack) or 'none'}; next: {trial or 'none'}", flush=True)
             if trial is None:
+                tell(log)
                 return 0
             try:
                 if atlas.run(trial, [(seed, SHARE, trial) for seed in SEEDS], options.output_dir):
