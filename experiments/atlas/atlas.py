@@ -54,6 +54,10 @@ GOES_ON = {1: -0.04, 2: 0.01}  # nats that an idea has to gain on the seeds befo
 IDEAS = "ideas=["
 TAUGHT = "{taught}"  # in an arm's overrides: the folder of the teacher's run, on this machine
 
+LARGE = "large"  # before the name of an arm: six times the arithmetic
+AT = {LARGE: ["model.n_layer=6", "model.d_model=256"]}
+STACK = HERE / "stack.json"
+
 Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
 TEACHER: Job = (100, SCREEN, BASELINE)
 
@@ -70,6 +74,11 @@ def arms() -> dict[str, dict[str, Any]]:
 
 def tuned() -> dict[str, Any]:
     return (read_json(TUNED) or {"arms": {}})["arms"]
+
+
+def stack() -> list[str]:
+    """The ideas that stack.py put together."""
+    return list((read_json(STACK) or {"stack": []})["stack"])
 
 
 def is_ready(arm: str) -> bool:
@@ -92,6 +101,7 @@ def phases() -> dict[str, list[Job]]:
         "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
         "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (0.25, 0.5, 0.71)],
         "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in filter(is_ready, arms()) if goes_on(arm, seed)],
+        "large": [(seed, 0.25, arm) for seed in range(3) for arm in (LARGE, "+".join([LARGE, *stack()]))],
         "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in filter(is_ready, arms())],
     }
 
@@ -119,7 +129,7 @@ def of_arm(arm: str, output_dir: str) -> Composed:
 
 def words_of(arm: str) -> list[str]:
     """Its overrides; of several ideas joined by + those of all."""
-    words = list(dict.fromkeys(word for part in arm.split("+") for word in arms()[part]["with"]))
+    words = list(dict.fromkeys(word for part in arm.split("+") for word in AT.get(part) or arms()[part]["with"]))
     ideas = [idea for word in words if word.startswith(IDEAS) for idea in word[len(IDEAS) : -1].split(",")]
     return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *(word for word in words if not word.startswith(IDEAS))]
 

@@ -36,8 +36,8 @@ def main() -> int:
     parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
     options = parser.parse_args()
     with refusals():
-        stack = read_json(atlas.HERE / "stack.json") or {}
-        require(bool(stack.get("ended")), "stack.json", "be ended: stack.py", "none")
+        stack = read_json(atlas.STACK) or {}
+        require(bool(stack.get("ended")), str(atlas.STACK), "be ended: stack.py", "none")
         space = [*SPACE, *([MUON] if "optimizer=muon" in stack["with"] else [])]
         drawn = {word.partition("=")[0] for word in space}
         fixed = [word for word in stack["with"] if word.partition("=")[0] not in drawn]

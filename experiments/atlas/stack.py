@@ -25,7 +25,7 @@ from nocap.study.cells import StoppedError
 SHARE, SEEDS = 0.5, range(3)  # the screening's
 MOST = 12  # candidates
 LEAST = 1.01  # the equivalent speedup that an idea has to add
-STACK, MARK = atlas.HERE / "stack.json", "<!-- the stack -->"
+MARK = "<!-- the stack -->"
 
 
 def worth_of(
@@ -96,7 +96,7 @@ def main() -> int:
         while True:
             stack, log, trial = decided(atlas.known(), atlas.arms(), steps)
             write_json(
-                STACK, {"stack": stack, "with": atlas.words_of("+".join(stack)) if stack else [], "log": log, "ended": trial is None}
+                atlas.STACK, {"stack": stack, "with": atlas.words_of("+".join(stack)) if stack else [], "log": log, "ended": trial is None}
             )
             print(f"stack: {' + '.join(stack) or 'none'}; next: {trial or 'none'}", flush=True)
             if trial is None:
