@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nocap.config.compose import compose
+from nocap.config.keys import flat
 from nocap.config.paths import conf_dir
+from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Precision
 from nocap.data.batches import microbatches
@@ -108,6 +110,13 @@ def test_the_other_sizes(size: str, layers_heads_width: tuple[int, int, int]):
         counted = count_parameters(GPT(run, vocab_size=50257))["total"]
     layers, _, width = layers_heads_width
     assert counted == 12 * layers * width**2 + 50257 * width, "no bias, no gain, one matrix for embedding and head"
+
+
+def test_the_challenges_recipe_keeps_its_data_validation_and_tokens():
+    mine, theirs = (dict(flat(to_plain(compose([f"experiment={name}"])))) for name in ("recipe_d12", "nocap_baseline"))
+    differ = {key.partition(".")[0] for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)}
+    assert differ == {"ideas", "mlp", "optimizer"}
+    assert mine["optimizer.lr"] == theirs["optimizer.lr"]
 
 
 OTHER_WEIGHTS = {"ideas=averaged_weights", "ideas=tail_average"}  # both would choose the weights that are validated
