@@ -1,4 +1,4 @@
-"""Draw the README's picture from a run's record: python experiments/first_run/plot.py RUN_DIR [FOLDER].
+"""Draw the picture of `make train` from a run's record: python experiments/first_run/plot.py RUN_DIR [FOLDER].
 
 `summary.json` and `curve.svg` go to FOLDER, which is this one only where it is named: what is here is the README's evidence.
 """
