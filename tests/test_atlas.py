@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import composed
+from nocap.study.spec import load
 from tests.conftest import REPO, SMALL
 
 HERE = REPO / "experiments" / "atlas"
@@ -179,6 +180,18 @@ def test_the_stack_is_greedy_by_time_and_leaves_out_what_adds_nothing(atlas: Mod
 def test_the_words_of_several_ideas(atlas: ModuleType) -> None:
     assert atlas.words_of("x0+relu2+smear") == ["ideas=[x0,smear]", "mlp=relu2"]
     assert atlas.of_arm("x0+relu2+smear", "outputs").run.ideas.keys() == {"x0", "smear"}
+
+
+def test_the_recipe_is_the_best_trial_of_the_stack_and_what_the_race_judges(atlas: ModuleType) -> None:
+    found = json.loads((HERE / "recipe.json").read_text())
+    best, *others = (one["val_loss"] for one in found["trials"] if one["val_loss"] is not None)
+    assert best < min(others)
+    assert [word for word in found["fixed"] if not word.startswith("output_dir")] == json.loads(atlas.STACK.read_text())["with"]
+    recipe = composed(["experiment=recipe_cpu"]).run
+    assert composed([atlas.SCALE, *found["fixed"], *found["trials"][0]["with"]]).run == recipe
+    assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864
+    raced = load(REPO / "experiments" / "recipe_tuned").arms["recipe"]
+    assert composed([atlas.SCALE, *raced]).run == composed(["experiment=recipe_cpu", "trainer.steps=1843"]).run
 
 
 @pytest.mark.slow

@@ -23,14 +23,14 @@ from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, load
 
 CURVES, FIGURE = HERE / "curves.json", HERE / "race.svg"
-ARMS = {"baseline": "experiment=atlas_cpu", "recipe": "experiment=recipe_cpu"}
+ARMS = {"baseline": ["experiment=atlas_cpu"], "recipe": ["experiment=recipe_cpu", "trainer.steps=1843"]}
 POINTS = 48
 OWN = ("seed", "output_dir")  # keys in which runs of one arm differ
 
 
 def found(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Of each arm its whole runs: seed, final validation loss, and means of training loss and seconds over equal stretches of the steps."""
-    asked = {arm: dict(flat(to_plain(composed([word]).run))) for arm, word in ARMS.items()}
+    asked = {arm: dict(flat(to_plain(composed(words).run))) for arm, words in ARMS.items()}
     every = [one for one in load([folder]).records if one.status == "finished"]
     return {arm: [compact(one) for one in sorted(every, key=seed_of) if is_of(one, config)] for arm, config in asked.items()}
 
@@ -90,7 +90,7 @@ def main() -> int:
         if options.runs is not None:
             curves = found(options.runs)
             for arm, runs in curves.items():
-                require(bool(runs), "--runs", f"hold finished runs of {ARMS[arm]}", options.runs)
+                require(bool(runs), "--runs", f"hold finished runs of {' '.join(ARMS[arm])}", options.runs)
             write_json(CURVES, curves)
         kept = read_json(CURVES)
         require(kept is not None, str(CURVES), "be there: --runs DIR", "none")
