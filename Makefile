@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-slow soak fuzz gpu-day check lint types contract format clean
+.PHONY: train test test-slow soak fuzz gpu-day atlas check lint types contract format clean
 
 train: $(VENV)/ready   ## a real GPT learns real text, in a good minute on two cores; ARGS="attention=gqa" for another
 	$(BIN)/python -m nocap.train experiment=first_run $(ARGS)
@@ -22,6 +22,21 @@ fuzz: $(VENV)/ready    ## 20,000 damaged records through every door, an hour at 
 
 gpu-day:               ## 25 minutes of measurements on a GPU with the Python that is there; ARGS="bench --out DIR" for less
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) experiments/gpu_day/day.py $(ARGS)
+
+ATLAS := $(BIN)/python experiments/atlas
+atlas: $(VENV)/ready   ## all of experiments/atlas and its race, some ten hours of a core; what is there is not trained again
+	$(ATLAS)/atlas.py run noise
+	$(ATLAS)/atlas.py tune
+	$(ATLAS)/atlas.py run screen
+	$(ATLAS)/atlas.py run lengths
+	$(ATLAS)/atlas.py steps
+	$(ATLAS)/atlas.py tell
+	$(ATLAS)/stack.py
+	$(ATLAS)/recipe.py
+	$(BIN)/python -m nocap.study experiments/recipe_tuned scale=cpu
+	$(ATLAS)/race.py --runs outputs/runs
+	$(ATLAS)/factorial.py
+	$(ATLAS)/atlas.py run large
 
 check: lint types contract
 
