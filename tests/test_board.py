@@ -177,11 +177,11 @@ def test_what_is_counted_apart(shown: dict[str, rows.Row]):
     assert {"A0", "A1.speed", "A12.activations", "A4.scores", "D2.recipe"} <= ids["stand_in"]  # about a GPU
     assert {"A17.time", "B3.loss", "D2.worth_muon", "D2.batch"} <= ids["project"]
     confirmed = [row.claim["id"] for row in shown.values() if row.claim["id"].startswith("D2.") and row.claim["word"] == "confirmed"]
-    assert len(confirmed) == 10
-    assert len([name for name in confirmed if name in ids["project"] | ids["withdrawn"]]) == 10
+    assert len(confirmed) == 11
+    assert len([name for name in confirmed if name in ids["project"] | ids["withdrawn"]]) == 11
     heading = rows.headline(list(shown.values()))
     assert "26 refuted, 22 inconclusive on a CPU in place of the GPU or the larger model they are about" in heading
-    assert sum(int(n) for n in re.findall(r"\d+(?= (?:confirmed|equivalent|refuted|inconclusive))", heading)) == len(shown) == 101
+    assert sum(int(n) for n in re.findall(r"\d+(?= (?:confirmed|equivalent|refuted|inconclusive))", heading)) == len(shown) == 103
 
 
 def test_a_gpus_result_stands_for_itself(tmp_path: Path):
@@ -198,7 +198,7 @@ def test_false_verdicts_to_expect(shown: dict[str, rows.Row]):
     assert {"A1.kv", "A6.memory", "C1.collections"} <= exact
     assert {"A1.speed", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
     assert len(exact) == 22
-    assert rows.errors(every).startswith("79 of the 101 rows rest on measurements with noise. Up to 3.9 false verdicts are to be expected")
+    assert rows.errors(every).startswith("81 of the 103 rows rest on measurements with noise. Up to 4.0 false verdicts are to be expected")
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, rows.Row]):
@@ -232,8 +232,8 @@ def test_what_is_withdrawn_leaves_the_readme(written: dict[Path, str], shown: di
     assert "small_batch" not in leaderboard.head(list(shown.values()))
     assert "1.80" not in written[REPO / "README.md"]
     races = [line for line in written[STUDIES / "README.md"].splitlines() if line.startswith(("| recipe (", "| without"))]
-    assert len(races) == 8
-    assert ["| withdrawn; " in line for line in races] == [False] * 5 + [True] * 3
+    assert len(races) == 10
+    assert ["| withdrawn; " in line for line in races] == [False] * 7 + [True] * 3
 
 
 # --- words -------------------------------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str
         assert row.measured in seen
     assert page.count("<svg") == len(board.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
     drawn = sum(row.claim["measured"] is not None for row in shown.values())
-    assert page.count("<circle") == drawn == 100
+    assert page.count("<circle") == drawn == 102
     assert "Without a figure: A7.steps." in seen
 
 

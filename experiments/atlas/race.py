@@ -25,22 +25,18 @@ from nocap.store.runs import Record, load
 CURVES, FIGURE = HERE / "curves.json", HERE / "race.svg"
 ARMS = {"baseline": ["experiment=atlas_cpu"], "recipe": ["experiment=recipe_cpu", "trainer.steps=1843"]}
 POINTS = 48
-OWN = ("seed", "output_dir")  # keys in which runs of one arm differ
 
 
 def found(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Of each arm its whole runs: seed, final validation loss, and means of training loss and seconds over equal stretches of the steps."""
     asked = {arm: dict(flat(to_plain(composed(words).run))) for arm, words in ARMS.items()}
     every = [one for one in load([folder]).records if one.status == "finished"]
-    return {arm: [compact(one) for one in sorted(every, key=seed_of) if is_of(one, config)] for arm, config in asked.items()}
-
-
-def seed_of(record: Record) -> int:
-    return int(record.config["seed"])
+    return {arm: [compact(one) for one in sorted(every, key=lambda one: one.seed) if is_of(one, config)] for arm, config in asked.items()}
 
 
 def is_of(record: Record, config: dict[str, Any]) -> bool:
-    return all(record.config.get(key) == value for key, value in config.items() if key not in OWN and not key.startswith("tracker"))
+    """By the keys that count for what a run is; a record has no others."""
+    return all(config.get(key) == value for key, value in record.config.items())
 
 
 def compact(record: Record) -> dict[str, Any]:
@@ -49,7 +45,7 @@ def compact(record: Record) -> dict[str, Any]:
     edges = [round(i * len(rows) / POINTS) for i in range(POINTS + 1)]
     parts = [rows[low:high] for low, high in pairwise(edges) if high > low]
     return {
-        "seed": seed_of(record),
+        "seed": record.seed,
         "val_loss": record.val_loss,
         "seconds": [round(mean([row["clock/train_s"] for row in part]), 2) for part in parts],
         "train_loss": [round(mean([row["train/loss"] for row in part]), 4) for part in parts],
@@ -91,10 +87,10 @@ def main() -> int:
             curves = found(options.runs)
             for arm, runs in curves.items():
                 require(bool(runs), "--runs", f"hold finished runs of {' '.join(ARMS[arm])}", options.runs)
-            write_json(CURVES, curves)
+            write_json(CURVES, {"arms": curves})
         kept = read_json(CURVES)
         require(kept is not None, str(CURVES), "be there: --runs DIR", "none")
-        draw(kept)
+        draw(kept["arms"])
     return 0
 
 
