@@ -240,7 +240,7 @@ def test_the_page_has_the_figures_of_the_committed_lines(atlas: ModuleType, wort
     monkeypatch.setattr(atlas, "RUNS", HERE / "runs.jsonl")
     steps = json.loads(atlas.STEPS.read_text())
     wanted = worth.table(worth.worths(atlas.known(), atlas.arms(), steps), atlas.arms(), steps, {})
-    _, shown, _ = worth.README.read_text().split(worth.MARK)
+    _, shown, _ = worth.between(worth.MARK)
     at = worth.HEAD.index("lines")
     cells = lambda rows: [[cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows]  # noqa: E731
     assert len(wanted) == len(atlas.arms()) + 1  # a row for each but the baseline, below two lines of head

@@ -18,12 +18,13 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import date
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 import yaml
@@ -33,7 +34,7 @@ from nocap import bench
 from nocap.config import hardware
 from nocap.config.compose import Composed, as_in, composed
 from nocap.config.errors import EXIT_CODES, refusals
-from nocap.config.keys import flat, require
+from nocap.config.keys import InputError, flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.launch.grid import Cell
@@ -231,13 +232,17 @@ def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
 
 def curve(record: Record) -> Iterator[float]:
     """Means of the training loss over so many equal stretches of the steps."""
-    losses = [
-        row["train/loss"] for row in map(json.loads, (record.folder / "metrics.jsonl").read_text().splitlines()) if "train/loss" in row
-    ]
-    edges = [round(i * len(losses) / POINTS) for i in range(POINTS + 1)]
+    for part in stretches(record, POINTS):
+        yield mean([row["train/loss"] for row in part])
+
+
+def stretches(record: Record, points: int) -> Iterator[list[dict[str, Any]]]:
+    """A run's training steps in so many parts of equal length."""
+    rows = [row for row in map(json.loads, (record.folder / "metrics.jsonl").read_text().splitlines()) if "train/loss" in row]
+    edges = [round(i * len(rows) / points) for i in range(points + 1)]
     for low, high in pairwise(edges):
         if high > low:
-            yield sum(losses[low:high]) / (high - low)
+            yield rows[low:high]
 
 
 @cache
@@ -252,6 +257,20 @@ SEARCH = Search(sampler=Sampler.tpe, trials=12)  # of each, on a seed that no ar
 TUNED_AT = 0.25  # of the steps: whole schedules
 
 
+def searched(search: Search, base: Composed, space: Sequence[str], label: str) -> list[dict[str, Any]]:
+    """A search's trials, the best first.
+
+    Errors:
+        StoppedError: somebody asked to stop; the same command goes on.
+    """
+    searching = Searching(search, space_of_words(space, label), fixed=base.overrides, compose=composed, base=base, seeds=[search.seed])
+    searching.run(Devices(jobs=None))
+    if searching.stopped:
+        raise StoppedError("stopped; the same command goes on")
+    trials = sorted(searching.trials(), key=lambda trial: trial.order)
+    return [{"with": list(one.words), "status": one.status, "screened": one.screened, "val_loss": one.val_loss} for one in trials]
+
+
 def tune(output_dir: str) -> int:
     """
     Errors:
@@ -263,16 +282,10 @@ def tune(output_dir: str) -> int:
             continue
         base = of_arm(arm, output_dir)
         base = more(base, f"trainer.steps={round(base.run.trainer.steps * TUNED_AT)}")
-        space = space_of_words(asked["tune"], arm)
-        searching = Searching(SEARCH, space, fixed=base.overrides, compose=composed, base=base, seeds=[SEARCH.seed])
-        searching.run(Devices(jobs=None))
-        if searching.stopped:
-            raise StoppedError("stopped; the same command goes on")
-        trials = sorted(searching.trials(), key=lambda trial: trial.order)
-        shown = [{"with": list(trial.words), "status": trial.status, "val_loss": trial.val_loss} for trial in trials]
+        shown = searched(SEARCH, base, asked["tune"], arm)
         kept[arm] = {"with": shown[0]["with"], "date": date.today().isoformat(), "share": TUNED_AT, "seed": SEARCH.seed, "trials": shown}
         write_json(TUNED, {"arms": kept})
-        print(f"{arm}: {' '.join(trials[0].words)} ends at {trials[0].val_loss}", flush=True)
+        print(f"{arm}: {' '.join(shown[0]['with'])} ends at {shown[0]['val_loss']}", flush=True)
     return 0
 
 
@@ -319,26 +332,52 @@ def lines_of(arm: str) -> int:
     return sum(len(Path(file).read_text().splitlines()) for file in files_of(arm) - files_of(BASELINE))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tune", "run", "steps", "tell"))
-    parser.add_argument("phase", nargs="?", choices=phases())
-    parser.add_argument("--rounds", type=int, default=40, metavar="N", help="of each bench (default: 40)")
+def parser_of(page: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
-    options = parser.parse_args()
+    return parser
+
+
+def carried_out(do: Callable[[], int]) -> int:
+    """An exit code: what is refused, or asked to stop, says so in a line."""
     with refusals():
-        require((options.phase is None) is (options.what != "run"), "PHASE", "be given to run, and to nothing else", options.phase)
         try:
-            if options.what == "run":
-                return run_phase(options.phase, options.output_dir)
-            if options.what == "tune":
-                return tune(options.output_dir)
-            if options.what == "steps":
-                return steps(options.rounds, options.output_dir)
+            return do()
         except StoppedError as stopped:
             print(f"nocap: {stopped}", file=sys.stderr)
             return EXIT_CODES["preempted"]
+
+
+def timed() -> dict[str, Any]:
+    """steps.json.
+
+    Errors:
+        ValueError: it is not there.
+    """
+    found = read_json(STEPS)
+    if found is None:
+        raise InputError(f"{STEPS} must be there (atlas.py steps), got none")
+    return found
+
+
+def main() -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("what", choices=("tune", "run", "steps", "tell"))
+    parser.add_argument("phase", nargs="?", choices=phases())
+    parser.add_argument("--rounds", type=int, default=40, metavar="N", help="of each bench (default: 40)")
+    options = parser.parse_args()
+
+    def do() -> int:
+        require((options.phase is None) is (options.what != "run"), "PHASE", "be given to run, and to nothing else", options.phase)
+        if options.what == "run":
+            return run_phase(options.phase, options.output_dir)
+        if options.what == "tune":
+            return tune(options.output_dir)
+        if options.what == "steps":
+            return steps(options.rounds, options.output_dir)
         return tell(known(), arms(), read_json(STEPS), {arm: lines_of(arm) for arm in arms()})
+
+    return carried_out(do)
 
 
 if __name__ == "__main__":

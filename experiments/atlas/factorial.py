@@ -9,7 +9,6 @@ What is left, ten degrees of freedom, is the noise.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from itertools import combinations, product
@@ -18,16 +17,14 @@ from typing import Any
 import atlas
 import numpy as np
 from stack import candidates, clash
-from worth import README, Blocks
+from worth import Blocks, put
 
-from nocap.config.errors import EXIT_CODES, refusals
+from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import require
 from nocap.show.table import markdown
-from nocap.store.record import read_json
-from nocap.study.cells import StoppedError
 
 SHARE, SEED, IDEAS = 0.25, 0, 6
-MARK = "<!-- the factorial -->"
+MARK = "the factorial"
 
 
 def chosen(ranked: Sequence[str], arms: dict[str, dict[str, Any]]) -> list[str]:
@@ -71,29 +68,21 @@ def effects(losses: Sequence[float], ideas: Sequence[str]) -> list[tuple[str, fl
     return [*singles, *together]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
-    options = parser.parse_args()
-    with refusals():
-        steps = read_json(atlas.STEPS)
-        require(steps is not None, str(atlas.STEPS), "be there: atlas.py steps", "none")
-        ideas = chosen(candidates(Blocks(atlas.SCREEN, atlas.known()), atlas.arms(), steps), atlas.arms())
-        names = [name(levels, ideas) for levels in design(len(ideas))]
-        try:
-            if atlas.run("factorial", [(SEED, SHARE, one) for one in names], options.output_dir):
-                return EXIT_CODES["failed"]
-        except StoppedError as stopped:
-            print(f"nocap: {stopped}", file=sys.stderr)
-            return EXIT_CODES["preempted"]
-        of = {one["arm"]: one["val_loss"] for one in atlas.known() if (one["seed"], one["share"]) == (SEED, SHARE)}
-        rows = [
-            [what, f"{-mid:+.4f} [{-mid - half:+.4f}, {-mid + half:+.4f}]"]
-            for what, mid, half in effects([of[one] for one in names], ideas)
-        ]
-        before, _, after = README.read_text().split(MARK)
-        README.write_text("\n".join([before + MARK, *markdown(("idea, or two together", "lower loss, nats"), rows), MARK + after]))
+def cross(output_dir: str) -> int:
+    ideas = chosen(candidates(Blocks(atlas.SCREEN, atlas.known()), atlas.arms(), atlas.timed()), atlas.arms())
+    names = [name(levels, ideas) for levels in design(len(ideas))]
+    if atlas.run("factorial", [(SEED, SHARE, one) for one in names], output_dir):
+        return EXIT_CODES["failed"]
+    of = {one["arm"]: one["val_loss"] for one in atlas.known() if (one["seed"], one["share"]) == (SEED, SHARE)}
+    found = effects([of[one] for one in names], ideas)
+    rows = [[what, f"{-mid:+.4f} [{-mid - half:+.4f}, {-mid + half:+.4f}]"] for what, mid, half in found]
+    put(MARK, markdown(("idea, or two together", "lower loss, nats"), rows))
     return 0
+
+
+def main() -> int:
+    options = atlas.parser_of(__doc__).parse_args()
+    return atlas.carried_out(lambda: cross(options.output_dir))
 
 
 if __name__ == "__main__":

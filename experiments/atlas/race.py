@@ -6,13 +6,11 @@ python experiments/atlas/race.py [--runs DIR]      # of experiments/recipe_tuned
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from atlas import mean, stretches
 from worth import COLORS, GREY, HERE
 
 from nocap.config.compose import composed
@@ -40,20 +38,13 @@ def is_of(record: Record, config: dict[str, Any]) -> bool:
 
 
 def compact(record: Record) -> dict[str, Any]:
-    rows = [json.loads(line) for line in (record.folder / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "train/loss" in row]
-    edges = [round(i * len(rows) / POINTS) for i in range(POINTS + 1)]
-    parts = [rows[low:high] for low, high in pairwise(edges) if high > low]
+    parts = list(stretches(record, POINTS))
     return {
         "seed": record.seed,
         "val_loss": record.val_loss,
         "seconds": [round(mean([row["clock/train_s"] for row in part]), 2) for part in parts],
         "train_loss": [round(mean([row["train/loss"] for row in part]), 4) for part in parts],
     }
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def draw(curves: dict[str, list[dict[str, Any]]]) -> None:

@@ -5,18 +5,14 @@ python experiments/atlas/recipe.py [--output-dir DIR]      # after stack.py; con
 
 from __future__ import annotations
 
-import argparse
 import sys
 from datetime import date
 
 import atlas
 
 from nocap.config.compose import composed
-from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.keys import require
-from nocap.launch.search import Sampler, Search, space_of_words
-from nocap.launch.searching import Searching
-from nocap.options.launcher.pool import Devices
+from nocap.launch.search import Sampler, Search
 from nocap.store.record import read_json, write_json
 
 SEARCH = Search(sampler=Sampler.tpe, trials=24, screen=0.25)  # as the baseline's was (README.md)
@@ -31,32 +27,21 @@ MUON = "optimizer.muon_lr=tag(log, interval(1e-3, 3e-2))"
 RECIPE = atlas.HERE / "recipe.json"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
-    options = parser.parse_args()
-    with refusals():
-        stack = read_json(atlas.STACK) or {}
-        require(bool(stack.get("ended")), str(atlas.STACK), "be ended: stack.py", "none")
-        space = [*SPACE, *([MUON] if "optimizer=muon" in stack["with"] else [])]
-        drawn = {word.partition("=")[0] for word in space}
-        fixed = [word for word in stack["with"] if word.partition("=")[0] not in drawn]
-        base = composed([atlas.SCALE, f"output_dir={options.output_dir}", *fixed])
-        keys = space_of_words(space, "the recipe")
-        searching = Searching(SEARCH, keys, fixed=base.overrides, compose=composed, base=base, seeds=[SEARCH.seed])
-        searching.run(Devices(jobs=None))
-        if searching.stopped:
-            print("nocap: stopped; the same command goes on", file=sys.stderr)
-            return EXIT_CODES["preempted"]
-        trials = [
-            {"with": list(one.words), "status": one.status, "screened": one.screened, "val_loss": one.val_loss}
-            for one in sorted(searching.trials(), key=lambda one: one.order)
-        ]
-        write_json(
-            RECIPE, {"fixed": fixed, "date": date.today().isoformat(), "seed": SEARCH.seed, "screen": SEARCH.screen, "trials": trials}
-        )
-        print(f"best: {' '.join([*fixed, *trials[0]['with']])}: {trials[0]['val_loss']}", flush=True)
+def search(output_dir: str) -> int:
+    stack = read_json(atlas.STACK) or {}
+    require(bool(stack.get("ended")), str(atlas.STACK), "be ended: stack.py", "none")
+    space = [*SPACE, *([MUON] if "optimizer=muon" in stack["with"] else [])]
+    drawn = {word.partition("=")[0] for word in space}
+    fixed = [word for word in stack["with"] if word.partition("=")[0] not in drawn]
+    trials = atlas.searched(SEARCH, composed([atlas.SCALE, f"output_dir={output_dir}", *fixed]), space, "the recipe")
+    write_json(RECIPE, {"fixed": fixed, "date": date.today().isoformat(), "seed": SEARCH.seed, "screen": SEARCH.screen, "trials": trials})
+    print(f"best: {' '.join([*fixed, *trials[0]['with']])}: {trials[0]['val_loss']}", flush=True)
     return 0
+
+
+def main() -> int:
+    options = atlas.parser_of(__doc__).parse_args()
+    return atlas.carried_out(lambda: search(options.output_dir))
 
 
 if __name__ == "__main__":

@@ -7,25 +7,22 @@ All that it decides follows from runs.jsonl and steps.json: it goes on where it 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import atlas
-from worth import BASELINE, README, Blocks, Line, logarithm, speed_of
+from worth import BASELINE, Blocks, Line, logarithm, put, speed_of
 
-from nocap.config.errors import EXIT_CODES, refusals
-from nocap.config.keys import require
+from nocap.config.errors import EXIT_CODES
 from nocap.judge.stats import Estimate
 from nocap.show.table import markdown
-from nocap.store.record import read_json, write_json
-from nocap.study.cells import StoppedError
+from nocap.store.record import write_json
 
 SHARE, SEEDS = 0.5, range(3)  # the screening's
 MOST = 12  # candidates
 LEAST = 1.01  # the equivalent speedup that an idea has to add
-MARK = "<!-- the stack -->"
+MARK = "the stack"
 
 
 def worth_of(
@@ -81,33 +78,23 @@ def table(log: Sequence[Line]) -> list[str]:
     return markdown(("candidate", "in the stack", "what it adds to those before it, in time", "why not tried"), rows)
 
 
-def tell(log: Sequence[Line]) -> None:
-    before, _, after = README.read_text().split(MARK)
-    README.write_text("\n".join([before + MARK, *table(log), MARK + after]))
+def build(output_dir: str) -> int:
+    steps = atlas.timed()
+    while True:
+        stack, log, trial = decided(atlas.known(), atlas.arms(), steps)
+        words = atlas.words_of("+".join(stack)) if stack else []
+        write_json(atlas.STACK, {"stack": stack, "with": words, "log": log, "ended": trial is None})
+        print(f"stack: {' + '.join(stack) or 'none'}; next: {trial or 'none'}", flush=True)
+        if trial is None:
+            put(MARK, table(log))
+            return 0
+        if atlas.run(trial, [(seed, SHARE, trial) for seed in SEEDS], output_dir):
+            return EXIT_CODES["failed"]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
-    options = parser.parse_args()
-    with refusals():
-        steps = read_json(atlas.STEPS)
-        require(steps is not None, str(atlas.STEPS), "be there: atlas.py steps", "none")
-        while True:
-            stack, log, trial = decided(atlas.known(), atlas.arms(), steps)
-            write_json(
-                atlas.STACK, {"stack": stack, "with": atlas.words_of("+".join(stack)) if stack else [], "log": log, "ended": trial is None}
-            )
-            print(f"stack: {' + '.join(stack) or 'none'}; next: {trial or 'none'}", flush=True)
-            if trial is None:
-                tell(log)
-                return 0
-            try:
-                if atlas.run(trial, [(seed, SHARE, trial) for seed in SEEDS], options.output_dir):
-                    return EXIT_CODES["failed"]
-            except StoppedError as stopped:
-                print(f"nocap: {stopped}", file=sys.stderr)
-                return EXIT_CODES["preempted"]
+    options = atlas.parser_of(__doc__).parse_args()
+    return atlas.carried_out(lambda: build(options.output_dir))
 
 
 if __name__ == "__main__":

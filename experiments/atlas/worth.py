@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from nocap.config.keys import require
 from nocap.judge.noise import Noise, Prior
 from nocap.judge.stats import Estimate, interval, pooled_sd
 from nocap.show.table import markdown
 
 HERE = Path(__file__).resolve().parent
-README, FIGURE, MARK = HERE / "README.md", HERE / "atlas.svg", "<!-- the table -->"
+README, FIGURE, MARK = HERE / "README.md", HERE / "atlas.svg", "the table"
 GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}
 BASELINE = "baseline"
 ENDS = ("ratio", "low", "high")
@@ -220,9 +221,25 @@ def figure(found: Sequence[Worth]) -> None:
     pyplot.close(picture)
 
 
+def between(mark: str) -> tuple[str, str, str]:
+    """The page before, between and after two comments with this text.
+
+    Errors:
+        ValueError: the page has not both.
+    """
+    parts = README.read_text().split(f"<!-- {mark} -->")
+    require(len(parts) == 3, str(README), f"have the mark <!-- {mark} --> twice", len(parts) - 1)
+    return parts[0], parts[1], parts[2]
+
+
+def put(mark: str, rows: Sequence[str]) -> None:
+    """Write a table into the page."""
+    before, _, after = between(mark)
+    README.write_text("\n".join([f"{before}<!-- {mark} -->", *rows, f"<!-- {mark} -->{after}"]))
+
+
 def tell(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None, code: Mapping[str, int]) -> int:
     found = worths(runs, arms, steps)
     figure(found)
-    before, _, after = README.read_text().split(MARK)
-    README.write_text("\n".join([before + MARK, *table(found, arms, steps, code), MARK + after]))
+    put(MARK, table(found, arms, steps, code))
     return 0
