@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import shlex
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from statistics import fmean as mean
 from typing import Any
 
 import yaml
-from worth import Blocks, stages, tell
+from worth import ADDED, Blocks, added, put, stages, tell
 
 from nocap import bench
 from nocap.config import hardware
@@ -41,6 +42,7 @@ from nocap.launch.grid import Cell
 from nocap.launch.search import Sampler, Search, space_of_words
 from nocap.launch.searching import Searching
 from nocap.options.launcher.pool import Devices
+from nocap.show.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
 from nocap.study.arms import more, with_seed
@@ -50,17 +52,19 @@ HERE = Path(__file__).resolve().parent
 RUNS = HERE / "runs.jsonl"
 BASELINE, SCALE = "baseline", "experiment=atlas_cpu"
 POINTS = 16  # of a training curve
-WHOLE, SCREEN = 1.0, 0.5
+WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
 GOES_ON = {1: -0.04, 2: 0.01}  # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
 IDEAS = "ideas=["
 TAUGHT = "{taught}"  # in an arm's overrides: the folder of the teacher's run, on this machine
 
-LARGE = "large"  # before the name of an arm: six times the arithmetic
-AT = {LARGE: ["model.n_layer=6", "model.d_model=256"]}
-STACK = HERE / "stack.json"
+LARGE, SEARCHED, BATCH = "large", "searched", "batch"  # before ideas' names: six times the arithmetic; recipe.py's finds; without its batch
+RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}  # of the baseline's, after LARGE: a wider model may want a lower one
+STACK, RECIPE = HERE / "stack.json", HERE / "recipe.json"
+RACED = 0.6  # of the tokens: the recipe's in experiments/recipe_tuned
 
 Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
-TEACHER: Job = (100, SCREEN, BASELINE)
+TUNED_ON = 100  # a seed that no arm is compared on
+TEACHER: Job = (TUNED_ON, SCREEN, BASELINE)
 
 
 @cache
@@ -82,6 +86,40 @@ def stack() -> list[str]:
     return list((read_json(STACK) or {"stack": []})["stack"])
 
 
+def joined(*parts: str) -> str:
+    return "+".join(parts) or BASELINE
+
+
+def recipe() -> str:
+    return joined(SEARCHED, *stack())
+
+
+def left_out() -> dict[str, str]:
+    """Each part of the recipe → the recipe without it."""
+    without = {idea: joined(SEARCHED, *(other for other in stack() if other != idea)) for idea in stack()}
+    return without | {"its smaller batch": joined(SEARCHED, BATCH, *stack())}
+
+
+def large(*ideas: str) -> str:
+    """At the best of the rates on a seed that nothing is compared on."""
+    of = losses()
+    return min((joined(LARGE, rate, *ideas) for rate in RATES), key=lambda arm: of.get((TUNED_ON, SHORT, arm)) or math.inf)
+
+
+def losses() -> dict[Job, float | None]:
+    """`None`: it diverged."""
+    return {(one["seed"], one["share"], one["arm"]): one["val_loss"] for one in known()}
+
+
+def ended(jobs: Iterable[Job]) -> bool:
+    return losses().keys() >= set(jobs)
+
+
+def together() -> list[str]:
+    """The arms of several ideas that are timed."""
+    return [recipe(), *left_out().values(), large(), large(*stack())]
+
+
 def is_ready(arm: str) -> bool:
     """Whether it needs no search, or had it."""
     asked = arms()[arm]
@@ -100,9 +138,14 @@ def phases() -> dict[str, list[Job]]:
     """Seed by seed, the baseline first: what is done of a phase is balanced."""
     return {
         "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
-        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (0.25, 0.5, 0.71)],
+        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (SHORT, SCREEN, 0.71)],
         "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in filter(is_ready, arms()) if goes_on(arm, seed)],
-        "large": [(seed, 0.25, arm) for seed in range(3) for arm in (LARGE, "+".join([LARGE, *stack()]))],
+        "parts": [(seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())],
+        "large": [
+            *(rates := [(TUNED_ON, SHORT, joined(LARGE, rate, *ideas)) for rate in RATES for ideas in ((), stack())]),
+            *((seed, SHORT, arm) for seed in range(3) if ended(rates) for arm in (large(), large(*stack()))),
+            *((seed, SHORT / 2, large()) for seed in range(3) if ended(rates)),
+        ],
         "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in filter(is_ready, arms())],
     }
 
@@ -129,10 +172,24 @@ def of_arm(arm: str, output_dir: str) -> Composed:
 
 
 def words_of(arm: str) -> list[str]:
-    """Its overrides; of several ideas joined by + those of all."""
-    words = list(dict.fromkeys(word for part in arm.split("+") for word in AT.get(part) or arms()[part]["with"]))
+    """Its overrides; of several ideas joined by + those of all, where a later one wins."""
+    words = list(dict.fromkeys(word for part in arm.split("+") for word in settings_of(part) or arms()[part]["with"]))
     ideas = [idea for word in words if word.startswith(IDEAS) for idea in word[len(IDEAS) : -1].split(",")]
-    return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *(word for word in words if not word.startswith(IDEAS))]
+    others = {word.partition("=")[0]: word for word in words if not word.startswith(IDEAS)}
+    return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *others.values()]
+
+
+@cache
+def settings_of(part: str) -> list[str]:
+    """The overrides of what is no idea."""
+    if part == LARGE:
+        return ["model.n_layer=6", "model.d_model=256"]
+    if part == SEARCHED:
+        return list((read_json(RECIPE) or {"trials": [{"with": []}]})["trials"][0]["with"])
+    baseline = composed([SCALE]).run
+    if part in RATES:
+        return [f"optimizer.lr={baseline.optimizer.lr * RATES[part]}"]
+    return [f"trainer.batch_tokens={baseline.trainer.batch_tokens}"] if part == BATCH else []
 
 
 def with_teacher(words: str, output_dir: str) -> str:
@@ -253,8 +310,8 @@ def baseline_config() -> dict[str, Any]:
 # --- the other optimizers' searches --------------------------------------------------------------------------------------------------
 
 TUNED = HERE / "tuned.json"
-SEARCH = Search(sampler=Sampler.tpe, trials=12)  # of each, on a seed that no arm is compared on
-TUNED_AT = 0.25  # of the steps: whole schedules
+SEARCH = Search(sampler=Sampler.tpe, trials=12, seed=TUNED_ON)  # of each
+TUNED_AT = SHORT  # whole schedules
 
 
 def searched(search: Search, base: Composed, space: Sequence[str], label: str) -> list[dict[str, Any]]:
@@ -299,7 +356,8 @@ TOGETHER = 6  # in one interleaved bench, each beside the baseline's
 def steps(rounds: int, output_dir: str) -> int:
     """A bench for every few steps, each written as it ends; what is there is not timed again."""
     kept = read_json(STEPS) or {"steps": {}}
-    asked = dict.fromkeys(words for arm in arms() if is_ready(arm) for _, words in stages(arms()[arm]))
+    alone = [words for arm in arms() if is_ready(arm) for _, words in stages(arms()[arm])]
+    asked = dict.fromkeys([*alone, *(shlex.join(words_of(arm)) for arm in together())])
     left = [words for words in asked if words and words not in kept["steps"]]
     teach(left, output_dir)
     for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
@@ -330,6 +388,18 @@ def files_of(arm: str) -> set[str]:
 def lines_of(arm: str) -> int:
     """Of the files that it needs and the baseline does not."""
     return sum(len(Path(file).read_text().splitlines()) for file in files_of(arm) - files_of(BASELINE))
+
+
+def told() -> int:
+    """All tables of README.md that follow from the lines, and the figure."""
+    lines, steps = known(), timed()
+    tell(lines, arms(), steps, {arm: lines_of(arm) for arm in arms()})
+    words = {arm: shlex.join(words_of(arm)) for arm in together()}
+    parts, larger = Blocks(RACED, lines), Blocks(SHORT, lines)
+    rows = [[part, *added(parts, recipe(), without, words, steps)] for part, without in left_out().items()]
+    put("the parts", markdown(("part", *ADDED), rows))
+    put("the larger size", markdown(ADDED, [added(larger, large(*stack()), large(), words, steps, slope_of=large())]))
+    return 0
 
 
 def parser_of(page: str | None) -> argparse.ArgumentParser:
@@ -375,7 +445,7 @@ def main() -> int:
             return tune(options.output_dir)
         if options.what == "steps":
             return steps(options.rounds, options.output_dir)
-        return tell(known(), arms(), read_json(STEPS), {arm: lines_of(arm) for arm in arms()})
+        return told()
 
     return carried_out(do)
 

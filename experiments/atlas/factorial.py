@@ -73,8 +73,8 @@ def cross(output_dir: str) -> int:
     names = [name(levels, ideas) for levels in design(len(ideas))]
     if atlas.run("factorial", [(SEED, SHARE, one) for one in names], output_dir):
         return EXIT_CODES["failed"]
-    of = {one["arm"]: one["val_loss"] for one in atlas.known() if (one["seed"], one["share"]) == (SEED, SHARE)}
-    found = effects([of[one] for one in names], ideas)
+    of = atlas.losses()
+    found = effects([of[SEED, SHARE, one] for one in names], ideas)
     rows = [[what, f"{-mid:+.4f} [{-mid - half:+.4f}, {-mid + half:+.4f}]"] for what, mid, half in found]
     put(MARK, markdown(("idea, or two together", "lower loss, nats"), rows))
     return 0

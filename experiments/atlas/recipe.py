@@ -24,7 +24,6 @@ SPACE = [
     "optimizer.weight_decay=0.03,0.1,0.3",
 ]
 MUON = "optimizer.muon_lr=tag(log, interval(1e-3, 3e-2))"
-RECIPE = atlas.HERE / "recipe.json"
 
 
 def search(output_dir: str) -> int:
@@ -34,7 +33,8 @@ def search(output_dir: str) -> int:
     drawn = {word.partition("=")[0] for word in space}
     fixed = [word for word in stack["with"] if word.partition("=")[0] not in drawn]
     trials = atlas.searched(SEARCH, composed([atlas.SCALE, f"output_dir={output_dir}", *fixed]), space, "the recipe")
-    write_json(RECIPE, {"fixed": fixed, "date": date.today().isoformat(), "seed": SEARCH.seed, "screen": SEARCH.screen, "trials": trials})
+    about = {"date": date.today().isoformat(), "seed": SEARCH.seed, "screen": SEARCH.screen}
+    write_json(atlas.RECIPE, {"fixed": fixed, **about, "trials": trials})
     print(f"best: {' '.join([*fixed, *trials[0]['with']])}: {trials[0]['val_loss']}", flush=True)
     return 0
 

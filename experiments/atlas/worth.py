@@ -70,12 +70,12 @@ class Blocks:
         """Why there is no interval."""
         return "–" if all(map(math.isfinite, self.gains(arm))) else "diverged"
 
-    def slope(self) -> Estimate | None:
-        """Nats that e times the steps lower the baseline's loss: over the lengths next to this one, in blocks that have both; `None`: there
+    def slope(self, of: str = BASELINE) -> Estimate | None:
+        """Nats that e times the steps lower an arm's loss: over the lengths next to this one, in blocks that have both; `None`: there
         are fewer than two."""
         ends: dict[float, dict[tuple[str, int], float]] = {}
         for one in self.runs:
-            if one["arm"] == BASELINE and one["val_loss"] is not None:
+            if one["arm"] == of and one["val_loss"] is not None:
                 ends.setdefault(one["share"], {})[one["machine"], one["seed"]] = one["val_loss"]
         far = {share: abs(math.log(share / self.share)) for share in ends}
         around = sorted(
@@ -176,7 +176,7 @@ def table(found: Sequence[Worth], arms: Mapping[str, Line], steps: Line | None, 
         rows.append(
             [
                 one.arm,
-                f"{one.lower.mid:+.4f} [{one.lower.low:+.4f}, {one.lower.high:+.4f}]" if one.lower else one.without,
+                nats(one.lower) if one.lower else one.without,
                 ratio(one.steps),
                 f"{1 / one.speed['ratio']:.2f}" if one.speed else "–",
                 ratio(one.time),
@@ -190,6 +190,33 @@ def table(found: Sequence[Worth], arms: Mapping[str, Line], steps: Line | None, 
             ]
         )
     return markdown(HEAD, rows)
+
+
+ADDED = ("lower loss, nats", "steps", "a step's time", "time", "seeds")
+
+
+def added(blocks: Blocks, arm: str, over: str, words: Mapping[str, str], steps: Line, *, slope_of: str = BASELINE) -> list[str]:
+    """Cells: what one arm is worth over another, at the exchange rate of a third. `words`: arm → the name of its step in `steps`."""
+    lower, rate = blocks.lower(arm, over), blocks.slope(slope_of)
+    timed = [steps["steps"].get(words[one]) for one in (arm, over)]
+    in_steps = lower.over(rate) if lower and rate else None
+    speed = logarithm(timed[0]["speed"]).plus(inverse(logarithm(timed[1]["speed"]))) if timed[0] and timed[1] else None
+    return [
+        nats(lower) if lower else blocks.without(arm),
+        ratio(in_steps),
+        f"{1 / speed.exp().mid:.2f}" if speed else "–",
+        ratio(in_steps.plus(speed) if in_steps and speed else None),
+        str(len(blocks.gains(arm, over))),
+    ]
+
+
+def inverse(e: Estimate) -> Estimate:
+    """Of a logarithm."""
+    return Estimate(mid=-e.mid, low=-e.high, high=-e.low)
+
+
+def nats(e: Estimate) -> str:
+    return f"{e.mid:+.4f} [{e.low:+.4f}, {e.high:+.4f}]"
 
 
 def ratio(e: Estimate | None) -> str:
