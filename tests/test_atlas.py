@@ -103,6 +103,47 @@ def test_an_arm_that_grows_is_timed_by_its_stages(worth: ModuleType) -> None:
     assert worth.speed_of(asked, {"steps": {"ideas=[grows]": {"speed": speed}}}, 0.5) is None
 
 
+def test_what_an_arm_adds_to_another_is_its_loss_and_its_step_over_theirs(worth: ModuleType) -> None:
+    runs = made({"both": 1.5, "one": 1.2, "other": 1.0})
+    speed = {"both": 0.8, "one": 0.9}
+    steps = {"steps": {f"{arm}=1": {"speed": {"ratio": x, "low": x * 0.99, "high": x * 1.01}} for arm, x in speed.items()}}
+    words = {arm: f"{arm}=1" for arm in ("both", "one", "other")}
+    cells = worth.added(worth.Blocks(1.0, runs), "both", "one", words, steps)
+    assert float(cells[0].split()[0]) == pytest.approx(0.3 * math.log(1.25), abs=0.003)
+    assert float(cells[1].split("×")[0]) == pytest.approx(1.25, abs=0.015)
+    assert float(cells[2]) == pytest.approx(0.9 / 0.8, abs=0.006)
+    assert float(cells[3].split("×")[0]) == pytest.approx(1.25 * 0.8 / 0.9, abs=0.02)
+    assert cells[4] == "4"
+    assert worth.added(worth.Blocks(1.0, runs), "one", "other", words, steps)[2:4] == ["–", "–"]  # a step that was not timed
+
+
+def test_each_part_is_left_out_once_and_the_recipe_is_the_one_that_raced(atlas: ModuleType) -> None:
+    recipe, found = atlas.recipe(), atlas.left_out()
+    whole = composed(["experiment=recipe_cpu"]).run
+    assert atlas.of_arm(recipe, "outputs").run == whole
+    assert len(set(found.values())) == len(atlas.stack()) + 1
+    for part, without in found.items():
+        run = atlas.of_arm(without, "outputs").run
+        assert part not in run.ideas
+        assert (run.mlp == whole.mlp) == (part != "swiglu")
+        assert run.trainer.batch_tokens == (1024 if part == "its smaller batch" else 512)
+        assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
+    assert atlas.wanted((0, atlas.RACED, recipe), "outputs").composed.run.trainer.steps == 1843  # as experiments/recipe_tuned
+
+
+def test_both_sides_of_the_larger_size_have_their_best_rate_before_the_seeds(atlas: ModuleType) -> None:
+    stack = atlas.stack()
+    rates = [job for job in atlas.phases()["large"] if job[0] == atlas.TUNED_ON]
+    assert atlas.phases()["large"] == rates
+    assert len(rates) == 2 * len(atlas.RATES)
+    best = {atlas.joined(atlas.LARGE, "half_rate"), atlas.joined(atlas.LARGE, "rate", *stack)}
+    atlas.RUNS.write_text("".join(json.dumps(line(arm, seed, share, 1.9 if arm in best else 2.0)) + "\n" for seed, share, arm in rates))
+    asked = [job for job in atlas.phases()["large"] if job not in rates]
+    assert {arm for _, _, arm in asked} == best
+    assert {(seed, share) for seed, share, _ in asked} == {(seed, share) for seed in range(3) for share in (0.25, 0.125)}
+    assert atlas.of_arm(atlas.large(), "outputs").run.optimizer.lr == pytest.approx(0.0012)
+
+
 def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     lines = [*made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), line("lost", 0, 1.0, None), line("lost", 1, 1.0, 1.0)]
     assert worth.Blocks(1.0, lines).lower("lost") is None
@@ -245,6 +286,8 @@ def test_the_page_has_the_figures_of_the_committed_lines(atlas: ModuleType, wort
     cells = lambda rows: [[cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows]  # noqa: E731
     assert len(wanted) == len(atlas.arms()) + 1  # a row for each but the baseline, below two lines of head
     assert cells(shown.strip().splitlines()) == cells(wanted)
+    for mark, rows in atlas.of_recipe().items():
+        assert worth.between(mark)[1].strip().splitlines() == rows
 
 
 def test_what_is_crossed_can_stand_alone(atlas: ModuleType) -> None:

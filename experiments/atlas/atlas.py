@@ -391,15 +391,20 @@ def lines_of(arm: str) -> int:
 
 
 def told() -> int:
-    """All tables of README.md that follow from the lines, and the figure."""
-    lines, steps = known(), timed()
-    tell(lines, arms(), steps, {arm: lines_of(arm) for arm in arms()})
-    words = {arm: shlex.join(words_of(arm)) for arm in together()}
-    parts, larger = Blocks(RACED, lines), Blocks(SHORT, lines)
-    rows = [[part, *added(parts, recipe(), without, words, steps)] for part, without in left_out().items()]
-    put("the parts", markdown(("part", *ADDED), rows))
-    put("the larger size", markdown(ADDED, [added(larger, large(*stack()), large(), words, steps, slope_of=large())]))
+    """All that follows from the lines: README.md's tables, and the figure."""
+    tell(known(), arms(), timed(), {arm: lines_of(arm) for arm in arms()})
+    for mark, rows in of_recipe().items():
+        put(mark, rows)
     return 0
+
+
+def of_recipe() -> dict[str, list[str]]:
+    """Tables by their marks: what its parts are worth, and what the stack is worth at the larger size."""
+    steps, words = timed(), {arm: shlex.join(words_of(arm)) for arm in together()}
+    parts, larger = Blocks(RACED, known()), Blocks(SHORT, known())
+    rows = [[part, *added(parts, recipe(), without, words, steps)] for part, without in left_out().items()]
+    over = added(larger, large(*stack()), large(), words, steps, slope_of=large())
+    return {"the parts": markdown(("part", *ADDED), rows), "the larger size": markdown(ADDED, [over])}
 
 
 def parser_of(page: str | None) -> argparse.ArgumentParser:
