@@ -35,7 +35,8 @@ def worth_of(
 
 def candidates(blocks: Blocks, arms: Mapping[str, Line], steps: Line | None) -> list[str]:
     """The ideas that are worth more than nothing by themselves, the best first."""
-    found = {arm: worth.mid for arm in arms if arm != BASELINE and (worth := worth_of(arm, blocks, arms, steps)) is not None}
+    asked = [arm for arm in arms if arm != BASELINE and not arms[arm].get("later")]
+    found = {arm: worth.mid for arm in asked if (worth := worth_of(arm, blocks, arms, steps)) is not None}
     return sorted((arm for arm, worth in found.items() if worth > 0), key=lambda arm: -found[arm])[:MOST]
 
 
