@@ -346,6 +346,30 @@ def test_a_value_needs_no_baseline_and_an_upper_end_alone_is_judged():
     assert (small.word, large.word, large.reason) == (Word.confirmed, Word.refuted, Reason.exceeded)
 
 
+def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing():
+    """Sittings of a shared machine differ by factors: the ratio of a time to a constant has the same verdict as the time."""
+    times = [2.0, 4.0, 12.0]
+    value = claim(metric="decode_ms", scale=Scale.value, expected=[None, 100.0], mechanism=NO_BOUND)
+    found = judge(value, ("decode_ms", times, [])).verdict()
+    ratio = claim(metric="step_ms", expected=[0.01, None], mechanism=NO_BOUND)  # a step of 1 ms over them: at least 1/100
+    against = judge(ratio, ("step_ms", times, [1.0] * 3)).verdict()
+    assert found.interval is not None
+    assert against.interval is not None
+    assert 0 < found.interval.low < math.exp(np.log(times).mean()) < found.interval.high
+    assert found.interval.mid == pytest.approx(math.exp(np.log(times).mean()))
+    log = stats.interval(np.log(times), confidence=0.95)
+    assert math.log(found.interval.high / found.interval.mid) >= log.half_width  # a clock's is wider
+    assert (found.interval.low, found.interval.high) == pytest.approx((1 / against.interval.high, 1 / against.interval.low), rel=0.02)
+    share = claim(metric="share", parts=["scores"], scale=Scale.value, expected=[0.1, 0.9], two_sided=True, mechanism=NO_BOUND)
+    plain = judge(share, ("share", [0.2, 0.4, 0.6], [])).verdict().interval
+    assert plain is not None
+    assert plain.mid == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="decode_ms must be above 0 for a value"):
+        judge(value, ("decode_ms", [0.0] * 3, [])).verdict()
+    with pytest.raises(ValueError, match="expected must be above 0 for a ratio, a speed or a time"):
+        claim(metric="decode_ms", scale=Scale.value, expected=[0.0, 100.0], mechanism=NO_BOUND)
+
+
 def test_a_measurement_is_a_finite_number_unless_it_diverged():
     for value, ending in ((math.nan, Ending.measured), (None, Ending.measured), (1.0, Ending.diverged)):
         with pytest.raises(ValueError, match="a measurement of val_loss must be a finite number, or null where the run diverged"):

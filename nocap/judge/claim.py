@@ -16,6 +16,7 @@ from typing import Any
 
 from nocap.config.keys import require
 from nocap.judge.margin import Direction, check_direction, checked, share_of_steps
+from nocap.judge.noise import is_log
 from nocap.judge.sequential import levels
 from nocap.store.measurement import HELD, METRICS, PARTS, Better, Metric, Scale
 
@@ -166,10 +167,11 @@ class Claim:
         key, ends = f"{of} expected", [end for end in self.expected if end is not None]
         require(len(self.expected) == 2 and bool(ends), key, "be [low, high], one of them may be null", self.expected)
         require(all(math.isfinite(end) for end in ends), key, "be finite numbers or null", self.expected)
-        require(self.scale is not Scale.ratio or min(ends) > 0, key, "be above 0 for a ratio", self.expected)
+        log = is_log(METRICS[self.metric], self.scale)
+        require(not log or min(ends) > 0, key, "be above 0 for a ratio, a speed or a time", self.expected)
         require(len(ends) == 1 or ends[0] < ends[1], key, "hold something: low below high", self.expected)
         bound = self.mechanism.bound
-        require(self.scale is not Scale.ratio or bound is None or bound > 0, f"{of} mechanism.bound", "be above 0 for a ratio", bound)
+        require(not log or bound is None or bound > 0, f"{of} mechanism.bound", "be above 0 for a ratio, a speed or a time", bound)
         require(not self.two_sided or len(ends) == 2, f"{of} two_sided", "have both ends stated", self.expected)
         self.expected = [None if end is None else float(end) for end in self.expected]
 

@@ -22,6 +22,7 @@ from nocap.store.measurement import Metric, Scale
 CAP = 8.0  # degrees of freedom of a declared noise: other studies are not this one, however many they are
 CLOCKED = ("tokens_per_s", "step_ms", "share", "part_ms", "exponent", "decode_tokens_per_s", "decode_ms")  # a sitting is their unit
 TIMED = (*CLOCKED, "time_to_target_s")
+SHARES = ("share", "exponent")  # of CLOCKED: what is a quotient of times already
 CORRELATED = 1.9  # a t-interval of neighbours with a correlation of .5 needs 1.76 to 1.85 times its width, at any n
 BIAS = 0.005  # of a speed: between two instances of one arm, the first and a later one
 CAUTION = 3.3  # 1 + 3.3/√n times a t-test's bound keeps the level under an exponential's skew, of either sign
@@ -138,6 +139,11 @@ class Noise:
             return power_of(effect / wide, n=n, alpha=2 * alpha, pairs=True, known=df) >= power  # whose other side decides nothing
 
         return least_n(enough)
+
+
+def is_log(metric: Metric, scale: Scale) -> bool:
+    """Whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies. No interval of theirs goes below 0."""
+    return scale is Scale.ratio or (scale is Scale.value and metric.name in TIMED and metric.name not in SHARES)
 
 
 def noise_of(metric: Metric, scale: Scale, prior: Prior | None, *, level: float) -> Noise:

@@ -26,7 +26,7 @@ import numpy as np
 from nocap.config.keys import require
 from nocap.judge.claim import LEAST_PAIRS, TO_TARGET, Claim
 from nocap.judge.gain import TIE, Gain, pairs_wanted, point
-from nocap.judge.noise import Prior, noise_of
+from nocap.judge.noise import Prior, is_log, noise_of
 from nocap.judge.stats import Estimate
 from nocap.store.measurement import METRICS, Better, Ending, Measurement, Metric, Per, Scale
 
@@ -105,7 +105,7 @@ class Judge:
             word, reason = _decide(primary, guards, alpha=alpha, side=side, failed=failed)
         if word is Word.equivalent and look < len(claim.looks):
             word = Word.inconclusive
-        top, bound = (None if x is None else _scaled(claim.scale, x) for x in (claim.expected[1], claim.mechanism.bound))
+        top, bound = (None if x is None else _scaled(claim.metrics[0], claim.scale, x) for x in (claim.expected[1], claim.mechanism.bound))
         gained = primary.at_least(side) if primary.enough else -math.inf
         shown = primary.interval(2 * claim.level(look, claim.alpha / 2)) if primary.enough and primary.measured else None
         return Verdict(
@@ -114,7 +114,7 @@ class Judge:
             failed=failed,
             n=len(primary.least),
             look=look,
-            interval=shown.exp() if shown and claim.scale is Scale.ratio else shown,
+            interval=shown.exp() if shown and is_log(claim.metrics[0], claim.scale) else shown,
             exceeded=top is not None and gained > top + TIE,
             beyond_bound=bound is not None and gained > bound + TIE,
             missing=missing,
@@ -208,11 +208,13 @@ class Judge:
     def _gains(self, repeats: Mapping[str, Sequence[int]]) -> list[Gain]:
         """The primary metric's, then the guards': not worse by the margin is a gain above minus the margin."""
         claim = self.claim
-        ends, wide = (_ends(claim.scale, *claim.judged(self.at, slack=slack)) for slack in (False, True))
-        rows = [(METRICS[claim.metric], claim.scale, ends, wide)]
+        metric = METRICS[claim.metric]
+        ends, wide = (_ends(metric, claim.scale, *claim.judged(self.at, slack=slack)) for slack in (False, True))
+        rows = [(metric, claim.scale, ends, wide)]
         for guard in claim.guards:
-            margin = (-_scaled(guard.scale, guard.margin(self.at)), math.inf)
-            rows.append((METRICS[guard.metric], guard.scale, margin, margin))
+            metric = METRICS[guard.metric]
+            margin = (-_scaled(metric, guard.scale, guard.margin(self.at)), math.inf)
+            rows.append((metric, guard.scale, margin, margin))
         gains = []
         for metric, scale, ends, wide in rows:
             sides = self._sides(metric)
@@ -247,27 +249,29 @@ def _pair(metric: Metric, scale: Scale, arm: Measurement, baseline: Measurement 
     if baseline is None:
         if arm.value is None:
             return -math.inf, math.inf  # a value has no worst
-        return -math.inf if arm.ending is Ending.at_most else arm.value, math.inf if arm.ending is Ending.censored else arm.value
+        value = _scaled(metric, scale, arm.value)
+        return -math.inf if arm.ending is Ending.at_most else value, math.inf if arm.ending is Ending.censored else value
     if baseline.value is None:
         return -math.inf, math.inf
     if arm.value is None:
         return -math.inf, -math.inf
     better, worse = (arm.value, baseline.value) if metric.better is Better.higher else (baseline.value, arm.value)
-    if scale is Scale.ratio:
-        require(min(better, worse) > 0, metric.name, "be above 0 for a ratio", min(better, worse))
-    gain = math.log(better / worse) if scale is Scale.ratio else better - worse
+    gain = _scaled(metric, scale, better) - _scaled(metric, scale, worse)
     least_unknown = arm.ending is Ending.censored or baseline.ending is Ending.at_most
     most_unknown = arm.ending is Ending.at_most or baseline.ending is Ending.censored
     return -math.inf if least_unknown else gain, math.inf if most_unknown else gain
 
 
-def _scaled(scale: Scale, x: float) -> float:
-    return math.log(x) if scale is Scale.ratio else x
+def _scaled(metric: Metric, scale: Scale, x: float) -> float:
+    if not is_log(metric, scale):
+        return x
+    require(x > 0, metric.name, f"be above 0 for a {scale.value}", x)
+    return math.log(x)
 
 
-def _ends(scale: Scale, low: float | None, high: float | None) -> tuple[float, float]:
+def _ends(metric: Metric, scale: Scale, low: float | None, high: float | None) -> tuple[float, float]:
     """An open end is endless."""
-    return -math.inf if low is None else _scaled(scale, low), math.inf if high is None else _scaled(scale, high)
+    return -math.inf if low is None else _scaled(metric, scale, low), math.inf if high is None else _scaled(metric, scale, high)
 
 
 def _level(pairs: Sequence[Sequence[Measurement]]) -> float:
