@@ -349,7 +349,8 @@ def test_a_value_needs_no_baseline_and_an_upper_end_alone_is_judged():
 def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing():
     """Sittings of a shared machine differ by factors: the ratio of a time to a constant has the same verdict as the time."""
     times = [2.0, 4.0, 12.0]
-    value = claim(metric="decode_ms", scale=Scale.value, expected=[None, 100.0], mechanism=NO_BOUND)
+    own: dict[str, Any] = {"scale": Scale.value, "expected": [None, 100.0], "mechanism": NO_BOUND}
+    value = claim(metric="decode_ms", **own)
     found = judge(value, ("decode_ms", times, [])).verdict()
     ratio = claim(metric="step_ms", expected=[0.01, None], mechanism=NO_BOUND)  # a step of 1 ms over them: at least 1/100
     against = judge(ratio, ("step_ms", times, [1.0] * 3)).verdict()
@@ -362,8 +363,10 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
     assert (found.interval.low, found.interval.high) == pytest.approx((1 / against.interval.high, 1 / against.interval.low), rel=0.02)
     share = claim(metric="share", parts=["scores"], scale=Scale.value, expected=[0.1, 0.9], two_sided=True, mechanism=NO_BOUND)
     plain = judge(share, ("share", [0.2, 0.4, 0.6], [])).verdict().interval
+    held = judge(claim(metric="memory_mib", **own), ("memory_mib", [20.0, 40.0, 120.0], [])).verdict().interval
     assert plain is not None
-    assert plain.mid == pytest.approx(0.4)
+    assert held is not None
+    assert (plain.mid, held.mid) == pytest.approx((0.4, 60))
     with pytest.raises(ValueError, match="decode_ms must be above 0 for a value"):
         judge(value, ("decode_ms", [0.0] * 3, [])).verdict()
     with pytest.raises(ValueError, match="expected must be above 0 for a ratio, a speed or a time"):

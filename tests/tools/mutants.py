@@ -36,7 +36,7 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("verdict", "if word is Word.equivalent and look < len(claim.looks):", "if False:"),
     ("verdict", "gained > top + TIE", "gained < top + TIE"),
     ("verdict", "gained > bound + TIE", "gained > top + TIE"),
-    ("verdict", "-_scaled(guard.scale, guard.margin(self.at))", "_scaled(guard.scale, guard.margin(self.at))"),
+    ("verdict", "-_scaled(metric, guard.scale, guard.margin(self.at))", "_scaled(metric, guard.scale, guard.margin(self.at))"),
     # looks
     ("verdict", "found = self.verdict(1)", "found = self.verdict(len(self.claim.looks))"),
     ("verdict", "for look in range(2, len(self.claim.looks) + 1):", "for look in range(2, len(self.claim.looks)):"),
@@ -84,6 +84,9 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("noise", "return n >= (1 if self.prior else least)", "return n >= least"),
     ("noise", "unit = level if scale is Scale.difference else 1 / level", "unit = level"),
     ("noise", "if metric.name in TIMED else 0.0", ""),
+    ("noise", "metric.name in TIMED and metric.name not in SHARES", "metric.name not in SHARES"),
+    ("noise", " and metric.name not in SHARES", ""),
+    ("noise", "scale is Scale.value and metric.name in TIMED", "False"),
     ("noise", "excess <= 0", "excess <= 1e9"),
     ("noise", "- math.log(d0 / 2)) / 2), d0", "+ math.log(d0 / 2)) / 2), d0"),
     ("noise", "special.polygamma(1, half).mean()", "special.polygamma(1, half).max()"),
