@@ -20,11 +20,16 @@ HERE = REPO / "experiments" / "atlas"
 
 
 @pytest.fixture
-def atlas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.syspath_prepend(str(HERE))
-    module = importlib.import_module("atlas")
+    module = importlib.import_module("jobs")
     monkeypatch.setattr(module, "RUNS", tmp_path / "runs.jsonl")
     return module
+
+
+@pytest.fixture
+def atlas(jobs: ModuleType) -> ModuleType:
+    return importlib.import_module("atlas")
 
 
 @pytest.fixture
@@ -33,14 +38,14 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("worth")
 
 
-def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType) -> None:
-    for name, arm in atlas.arms().items():
-        assert set(arm) <= {"with", "tune", "like", "before", "stages", "source", "said"}
+def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType, jobs: ModuleType) -> None:
+    for name, arm in jobs.arms().items():
+        assert set(arm) <= {"with", "tune", "like", "later", "before", "stages", "source", "said"}
         run = atlas.of_arm(name, "outputs").run
         assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
-        assert name == atlas.BASELINE or (arm["source"] and arm["said"])
+        assert name == jobs.BASELINE or (arm["source"] and arm["said"])
         for _, words in arm.get("stages", []):
-            assert composed([atlas.SCALE, *words]).run.ideas == {}  # a step as it is there, whatever the step
+            assert composed([jobs.SCALE, *words]).run.ideas == {}  # a step as it is there, whatever the step
 
 
 def line(arm: str, seed: int, share: float, loss: float | None, machine: str = "here") -> dict[str, Any]:
@@ -117,31 +122,31 @@ def test_what_an_arm_adds_to_another_is_its_loss_and_its_step_over_theirs(worth:
     assert worth.added(worth.Blocks(1.0, runs), "one", "other", words, steps)[2:4] == ["–", "–"]  # a step that was not timed
 
 
-def test_each_part_is_left_out_once_and_the_recipe_is_the_one_that_raced(atlas: ModuleType) -> None:
-    recipe, found = atlas.recipe(), atlas.left_out()
+def test_each_part_is_left_out_once_and_the_recipe_is_the_one_that_raced(atlas: ModuleType, jobs: ModuleType) -> None:
+    recipe, found = jobs.recipe(), jobs.left_out()
     whole = composed(["experiment=recipe_cpu"]).run
     assert atlas.of_arm(recipe, "outputs").run == whole
-    assert len(set(found.values())) == len(atlas.stack()) + 1
+    assert len(set(found.values())) == len(jobs.stack()) + 1
     for part, without in found.items():
         run = atlas.of_arm(without, "outputs").run
         assert part not in run.ideas
         assert (run.mlp == whole.mlp) == (part != "swiglu")
         assert run.trainer.batch_tokens == (1024 if part == "its smaller batch" else 512)
         assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
-    assert atlas.wanted((0, atlas.RACED, recipe), "outputs").composed.run.trainer.steps == 1843  # as experiments/recipe_tuned
+    assert atlas.wanted((0, jobs.RACED, recipe), "outputs").composed.run.trainer.steps == 1843  # as experiments/recipe_tuned
 
 
-def test_both_sides_of_the_larger_size_have_their_best_rate_before_the_seeds(atlas: ModuleType) -> None:
-    stack = atlas.stack()
-    rates = [job for job in atlas.phases()["large"] if job[0] == atlas.TUNED_ON]
-    assert atlas.phases()["large"] == rates
-    assert len(rates) == 2 * len(atlas.RATES)
-    best = {atlas.joined(atlas.LARGE, "half_rate"), atlas.joined(atlas.LARGE, "rate", *stack)}
-    atlas.RUNS.write_text("".join(json.dumps(line(arm, seed, share, 1.9 if arm in best else 2.0)) + "\n" for seed, share, arm in rates))
-    asked = [job for job in atlas.phases()["large"] if job not in rates]
+def test_both_sides_of_the_larger_size_have_their_best_rate_before_the_seeds(atlas: ModuleType, jobs: ModuleType) -> None:
+    stack = jobs.stack()
+    rates = [job for job in jobs.phases()["large"] if job[0] == jobs.TUNED_ON]
+    assert jobs.phases()["large"] == rates
+    assert len(rates) == 2 * len(jobs.RATES)
+    best = {jobs.joined(jobs.LARGE, "half_rate"), jobs.joined(jobs.LARGE, "rate", *stack)}
+    jobs.RUNS.write_text("".join(json.dumps(line(arm, seed, share, 1.9 if arm in best else 2.0)) + "\n" for seed, share, arm in rates))
+    asked = [job for job in jobs.phases()["large"] if job not in rates]
     assert {arm for _, _, arm in asked} == best
     assert {(seed, share) for seed, share, _ in asked} == {(seed, share) for seed in range(3) for share in (0.25, 0.125)}
-    assert atlas.of_arm(atlas.large(), "outputs").run.optimizer.lr == pytest.approx(0.0012)
+    assert atlas.of_arm(jobs.large(), "outputs").run.optimizer.lr == pytest.approx(0.0012)
 
 
 def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
@@ -152,24 +157,22 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     assert "| once | – |" in told(worth, alone, {"once": {}}, None)[2]
 
 
-def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType) -> None:
+def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType, jobs: ModuleType) -> None:
     for one in (line("baseline", 0, 0.5, 2.0, "there"), line("x0", 0, 0.5, 2.0, "there")):
-        with atlas.RUNS.open("a") as file:
+        with jobs.RUNS.open("a") as file:
             file.write(atlas.json.dumps(one) + "\n")
     asked = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 0.5, "smear")]
-    assert atlas.missing(asked, here="there") == [(0, 0.5, "smear")]
-    assert atlas.missing(asked, here="here") == [(0, 0.5, "baseline"), (0, 0.5, "smear")]
+    assert jobs.missing(asked, here="there") == [(0, 0.5, "smear")]
+    assert jobs.missing(asked, here="here") == [(0, 0.5, "baseline"), (0, 0.5, "smear")]
 
 
-def test_a_seed_decides_what_the_next_is_trained_on(atlas: ModuleType) -> None:
+def test_a_seed_decides_what_the_next_is_trained_on(jobs: ModuleType) -> None:
     def known(*lines: tuple[str, int, float]) -> None:
         base = [line("baseline", seed, 0.5, 2.0) for seed in range(3)]
-        atlas.RUNS.write_text(
-            "".join(json.dumps(one) + "\n" for one in [*base, *(line(arm, seed, 0.5, loss) for arm, seed, loss in lines)])
-        )
+        jobs.RUNS.write_text("".join(json.dumps(one) + "\n" for one in [*base, *(line(arm, seed, 0.5, loss) for arm, seed, loss in lines)]))
 
     def asked() -> set[tuple[int, str]]:
-        return {(seed, arm) for seed, _, arm in atlas.phases()["screen"] if arm in ("x0", "smear", "baseline")}
+        return {(seed, arm) for seed, _, arm in jobs.phases()["screen"] if arm in ("x0", "smear", "baseline")}
 
     first = {(0, "x0"), (0, "smear"), *((seed, "baseline") for seed in range(3))}
     known()
@@ -218,31 +221,31 @@ def test_the_stack_is_greedy_by_time_and_leaves_out_what_adds_nothing(atlas: Mod
     assert said == {"good": "1.40", "alike": "1.00", "muon": "1.30", "soap": "the stack has optimizer=muon", "finer": "1.10"}
 
 
-def test_the_words_of_several_ideas(atlas: ModuleType) -> None:
-    assert atlas.words_of("x0+relu2+smear") == ["ideas=[x0,smear]", "mlp=relu2"]
+def test_the_words_of_several_ideas(atlas: ModuleType, jobs: ModuleType) -> None:
+    assert jobs.words_of("x0+relu2+smear") == ["ideas=[x0,smear]", "mlp=relu2"]
     assert atlas.of_arm("x0+relu2+smear", "outputs").run.ideas.keys() == {"x0", "smear"}
 
 
-def test_the_recipe_is_the_best_trial_of_the_stack_and_what_the_race_judges(atlas: ModuleType) -> None:
+def test_the_recipe_is_the_best_trial_of_the_stack_and_what_the_race_judges(jobs: ModuleType) -> None:
     found = json.loads((HERE / "recipe.json").read_text())
     best, *others = (one["val_loss"] for one in found["trials"] if one["val_loss"] is not None)
     assert best < min(others)
-    assert [word for word in found["fixed"] if not word.startswith("output_dir")] == json.loads(atlas.STACK.read_text())["with"]
+    assert [word for word in found["fixed"] if not word.startswith("output_dir")] == json.loads(jobs.STACK.read_text())["with"]
     recipe = composed(["experiment=recipe_cpu"]).run
-    assert composed([atlas.SCALE, *found["fixed"], *found["trials"][0]["with"]]).run == recipe
+    assert composed([jobs.SCALE, *found["fixed"], *found["trials"][0]["with"]]).run == recipe
     assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864
     raced = load(REPO / "experiments" / "recipe_tuned").arms["recipe"]
-    assert composed([atlas.SCALE, *raced]).run == composed(["experiment=recipe_cpu", "trainer.steps=1843"]).run
+    assert composed([jobs.SCALE, *raced]).run == composed(["experiment=recipe_cpu", "trainer.steps=1843"]).run
 
 
 @pytest.mark.slow
-def test_a_phase_is_trained_once(atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_is_trained_once(atlas: ModuleType, jobs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["experiment=atlas_cpu", *SMALL, "trainer.device=cpu", "trainer.compile=off"]
-    of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *(atlas.with_teacher(word, out) for word in atlas.words_of(arm))])  # noqa: E731
+    of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *(atlas.with_teacher(word, out) for word in jobs.words_of(arm))])  # noqa: E731
     monkeypatch.setattr(atlas, "of_arm", of_arm)
     some = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 1.0, "baseline"), (0, 1.0, "distill")]
     assert atlas.run("some", some, str(tmp_path / "out")) == 0
-    lines = atlas.known()
+    lines = jobs.known()
     assert [(one["arm"], one["share"], one["steps"]) for one in lines] == [
         ("baseline", 0.5, 6),
         ("x0", 0.5, 6),
@@ -254,10 +257,10 @@ def test_a_phase_is_trained_once(atlas: ModuleType, tmp_path: Path, monkeypatch:
     assert lines[3]["config"] == {**lines[3]["config"], "ideas.distill.weight": 0.5}
     assert str(tmp_path) not in json.dumps(lines)
     assert atlas.run("some", some, str(tmp_path / "out")) == 0
-    assert atlas.known() == lines
-    atlas.RUNS.write_text("")  # killed before its lines: the runs are there
+    assert jobs.known() == lines
+    jobs.RUNS.write_text("")  # killed before its lines: the runs are there
     assert atlas.run("some", some, str(tmp_path / "out")) == 0
-    assert len(atlas.known()) == 4
+    assert len(jobs.known()) == 4
 
 
 def test_half_a_factorial_finds_planted_effects(atlas: ModuleType) -> None:
@@ -276,21 +279,23 @@ def test_half_a_factorial_finds_planted_effects(atlas: ModuleType) -> None:
         assert abs(mid - planted) <= half < 0.004
 
 
-def test_the_page_has_the_figures_of_the_committed_lines(atlas: ModuleType, worth: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_has_the_figures_of_the_committed_lines(
+    atlas: ModuleType, jobs: ModuleType, worth: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All cells but the lines of code, which change with a comment."""
-    monkeypatch.setattr(atlas, "RUNS", HERE / "runs.jsonl")
-    steps = json.loads(atlas.STEPS.read_text())
-    wanted = worth.table(worth.worths(atlas.known(), atlas.arms(), steps), atlas.arms(), steps, {})
+    monkeypatch.setattr(jobs, "RUNS", HERE / "runs.jsonl")
+    steps = json.loads(jobs.STEPS.read_text())
+    wanted = worth.table(worth.worths(jobs.known(), jobs.arms(), steps), jobs.arms(), steps, {})
     _, shown, _ = worth.between(worth.MARK)
     at = worth.HEAD.index("lines")
     cells = lambda rows: [[cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows]  # noqa: E731
-    assert len(wanted) == len(atlas.arms()) + 1  # a row for each but the baseline, below two lines of head
+    assert len(wanted) == len(jobs.arms()) + 1  # a row for each but the baseline, below two lines of head
     assert cells(shown.strip().splitlines()) == cells(wanted)
     for mark, rows in atlas.of_recipe().items():
         assert worth.between(mark)[1].strip().splitlines() == rows
 
 
-def test_what_is_crossed_can_stand_alone(atlas: ModuleType) -> None:
+def test_what_is_crossed_can_stand_alone(jobs: ModuleType) -> None:
     factorial = importlib.import_module("factorial")
     ranked = ["swiglu", "muon", "soap", "normuon", "relu2", "bigram", "smear", "x0", "partial_key_offset", "backout"]
-    assert factorial.chosen(ranked, atlas.arms()) == ["swiglu", "muon", "bigram", "smear", "x0", "partial_key_offset"]
+    assert factorial.chosen(ranked, jobs.arms()) == ["swiglu", "muon", "bigram", "smear", "x0", "partial_key_offset"]

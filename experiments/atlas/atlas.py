@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import math
 import shlex
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
-import yaml
+import jobs
 from worth import ADDED, Blocks, added, put, stages, tell
 
 from nocap import bench
@@ -48,148 +47,15 @@ from nocap.store.runs import Record, read
 from nocap.study.arms import more, with_seed
 from nocap.study.cells import Cells, StoppedError, Wanted
 
-HERE = Path(__file__).resolve().parent
-RUNS = HERE / "runs.jsonl"
-BASELINE, SCALE = "baseline", "experiment=atlas_cpu"
 POINTS = 16  # of a training curve
-WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
-GOES_ON = {1: -0.04, 2: 0.01}  # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
-IDEAS = "ideas=["
 TAUGHT = "{taught}"  # in an arm's overrides: the folder of the teacher's run, on this machine
-
-LARGE, SEARCHED, BATCH = "large", "searched", "batch"  # before ideas' names: six times the arithmetic; recipe.py's finds; without its batch
-RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}  # of the baseline's, after LARGE: a wider model may want a lower one
-STACK, RECIPE = HERE / "stack.json", HERE / "recipe.json"
-RACED = 0.6  # of the tokens: the recipe's in experiments/recipe_tuned
-
-Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
-TUNED_ON = 100  # a seed that no arm is compared on
-TEACHER: Job = (TUNED_ON, SCREEN, BASELINE)
-
-
-@cache
-def arms() -> dict[str, dict[str, Any]]:
-    """With the winners of their searches."""
-    found = {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
-    winners = {arm: one["with"] for arm, one in tuned().items()}
-    for arm, one in found.items():
-        one["with"] = [*one["with"], *winners.get(one.get("like", arm), [])]
-    return found
-
-
-def tuned() -> dict[str, Any]:
-    return (read_json(TUNED) or {"arms": {}})["arms"]
-
-
-def stack() -> list[str]:
-    """The ideas that stack.py put together."""
-    return list((read_json(STACK) or {"stack": []})["stack"])
-
-
-def joined(*parts: str) -> str:
-    return "+".join(parts) or BASELINE
-
-
-def recipe() -> str:
-    return joined(SEARCHED, *stack())
-
-
-def left_out() -> dict[str, str]:
-    """Each part of the recipe → the recipe without it."""
-    without = {idea: joined(SEARCHED, *(other for other in stack() if other != idea)) for idea in stack()}
-    return without | {"its smaller batch": joined(SEARCHED, BATCH, *stack())}
-
-
-def large(*ideas: str) -> str:
-    """At the best of the rates on a seed that nothing is compared on."""
-    of = losses()
-    return min((joined(LARGE, rate, *ideas) for rate in RATES), key=lambda arm: of.get((TUNED_ON, SHORT, arm)) or math.inf)
-
-
-def losses() -> dict[Job, float | None]:
-    """`None`: it diverged."""
-    return {(one["seed"], one["share"], one["arm"]): one["val_loss"] for one in known()}
-
-
-def ended(jobs: Iterable[Job]) -> bool:
-    return losses().keys() >= set(jobs)
-
-
-def together() -> list[str]:
-    """The arms of several ideas that are timed."""
-    return [recipe(), *left_out().values(), large(), large(*stack())]
-
-
-def is_ready(arm: str) -> bool:
-    """Whether it needs no search, or had it."""
-    asked = arms()[arm]
-    return not {"tune", "like"} & asked.keys() or asked.get("like", arm) in tuned()
-
-
-def goes_on(arm: str, seed: int) -> bool:
-    """Whether the screening has this seed of an idea, by those before it. The baseline has all."""
-    if arm == BASELINE or seed == 0:
-        return True
-    both = [of for (_, other), of in Blocks(SCREEN, known()).losses.items() if other < seed and {BASELINE, arm} <= of.keys()]
-    return len(both) >= seed and sum(of[BASELINE] - of[arm] for of in both) / len(both) > GOES_ON[seed]
-
-
-def phases() -> dict[str, list[Job]]:
-    """Seed by seed, the baseline first: what is done of a phase is balanced."""
-    return {
-        "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
-        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (SHORT, SCREEN, 0.71)],
-        "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in filter(is_ready, arms()) if goes_on(arm, seed)],
-        "parts": [(seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())],
-        "large": [
-            *(rates := [(TUNED_ON, SHORT, joined(LARGE, rate, *ideas)) for rate in RATES for ideas in ((), stack())]),
-            *((seed, SHORT, arm) for seed in range(3) if ended(rates) for arm in (large(), large(*stack()))),
-            *((seed, SHORT / 2, large()) for seed in range(3) if ended(rates)),
-        ],
-        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in filter(is_ready, arms())],
-    }
-
-
-# --- running -------------------------------------------------------------------------------------------------------------------------
-
-
-def known() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
-
-
-def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
-    """What no machine has run, with the baselines of their blocks that this machine lacks, before them."""
-    done = {(one["seed"], one["share"], one["arm"]) for one in known() if one["arm"] != BASELINE or one["machine"] == here}
-    left = [job for job in asked if job not in done]
-    with_baselines = [job for seed, share, arm in left for job in ((seed, share, BASELINE), (seed, share, arm))]
-    return [job for job in dict.fromkeys(with_baselines) if job not in done]
+TEACHER: jobs.Job = (jobs.TUNED_ON, jobs.SCREEN, jobs.BASELINE)
 
 
 @cache
 def of_arm(arm: str, output_dir: str) -> Composed:
-    words = [SCALE, f"output_dir={output_dir}", *(with_teacher(word, output_dir) for word in words_of(arm))]
-    return composed(words) if arm == BASELINE else as_in(of_arm(BASELINE, output_dir), words)
-
-
-def words_of(arm: str) -> list[str]:
-    """Its overrides; of several ideas joined by + those of all, where a later one wins."""
-    words = list(dict.fromkeys(word for part in arm.split("+") for word in settings_of(part) or arms()[part]["with"]))
-    ideas = [idea for word in words if word.startswith(IDEAS) for idea in word[len(IDEAS) : -1].split(",")]
-    others = {word.partition("=")[0]: word for word in words if not word.startswith(IDEAS)}
-    return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *others.values()]
-
-
-@cache
-def settings_of(part: str) -> list[str]:
-    """The overrides of what is no idea."""
-    if part == LARGE:
-        return ["model.n_layer=6", "model.d_model=256"]
-    if part == SEARCHED:
-        return list((read_json(RECIPE) or {"trials": [{"with": []}]})["trials"][0]["with"])
-    baseline = composed([SCALE]).run
-    if part in RATES:
-        return [f"optimizer.lr={baseline.optimizer.lr * RATES[part]}"]
-    return [f"trainer.batch_tokens={baseline.trainer.batch_tokens}"] if part == BATCH else []
+    words = [jobs.SCALE, f"output_dir={output_dir}", *(with_teacher(word, output_dir) for word in jobs.words_of(arm))]
+    return composed(words) if arm == jobs.BASELINE else as_in(of_arm(jobs.BASELINE, output_dir), words)
 
 
 def with_teacher(words: str, output_dir: str) -> str:
@@ -208,25 +74,25 @@ def teach(asked: Iterable[str], output_dir: str) -> None:
         teacher(output_dir).train()
 
 
-def wanted(job: Job, output_dir: str) -> Wanted:
+def wanted(job: jobs.Job, output_dir: str) -> Wanted:
     seed, share, arm = job
     whole = of_arm(arm, output_dir)
     steps = round(whole.run.trainer.steps * share)
-    short = 0 if share == WHOLE else steps
+    short = 0 if share == jobs.WHOLE else steps
     return Wanted(arm=arm, seed=seed, short=short, composed=with_seed(more(whole, f"trainer.steps={steps}") if short else whole, seed))
 
 
 def run_phase(phase: str, output_dir: str) -> int:
     """What one seed shows decides what the next is trained on."""
-    asked: list[Job] = []
-    while (more_ := phases()[phase]) != asked:
+    asked: list[jobs.Job] = []
+    while (more_ := jobs.phases()[phase]) != asked:
         asked = more_
         if code := run(phase, asked, output_dir):
             return code
     return 0
 
 
-def run(what: str, asked: Sequence[Job], output_dir: str) -> int:
+def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
     """Train what is missing of the jobs.
 
     Errors:
@@ -234,19 +100,19 @@ def run(what: str, asked: Sequence[Job], output_dir: str) -> int:
         StoppedError: somebody asked to stop.
     """
     here = str(hardware.describe(Device.cpu, 1)["fingerprint"])
-    todo = missing(asked, here=here)
+    todo = jobs.missing(asked, here=here)
     print(f"{what}: {len(todo)} runs are missing", flush=True)
-    teach((word for _, _, arm in todo for word in words_of(arm)), output_dir)
+    teach((word for _, _, arm in todo for word in jobs.words_of(arm)), output_dir)
     failed = 0
     for share in dict.fromkeys(share for _, share, _ in todo):
-        jobs = [job for job in todo if job[1] == share]
+        alike = [job for job in todo if job[1] == share]
 
         def watch(run: Wanted, cell: Cell, event: str, share: float = share) -> None:
             if event in ("finished", "diverged"):
                 add(compact(run, read(cell.plan.run_dir, problems=[]), share=share))
 
-        cells = Cells([wanted(job, output_dir) for job in jobs], label="atlas")
-        written = {(one["identity"], one["machine"]) for one in known()}
+        cells = Cells([wanted(job, output_dir) for job in alike], label="atlas")
+        written = {(one["identity"], one["machine"]) for one in jobs.known()}
         for run_, record in cells.records([]):  # trained before, and killed before its line
             if (record.identity, here) not in written:
                 add(compact(run_, record, share=share))
@@ -255,7 +121,7 @@ def run(what: str, asked: Sequence[Job], output_dir: str) -> int:
 
 
 def add(line: Mapping[str, Any]) -> None:
-    with RUNS.open("a") as file:
+    with jobs.RUNS.open("a") as file:
         file.write(json.dumps(line) + "\n")
     print(
         f"{line['arm']:20} seed {line['seed']} × {line['share']}: {line['status']}, {line['val_loss']}, {line['train_s']:.0f} s", flush=True
@@ -282,7 +148,7 @@ def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
         "torch": record.parts["environment"]["torch"],
         "commit": (record.manifest.get("git") or {}).get("commit"),
         "identity": record.identity,
-        "with": words_of(run.arm),
+        "with": jobs.words_of(run.arm),
         "config": {key: value for key, value in record.config.items() if value != baseline_config().get(key) and not key.endswith(".run")},
     }
 
@@ -304,14 +170,13 @@ def stretches(record: Record, points: int) -> Iterator[list[dict[str, Any]]]:
 
 @cache
 def baseline_config() -> dict[str, Any]:
-    return dict(flat(to_plain(of_arm(BASELINE, "outputs").run)))
+    return dict(flat(to_plain(of_arm(jobs.BASELINE, "outputs").run)))
 
 
 # --- the other optimizers' searches --------------------------------------------------------------------------------------------------
 
-TUNED = HERE / "tuned.json"
-SEARCH = Search(sampler=Sampler.tpe, trials=12, seed=TUNED_ON)  # of each
-TUNED_AT = SHORT  # whole schedules
+SEARCH = Search(sampler=Sampler.tpe, trials=12, seed=jobs.TUNED_ON)  # of each
+TUNED_AT = jobs.SHORT  # whole schedules
 
 
 def searched(search: Search, base: Composed, space: Sequence[str], label: str) -> list[dict[str, Any]]:
@@ -333,38 +198,37 @@ def tune(output_dir: str) -> int:
     Errors:
         StoppedError: somebody asked to stop; the same command goes on.
     """
-    kept = tuned()
-    for arm, asked in arms().items():
+    kept = jobs.tuned()
+    for arm, asked in jobs.arms().items():
         if "tune" not in asked or arm in kept:
             continue
         base = of_arm(arm, output_dir)
         base = more(base, f"trainer.steps={round(base.run.trainer.steps * TUNED_AT)}")
         shown = searched(SEARCH, base, asked["tune"], arm)
         kept[arm] = {"with": shown[0]["with"], "date": date.today().isoformat(), "share": TUNED_AT, "seed": SEARCH.seed, "trials": shown}
-        write_json(TUNED, {"arms": kept})
+        write_json(jobs.TUNED, {"arms": kept})
         print(f"{arm}: {' '.join(shown[0]['with'])} ends at {shown[0]['val_loss']}", flush=True)
     return 0
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------------------------
 
-STEPS = HERE / "steps.json"
 KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_token", "params")  # of one in a bench
 TOGETHER = 6  # in one interleaved bench, each beside the baseline's
 
 
 def steps(rounds: int, output_dir: str) -> int:
     """A bench for every few steps, each written as it ends; what is there is not timed again."""
-    kept = read_json(STEPS) or {"steps": {}}
-    alone = [words for arm in arms() if is_ready(arm) for _, words in stages(arms()[arm])]
-    asked = dict.fromkeys([*alone, *(shlex.join(words_of(arm)) for arm in together())])
+    kept = read_json(jobs.STEPS) or {"steps": {}}
+    alone = [words for arm in jobs.arms() if jobs.is_ready(arm) for _, words in stages(jobs.arms()[arm])]
+    asked = dict.fromkeys([*alone, *(shlex.join(jobs.words_of(arm)) for arm in jobs.together())])
     left = [words for words in asked if words and words not in kept["steps"]]
     teach(left, output_dir)
     for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "bench.json"
             each = [word for words in few for word in ("--arm", with_teacher(words, output_dir))]
-            argv = [SCALE, "--arm", "", *each, "--rounds", str(rounds), "--json", str(out)]
+            argv = [jobs.SCALE, "--arm", "", *each, "--rounds", str(rounds), "--json", str(out)]
             print(f"python -m nocap.bench {shlex.join(argv)}", flush=True)
             code = bench.main(argv)
             found = read_json(out)
@@ -372,7 +236,7 @@ def steps(rounds: int, output_dir: str) -> int:
             return code
         kept["steps"] |= {words: {key: one.get(key) for key in KEPT} for words, one in zip(few, found["arms"][1:], strict=True)}
         kept |= {"date": date.today().isoformat(), "hardware": found["hardware"], "rounds": rounds}
-        write_json(STEPS, kept)
+        write_json(jobs.STEPS, kept)
     return 0
 
 
@@ -387,12 +251,12 @@ def files_of(arm: str) -> set[str]:
 
 def lines_of(arm: str) -> int:
     """Of the files that it needs and the baseline does not."""
-    return sum(len(Path(file).read_text().splitlines()) for file in files_of(arm) - files_of(BASELINE))
+    return sum(len(Path(file).read_text().splitlines()) for file in files_of(arm) - files_of(jobs.BASELINE))
 
 
 def told() -> int:
     """All that follows from the lines: README.md's tables, and the figure."""
-    tell(known(), arms(), timed(), {arm: lines_of(arm) for arm in arms()})
+    tell(jobs.known(), jobs.arms(), timed(), {arm: lines_of(arm) for arm in jobs.arms()})
     for mark, rows in of_recipe().items():
         put(mark, rows)
     return 0
@@ -400,10 +264,10 @@ def told() -> int:
 
 def of_recipe() -> dict[str, list[str]]:
     """Tables by their marks: what its parts are worth, and what the stack is worth at the larger size."""
-    steps, words = timed(), {arm: shlex.join(words_of(arm)) for arm in together()}
-    parts, larger = Blocks(RACED, known()), Blocks(SHORT, known())
-    rows = [[part, *added(parts, recipe(), without, words, steps)] for part, without in left_out().items()]
-    over = added(larger, large(*stack()), large(), words, steps, slope_of=large())
+    steps, words = timed(), {arm: shlex.join(jobs.words_of(arm)) for arm in jobs.together()}
+    parts, larger = Blocks(jobs.RACED, jobs.known()), Blocks(jobs.SHORT, jobs.known())
+    rows = [[part, *added(parts, jobs.recipe(), without, words, steps)] for part, without in jobs.left_out().items()]
+    over = added(larger, jobs.large(*jobs.stack()), jobs.large(), words, steps, slope_of=jobs.large())
     return {"the parts": markdown(("part", *ADDED), rows), "the larger size": markdown(ADDED, [over])}
 
 
@@ -429,16 +293,16 @@ def timed() -> dict[str, Any]:
     Errors:
         ValueError: it is not there.
     """
-    found = read_json(STEPS)
+    found = read_json(jobs.STEPS)
     if found is None:
-        raise InputError(f"{STEPS} must be there (atlas.py steps), got none")
+        raise InputError(f"{jobs.STEPS} must be there (atlas.py steps), got none")
     return found
 
 
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("what", choices=("tune", "run", "steps", "tell"))
-    parser.add_argument("phase", nargs="?", choices=phases())
+    parser.add_argument("phase", nargs="?", choices=jobs.phases())
     parser.add_argument("--rounds", type=int, default=40, metavar="N", help="of each bench (default: 40)")
     options = parser.parse_args()
 

@@ -15,6 +15,7 @@ from itertools import combinations, product
 from typing import Any
 
 import atlas
+import jobs
 import numpy as np
 from stack import candidates, clash
 from worth import Blocks, put
@@ -43,7 +44,7 @@ def design(n: int) -> np.ndarray:
 
 
 def name(levels: Sequence[int], ideas: Sequence[str]) -> str:
-    return "+".join(idea for idea, level in zip(ideas, levels, strict=True) if level > 0) or atlas.BASELINE
+    return "+".join(idea for idea, level in zip(ideas, levels, strict=True) if level > 0) or jobs.BASELINE
 
 
 def effects(losses: Sequence[float], ideas: Sequence[str]) -> list[tuple[str, float, float]]:
@@ -69,11 +70,11 @@ def effects(losses: Sequence[float], ideas: Sequence[str]) -> list[tuple[str, fl
 
 
 def cross(output_dir: str) -> int:
-    ideas = chosen(candidates(Blocks(atlas.SCREEN, atlas.known()), atlas.arms(), atlas.timed()), atlas.arms())
+    ideas = chosen(candidates(Blocks(jobs.SCREEN, jobs.known()), jobs.arms(), atlas.timed()), jobs.arms())
     names = [name(levels, ideas) for levels in design(len(ideas))]
     if atlas.run("factorial", [(SEED, SHARE, one) for one in names], output_dir):
         return EXIT_CODES["failed"]
-    of = atlas.losses()
+    of = jobs.losses()
     found = effects([of[SEED, SHARE, one] for one in names], ideas)
     rows = [[what, f"{-mid:+.4f} [{-mid - half:+.4f}, {-mid + half:+.4f}]"] for what, mid, half in found]
     put(MARK, markdown(("idea, or two together", "lower loss, nats"), rows))

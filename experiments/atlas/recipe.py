@@ -9,6 +9,7 @@ import sys
 from datetime import date
 
 import atlas
+import jobs
 
 from nocap.config.compose import composed
 from nocap.config.keys import require
@@ -27,14 +28,14 @@ MUON = "optimizer.muon_lr=tag(log, interval(1e-3, 3e-2))"
 
 
 def search(output_dir: str) -> int:
-    stack = read_json(atlas.STACK) or {}
-    require(bool(stack.get("ended")), str(atlas.STACK), "be ended: stack.py", "none")
+    stack = read_json(jobs.STACK) or {}
+    require(bool(stack.get("ended")), str(jobs.STACK), "be ended: stack.py", "none")
     space = [*SPACE, *([MUON] if "optimizer=muon" in stack["with"] else [])]
     drawn = {word.partition("=")[0] for word in space}
     fixed = [word for word in stack["with"] if word.partition("=")[0] not in drawn]
-    trials = atlas.searched(SEARCH, composed([atlas.SCALE, f"output_dir={output_dir}", *fixed]), space, "the recipe")
+    trials = atlas.searched(SEARCH, composed([jobs.SCALE, f"output_dir={output_dir}", *fixed]), space, "the recipe")
     about = {"date": date.today().isoformat(), "seed": SEARCH.seed, "screen": SEARCH.screen}
-    write_json(atlas.RECIPE, {"fixed": fixed, **about, "trials": trials})
+    write_json(jobs.RECIPE, {"fixed": fixed, **about, "trials": trials})
     print(f"best: {' '.join([*fixed, *trials[0]['with']])}: {trials[0]['val_loss']}", flush=True)
     return 0
 

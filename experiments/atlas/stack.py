@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import atlas
+import jobs
 from worth import BASELINE, Blocks, Line, logarithm, put, speed_of
 
 from nocap.config.errors import EXIT_CODES
@@ -45,7 +46,7 @@ def clash(stack: Sequence[str], arm: str, arms: Mapping[str, Line]) -> str | Non
     leader = arms[arm].get("like")
     if leader is not None and leader not in stack:
         return f"refines {leader}, which is not in the stack"
-    taken = {word.partition("=")[0]: word for one in stack for word in arms[one]["with"] if not word.startswith(atlas.IDEAS)}
+    taken = {word.partition("=")[0]: word for one in stack for word in arms[one]["with"] if not word.startswith(jobs.IDEAS)}
     other = next((taken[key] for word in arms[arm]["with"] if (key := word.partition("=")[0]) in taken and taken[key] != word), None)
     return f"the stack has {other}" if other else None
 
@@ -82,9 +83,9 @@ def table(log: Sequence[Line]) -> list[str]:
 def build(output_dir: str) -> int:
     steps = atlas.timed()
     while True:
-        stack, log, trial = decided(atlas.known(), atlas.arms(), steps)
-        words = atlas.words_of("+".join(stack)) if stack else []
-        write_json(atlas.STACK, {"stack": stack, "with": words, "log": log, "ended": trial is None})
+        stack, log, trial = decided(jobs.known(), jobs.arms(), steps)
+        words = jobs.words_of("+".join(stack)) if stack else []
+        write_json(jobs.STACK, {"stack": stack, "with": words, "log": log, "ended": trial is None})
         print(f"stack: {' + '.join(stack) or 'none'}; next: {trial or 'none'}", flush=True)
         if trial is None:
             put(MARK, table(log))

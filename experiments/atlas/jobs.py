@@ -1,0 +1,150 @@
+"""Which arms there are, what each is made of, and which runs each phase of the atlas asks for. Nothing here trains.
+
+An arm is an idea of arms.yaml, several of them joined by +, or these after what sets their size, rate or batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from worth import Blocks
+
+from nocap.config.compose import composed
+from nocap.store.record import read_json
+
+HERE = Path(__file__).resolve().parent
+RUNS = HERE / "runs.jsonl"
+BASELINE, SCALE = "baseline", "experiment=atlas_cpu"
+WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
+GOES_ON = {1: -0.04, 2: 0.01}  # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
+IDEAS = "ideas=["
+
+LARGE, SEARCHED, BATCH = "large", "searched", "batch"  # before ideas' names: six times the arithmetic; recipe.py's finds; without its batch
+RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}  # of the baseline's, after LARGE: a wider model may want a lower one
+STEPS, TUNED, STACK, RECIPE = (HERE / f"{name}.json" for name in ("steps", "tuned", "stack", "recipe"))
+RACED = 0.6  # of the tokens: the recipe's in experiments/recipe_tuned
+
+Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
+TUNED_ON = 100  # a seed that no arm is compared on
+
+
+@cache
+def arms() -> dict[str, dict[str, Any]]:
+    """With the winners of their searches."""
+    found = {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
+    winners = {arm: one["with"] for arm, one in tuned().items()}
+    for arm, one in found.items():
+        one["with"] = [*one["with"], *winners.get(one.get("like", arm), [])]
+    return found
+
+
+def tuned() -> dict[str, Any]:
+    return (read_json(TUNED) or {"arms": {}})["arms"]
+
+
+def stack() -> list[str]:
+    """The ideas that stack.py put together."""
+    return list((read_json(STACK) or {"stack": []})["stack"])
+
+
+def joined(*parts: str) -> str:
+    return "+".join(parts) or BASELINE
+
+
+def recipe() -> str:
+    return joined(SEARCHED, *stack())
+
+
+def left_out() -> dict[str, str]:
+    """Each part of the recipe → the recipe without it."""
+    without = {idea: joined(SEARCHED, *(other for other in stack() if other != idea)) for idea in stack()}
+    return without | {"its smaller batch": joined(SEARCHED, BATCH, *stack())}
+
+
+def large(*ideas: str) -> str:
+    """At the best of the rates on a seed that nothing is compared on."""
+    of = losses()
+    return min((joined(LARGE, rate, *ideas) for rate in RATES), key=lambda arm: of.get((TUNED_ON, SHORT, arm)) or math.inf)
+
+
+def losses() -> dict[Job, float | None]:
+    """`None`: it diverged."""
+    return {(one["seed"], one["share"], one["arm"]): one["val_loss"] for one in known()}
+
+
+def ended(jobs: Iterable[Job]) -> bool:
+    return losses().keys() >= set(jobs)
+
+
+def together() -> list[str]:
+    """The arms of several ideas that are timed."""
+    return [recipe(), *left_out().values(), large(), large(*stack())]
+
+
+def is_ready(arm: str) -> bool:
+    """Whether it needs no search, or had it."""
+    asked = arms()[arm]
+    return not {"tune", "like"} & asked.keys() or asked.get("like", arm) in tuned()
+
+
+def goes_on(arm: str, seed: int) -> bool:
+    """Whether the screening has this seed of an idea, by those before it. The baseline has all."""
+    if arm == BASELINE or seed == 0:
+        return True
+    both = [of for (_, other), of in Blocks(SCREEN, known()).losses.items() if other < seed and {BASELINE, arm} <= of.keys()]
+    return len(both) >= seed and sum(of[BASELINE] - of[arm] for of in both) / len(both) > GOES_ON[seed]
+
+
+def phases() -> dict[str, list[Job]]:
+    """Seed by seed, the baseline first: what is done of a phase is balanced."""
+    return {
+        "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
+        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (SHORT, SCREEN, 0.71)],
+        "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in filter(is_ready, arms()) if goes_on(arm, seed)],
+        "parts": [(seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())],
+        "large": [
+            *(rates := [(TUNED_ON, SHORT, joined(LARGE, rate, *ideas)) for rate in RATES for ideas in ((), stack())]),
+            *((seed, SHORT, arm) for seed in range(3) if ended(rates) for arm in (large(), large(*stack()))),
+            *((seed, SHORT / 2, large()) for seed in range(3) if ended(rates)),
+        ],
+        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in filter(is_ready, arms())],
+    }
+
+
+def known() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+
+
+def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
+    """What no machine has run, with the baselines of their blocks that this machine lacks, before them."""
+    done = {(one["seed"], one["share"], one["arm"]) for one in known() if one["arm"] != BASELINE or one["machine"] == here}
+    left = [job for job in asked if job not in done]
+    with_baselines = [job for seed, share, arm in left for job in ((seed, share, BASELINE), (seed, share, arm))]
+    return [job for job in dict.fromkeys(with_baselines) if job not in done]
+
+
+def words_of(arm: str) -> list[str]:
+    """Its overrides; of several ideas joined by + those of all, where a later one wins."""
+    words = list(dict.fromkeys(word for part in arm.split("+") for word in settings_of(part) or arms()[part]["with"]))
+    ideas = [idea for word in words if word.startswith(IDEAS) for idea in word[len(IDEAS) : -1].split(",")]
+    others = {word.partition("=")[0]: word for word in words if not word.startswith(IDEAS)}
+    return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *others.values()]
+
+
+@cache
+def settings_of(part: str) -> list[str]:
+    """The overrides of what is no idea."""
+    if part == LARGE:
+        return ["model.n_layer=6", "model.d_model=256"]
+    if part == SEARCHED:
+        return list((read_json(RECIPE) or {"trials": [{"with": []}]})["trials"][0]["with"])
+    baseline = composed([SCALE]).run
+    if part in RATES:
+        return [f"optimizer.lr={baseline.optimizer.lr * RATES[part]}"]
+    return [f"trainer.batch_tokens={baseline.trainer.batch_tokens}"] if part == BATCH else []
