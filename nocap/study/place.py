@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 
 from nocap.store.measurement import METRICS
-from nocap.study.spec import At
 from nocap.study.wording import Json
 
 WORDS = {  # override of an arm → how a shape names it
@@ -17,16 +16,10 @@ WORDS = {  # override of an arm → how a shape names it
 }
 
 
-def where(one: Json, claim: Json, at: At | None) -> str:
-    """The claim's shapes, each arm's own. `at`: the scale as the study has it, for results that left out the lengths of a curve."""
-    made_by = METRICS[claim["metric"]].made_by
+def where(one: Json, claim: Json) -> str:
+    """The claim's shapes, each arm's own."""
     main, loss, quality = str(claim["where"]).partition("; its loss at ")
-    if made_by == "lengths":
-        wide, device = re.search(r"\d+ wide", main), _device(main)
-        if at is not None and at.curve and wide and not main.startswith("one layer"):
-            return f"one layer, {wide[0]}, T={at.curve[0]} to {at.curve[-1]}, {device.lower()}"
-        return main
-    return f"{_arms(one, claim, main)}{loss}{_arms(one, claim, quality)}"
+    return main if METRICS[claim["metric"]].made_by == "lengths" else f"{_arms(one, claim, main)}{loss}{_arms(one, claim, quality)}"
 
 
 def _arms(one: Json, claim: Json, shape: str) -> str:
@@ -52,9 +45,9 @@ def _device(shape: str) -> str:
     return {"cpu": "CPU", "cuda": "GPU"}.get(last, "this machine")
 
 
-def short(one: Json, claim: Json, at: At | None) -> str:
+def short(one: Json, claim: Json) -> str:
     """`1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and its tokens; of a curve its lengths."""
-    shape = where(one, claim, at).partition("; its loss at ")[0].partition(", against ")[0]
+    shape = where(one, claim).partition("; its loss at ")[0].partition(", against ")[0]
     device, layers = _device(shape), re.match(r"\d+ layers, \d+ wide", shape)
     if found := re.search(r"T=(\d+) to (\d+)", shape):
         return f"{int(found[1]):,} to {int(found[2]):,} tokens, {device}"

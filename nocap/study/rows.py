@@ -9,9 +9,8 @@ from enum import Enum
 from typing import Any
 
 from nocap.judge.claim import Threshold
-from nocap.judge.gain import TIE
 from nocap.study import place, text, wording
-from nocap.study.spec import At, Study
+from nocap.study.spec import Study
 from nocap.study.wording import Json
 
 WORDS = ("confirmed", "equivalent", "refuted", "inconclusive")
@@ -38,21 +37,6 @@ class Row:
     study: Study | None
     elsewhere: list[str] = field(default_factory=list)  # verdicts of the same claim at other shapes that differ
 
-    @property
-    def word(self) -> str:
-        return "equivalent" if self.by_new_rule else str(self.claim["word"])
-
-    @property
-    def by_new_rule(self) -> bool:
-        """Whether it was confirmed through its slack alone, by a rule that let slack decide."""
-        slack = self.is_old and self.claim["word"] == "confirmed" and bool(self.claim.get("slack"))
-        return slack and not _inside(self.claim, alpha=self._declared("alpha", ALPHA), two_sided=self._declared("two_sided", False))
-
-    @property
-    def is_old(self) -> bool:
-        """Whether it was registered before studies had ledgers."""
-        return "ledger" not in self.claim
-
     def _declared(self, name: str, default: Any) -> Any:
         """As the results have it; in older ones as the study has it now."""
         now = next((claim for claim in self.study.claims if claim.id == self.claim["id"]), None) if self.study else None
@@ -76,20 +60,20 @@ class Row:
 
     @property
     def at(self) -> str:
-        return place.short(self.one, self.claim, self._scale)
+        return place.short(self.one, self.claim)
 
     @property
     def where(self) -> str:
-        return place.where(self.one, self.claim, self._scale)
+        return place.where(self.one, self.claim)
 
     @property
-    def _scale(self) -> At | None:
-        return self.study.scales.get(self.one["scale"]) if self.study else None
+    def word(self) -> str:
+        return str(self.claim["word"])
 
     @property
     def verdict(self) -> str:
         """`refuted at 1 × 512 tokens, CPU: less than stated`."""
-        return text.verdict(self.claim, at=self.at, word=self.word)
+        return text.verdict(self.claim, at=self.at)
 
     @property
     def measured(self) -> str:
@@ -108,22 +92,8 @@ class Row:
             *([f"depends on shape: {', '.join(self.elsewhere)}"] if self.elsewhere else []),
             *([text.BEYOND] if claim["beyond_bound"] else []),
             *([self.caution] if self.caution else []),
-            *(["confirmed through its slack alone; judged by the new rule"] if self.by_new_rule else []),
             *text.stamps(claim),
         ]
-
-
-def _inside(claim: Json, *, alpha: float, two_sided: bool) -> bool:
-    """Whether each one-sided bound lies within the end as it was stated, without slack. From the two-sided interval of n pairs."""
-    from scipy import special  # 1 s that a board without slack should not pay
-
-    found, (low, high) = claim["measured"], claim["expected"]
-    if found is None:
-        return False
-    wide, narrow = (float(special.stdtrit(claim["n"] - 1, p)) for p in (1 - alpha / 2, 1 - alpha))
-    half = (found["high"] - found["mid"]) * narrow / wide
-    top = high if two_sided or low is None else None  # of two ends the lower decides, unless the claim is two-sided
-    return (low is None or found["mid"] - half >= low - TIE) and (top is None or found["mid"] + half <= top + TIE)
 
 
 # --- all of them -------------------------------------------------------------------------------------------------------------------

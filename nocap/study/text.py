@@ -19,15 +19,14 @@ NUMBERS = ("no sitting", "one sitting", "two sittings")
 TRIAL_HEAD = ("tuned arm", "trial", "val loss", "picked")
 
 
-def verdict(claim: Json, *, at: str = "", word: str = "") -> str:
-    """The word, at which shape, and why. `word`: by another rule than the results'."""
-    word, place = word or claim["word"], f" at {at}" if at else ""
-    reason = _reason(claim, word)
-    return f"{word}{place}{f': {reason}' if reason else ''}"
+def verdict(claim: Json, *, at: str = "") -> str:
+    """The word, at which shape, and why."""
+    reason = _reason(claim)
+    return f"{claim['word']}{f' at {at}' if at else ''}{f': {reason}' if reason else ''}"
 
 
-def _reason(claim: Json, word: str) -> str:
-    plain = claim["scale"] == Scale.value.value
+def _reason(claim: Json) -> str:
+    word, plain = claim["word"], claim["scale"] == Scale.value.value
     if word == "confirmed":
         return ("above the stated top" if plain else "better than stated") if claim["exceeded"] else ""
     if word == "equivalent":
