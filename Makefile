@@ -30,13 +30,15 @@ atlas: $(VENV)/ready   ## all of experiments/atlas and its race, some ten hours 
 	$(ATLAS)/atlas.py run screen
 	$(ATLAS)/atlas.py run lengths
 	$(ATLAS)/atlas.py steps
-	$(ATLAS)/atlas.py tell
 	$(ATLAS)/stack.py
 	$(ATLAS)/recipe.py
 	$(BIN)/python -m nocap.study experiments/recipe_tuned scale=cpu
 	$(ATLAS)/race.py --runs outputs/runs
 	$(ATLAS)/factorial.py
+	$(ATLAS)/atlas.py run parts
 	$(ATLAS)/atlas.py run large
+	$(ATLAS)/atlas.py steps
+	$(ATLAS)/atlas.py tell
 
 check: lint types contract
 

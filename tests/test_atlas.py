@@ -109,17 +109,17 @@ def test_an_arm_that_grows_is_timed_by_its_stages(worth: ModuleType) -> None:
 
 
 def test_what_an_arm_adds_to_another_is_its_loss_and_its_step_over_theirs(worth: ModuleType) -> None:
-    runs = made({"both": 1.5, "one": 1.2, "other": 1.0})
+    blocks = worth.Blocks(1.0, made({"both": 1.5, "one": 1.2, "other": 1.0}))
     speed = {"both": 0.8, "one": 0.9}
     steps = {"steps": {f"{arm}=1": {"speed": {"ratio": x, "low": x * 0.99, "high": x * 1.01}} for arm, x in speed.items()}}
     words = {arm: f"{arm}=1" for arm in ("both", "one", "other")}
-    cells = worth.added(worth.Blocks(1.0, runs), "both", "one", words, steps)
+    cells = worth.added(blocks, "both", "one", words, steps, blocks.slope())
     assert float(cells[0].split()[0]) == pytest.approx(0.3 * math.log(1.25), abs=0.003)
     assert float(cells[1].split("×")[0]) == pytest.approx(1.25, abs=0.015)
     assert float(cells[2]) == pytest.approx(0.9 / 0.8, abs=0.006)
     assert float(cells[3].split("×")[0]) == pytest.approx(1.25 * 0.8 / 0.9, abs=0.02)
     assert cells[4] == "4"
-    assert worth.added(worth.Blocks(1.0, runs), "one", "other", words, steps)[2:4] == ["–", "–"]  # a step that was not timed
+    assert worth.added(blocks, "one", "other", words, steps, blocks.slope())[2:4] == ["–", "–"]  # a step that was not timed
 
 
 def test_each_part_is_left_out_once_and_the_recipe_is_the_one_that_raced(atlas: ModuleType, jobs: ModuleType) -> None:
@@ -153,6 +153,8 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     lines = [*made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), line("lost", 0, 1.0, None), line("lost", 1, 1.0, 1.0)]
     assert worth.Blocks(1.0, lines).lower("lost") is None
     assert "diverged" in told(worth, lines, {"lost": {}}, None)[2]
+    odd = [line("baseline", seed, 0.9, 5.0) for seed in range(2)]  # a length that another question asked for
+    assert worth.Blocks(1.0, [*lines, *odd]).slope() == worth.Blocks(1.0, lines).slope()
     alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
     assert "| once | – |" in told(worth, alone, {"once": {}}, None)[2]
 

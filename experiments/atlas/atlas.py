@@ -265,9 +265,11 @@ def told() -> int:
 def of_recipe() -> dict[str, list[str]]:
     """Tables by their marks: what its parts are worth, and what the stack is worth at the larger size."""
     steps, words = timed(), {arm: shlex.join(jobs.words_of(arm)) for arm in jobs.together()}
-    parts, larger = Blocks(jobs.RACED, jobs.known()), Blocks(jobs.SHORT, jobs.known())
-    rows = [[part, *added(parts, jobs.recipe(), without, words, steps)] for part, without in jobs.left_out().items()]
-    over = added(larger, jobs.large(*jobs.stack()), jobs.large(), words, steps, slope_of=jobs.large())
+    fresh = [one for one in jobs.known() if one["seed"] != jobs.TUNED_ON]
+    parts, larger = Blocks(jobs.RACED, fresh), Blocks(jobs.SHORT, fresh)
+    rows = [[part, *added(parts, jobs.recipe(), without, words, steps, parts.slope())] for part, without in jobs.left_out().items()]
+    rate = larger.slope(jobs.large(), jobs.LARGES)
+    over = added(larger, jobs.large(*jobs.stack()), jobs.large(), words, steps, rate)
     return {"the parts": markdown(("part", *ADDED), rows), "the larger size": markdown(ADDED, [over])}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from worth import Blocks
+from worth import LENGTHS, Blocks
 
 from nocap.config.compose import composed
 from nocap.store.record import read_json
@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 RUNS = HERE / "runs.jsonl"
 BASELINE, SCALE = "baseline", "experiment=atlas_cpu"
 WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
+LARGES = (0.125, SHORT)  # lengths of the larger size
 GOES_ON = {1: -0.04, 2: 0.01}  # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
 IDEAS = "ideas=["
 
@@ -105,13 +106,13 @@ def phases() -> dict[str, list[Job]]:
     """Seed by seed, the baseline first: what is done of a phase is balanced."""
     return {
         "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
-        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in (SHORT, SCREEN, 0.71)],
+        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in LENGTHS if share < WHOLE],
         "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in filter(is_ready, arms()) if goes_on(arm, seed)],
         "parts": [(seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())],
         "large": [
             *(rates := [(TUNED_ON, SHORT, joined(LARGE, rate, *ideas)) for rate in RATES for ideas in ((), stack())]),
-            *((seed, SHORT, arm) for seed in range(3) if ended(rates) for arm in (large(), large(*stack()))),
-            *((seed, SHORT / 2, large()) for seed in range(3) if ended(rates)),
+            *((seed, LARGES[1], arm) for seed in range(3) if ended(rates) for arm in (large(), large(*stack()))),
+            *((seed, LARGES[0], large()) for seed in range(3) if ended(rates)),
         ],
         "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in filter(is_ready, arms())],
     }

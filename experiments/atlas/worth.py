@@ -27,6 +27,7 @@ README, FIGURE, MARK = HERE / "README.md", HERE / "atlas.svg", "the table"
 GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}
 BASELINE = "baseline"
 ENDS = ("ratio", "low", "high")
+LENGTHS = (0.25, 0.5, 0.71, 1.0)  # of the baseline's schedules, in shares of the scale's steps: what steps are worth
 SAME = 1e-4  # nats: an arm whose gains differ by less computes the same but for rounding
 Line = Mapping[str, Any]
 
@@ -70,12 +71,12 @@ class Blocks:
         """Why there is no interval."""
         return "–" if all(map(math.isfinite, self.gains(arm))) else "diverged"
 
-    def slope(self, of: str = BASELINE) -> Estimate | None:
-        """Nats that e times the steps lower an arm's loss: over the lengths next to this one, in blocks that have both; `None`: there
-        are fewer than two."""
+    def slope(self, of: str = BASELINE, lengths: Sequence[float] = LENGTHS) -> Estimate | None:
+        """Nats that e times the steps lower an arm's loss: over those of the declared lengths that are next to this one, in blocks that
+        have both; `None`: there are fewer than two."""
         ends: dict[float, dict[tuple[str, int], float]] = {}
         for one in self.runs:
-            if one["arm"] == of and one["val_loss"] is not None:
+            if one["arm"] == of and one["val_loss"] is not None and one["share"] in lengths:
                 ends.setdefault(one["share"], {})[one["machine"], one["seed"]] = one["val_loss"]
         far = {share: abs(math.log(share / self.share)) for share in ends}
         around = sorted(
@@ -195,9 +196,9 @@ def table(found: Sequence[Worth], arms: Mapping[str, Line], steps: Line | None, 
 ADDED = ("lower loss, nats", "steps", "a step's time", "time", "seeds")
 
 
-def added(blocks: Blocks, arm: str, over: str, words: Mapping[str, str], steps: Line, *, slope_of: str = BASELINE) -> list[str]:
-    """Cells: what one arm is worth over another, at the exchange rate of a third. `words`: arm → the name of its step in `steps`."""
-    lower, rate = blocks.lower(arm, over), blocks.slope(slope_of)
+def added(blocks: Blocks, arm: str, over: str, words: Mapping[str, str], steps: Line, rate: Estimate | None) -> list[str]:
+    """Cells: what one arm is worth over another, at this exchange rate. `words`: arm → the name of its step in `steps`."""
+    lower = blocks.lower(arm, over)
     timed = [steps["steps"].get(words[one]) for one in (arm, over)]
     in_steps = lower.over(rate) if lower and rate else None
     speed = logarithm(timed[0]["speed"]).plus(inverse(logarithm(timed[1]["speed"]))) if timed[0] and timed[1] else None
