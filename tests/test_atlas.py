@@ -40,7 +40,7 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType, jobs: ModuleType) -> None:
     for name, arm in jobs.arms().items():
-        assert set(arm) <= {"with", "tune", "like", "later", "before", "stages", "source", "said"}
+        assert set(arm) <= {"with", "tune", "like", "before", "stages", "source", "said"}
         run = atlas.of_arm(name, "outputs").run
         assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
         assert name == jobs.BASELINE or (arm["source"] and arm["said"])

@@ -24,7 +24,7 @@ from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import require
 from nocap.show.table import markdown
 
-SHARE, SEED, IDEAS = 0.25, 0, 6
+SHARE, SEED, IDEAS = jobs.SHORT, 0, 6
 MARK = "the factorial"
 
 
@@ -44,7 +44,7 @@ def design(n: int) -> np.ndarray:
 
 
 def name(levels: Sequence[int], ideas: Sequence[str]) -> str:
-    return "+".join(idea for idea, level in zip(ideas, levels, strict=True) if level > 0) or jobs.BASELINE
+    return jobs.joined(*(idea for idea, level in zip(ideas, levels, strict=True) if level > 0))
 
 
 def effects(losses: Sequence[float], ideas: Sequence[str]) -> list[tuple[str, float, float]]:

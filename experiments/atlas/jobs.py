@@ -9,18 +9,16 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
-from worth import LENGTHS, Blocks
+from worth import BASELINE, HERE, LENGTHS, Blocks
 
 from nocap.config.compose import composed
 from nocap.store.record import read_json
 
-HERE = Path(__file__).resolve().parent
 RUNS = HERE / "runs.jsonl"
-BASELINE, SCALE = "baseline", "experiment=atlas_cpu"
+SCALE = "experiment=atlas_cpu"
 WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
 LARGES = (0.125, SHORT)  # lengths of the larger size
 GOES_ON = {1: -0.04, 2: 0.01}  # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
@@ -55,6 +53,7 @@ def stack() -> list[str]:
 
 
 def joined(*parts: str) -> str:
+    """An arm's name; of nothing the baseline."""
     return "+".join(parts) or BASELINE
 
 

@@ -16,7 +16,7 @@ from nocap.config.keys import require
 from nocap.launch.search import Sampler, Search
 from nocap.store.record import read_json, write_json
 
-SEARCH = Search(sampler=Sampler.tpe, trials=24, screen=0.25)  # as the baseline's was (README.md)
+SEARCH = Search(sampler=Sampler.tpe, trials=24, screen=jobs.SHORT, seed=jobs.TUNED_ON)  # as the baseline's was (README.md)
 SPACE = [
     "optimizer.lr=tag(log, interval(5e-4, 1e-2))",
     "trainer.batch_tokens=512,1024,2048",

@@ -20,7 +20,7 @@ from nocap.judge.stats import Estimate
 from nocap.show.table import markdown
 from nocap.store.record import write_json
 
-SHARE, SEEDS = 0.5, range(3)  # the screening's
+SHARE, SEEDS = jobs.SCREEN, range(3)  # the screening's
 MOST = 12  # candidates
 LEAST = 1.01  # the equivalent speedup that an idea has to add
 MARK = "the stack"
@@ -36,8 +36,7 @@ def worth_of(
 
 def candidates(blocks: Blocks, arms: Mapping[str, Line], steps: Line | None) -> list[str]:
     """The ideas that are worth more than nothing by themselves, the best first."""
-    asked = [arm for arm in arms if arm != BASELINE and not arms[arm].get("later")]
-    found = {arm: worth.mid for arm in asked if (worth := worth_of(arm, blocks, arms, steps)) is not None}
+    found = {arm: worth.mid for arm in arms if arm != BASELINE and (worth := worth_of(arm, blocks, arms, steps)) is not None}
     return sorted((arm for arm, worth in found.items() if worth > 0), key=lambda arm: -found[arm])[:MOST]
 
 
@@ -60,7 +59,7 @@ def decided(lines: Sequence[Line], arms: Mapping[str, Line], steps: Line | None)
         if why := clash(stack, arm, arms):
             log.append({"idea": arm, "joins": False, "why": why})
             continue
-        over, trial = "+".join(stack) or BASELINE, "+".join([*stack, arm])
+        over, trial = jobs.joined(*stack), jobs.joined(*stack, arm)
         if len(blocks.gains(trial, over)) < len(SEEDS):
             return stack, log, trial
         worth = worth_of(arm, blocks, arms, steps, trial=trial, over=over)
@@ -84,7 +83,7 @@ def build(output_dir: str) -> int:
     steps = atlas.timed()
     while True:
         stack, log, trial = decided(jobs.known(), jobs.arms(), steps)
-        words = jobs.words_of("+".join(stack)) if stack else []
+        words = jobs.words_of(jobs.joined(*stack))
         write_json(jobs.STACK, {"stack": stack, "with": words, "log": log, "ended": trial is None})
         print(f"stack: {' + '.join(stack) or 'none'}; next: {trial or 'none'}", flush=True)
         if trial is None:
