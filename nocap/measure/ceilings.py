@@ -21,7 +21,7 @@ from nocap.data.batches import microbatches
 from nocap.measure.roofline import Count, Peak, Work, count
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window
-from nocap.store.measurement import MODEL_PARTS
+from nocap.store.measurement import MODEL_PARTS, STEP_PARTS
 from nocap.training.memory import MIB
 
 Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make
@@ -114,7 +114,8 @@ def changed_cost(option: Change, run: Run, old: Count, new: Count, base: Cost, p
     """The step with the option, as fast as arithmetic allows."""
     before, after = old.by_part(), new.by_part()
     ms, n = dict(base.ms), microbatches(option.run)
-    for part in MODEL_PARTS:
+    own = [part for part in (*before, *after) if part not in STEP_PARTS]  # a replaced block's too
+    for part in dict.fromkeys([*MODEL_PARTS, *own]):
         ms[part] = _part_ms(before.get(part, Work()), after.get(part, Work()), base.ms.get(part, 0.0), peak, n)
         if option.factor == "compile" and not after.get(part, Work()).flops and part != "embedding":
             ms[part] = 0.0  # fused into a neighbour, at best for nothing
@@ -127,15 +128,16 @@ def changed_cost(option: Change, run: Run, old: Count, new: Count, base: Cost, p
 
 def _products(run: Run, counted: Count, peak: Peak) -> dict[str, float]:
     products = {part: work.product_ms(peak) * microbatches(run) for part, work in counted.by_part().items()}
-    return {**products, "scores": products["scores"] * _needed(run, counted)}
+    return {**products, "scores": products.get("scores", 0.0) * _needed(run, counted)}
 
 
 def _needed(run: Run, counted: Count) -> float:
     """The share of the computed scores that lies in the window: chunks compute a border that another kernel can skip."""
-    if first_window(run) is None or declared(run.attention, "keys_met", of=("build", "mixer")) is None:
+    scores, by = counted.by_part().get("scores"), ("build", "mixer")
+    if scores is None or first_window(run) is None or declared(run.attention, "keys_met", of=by) is None:
         return 1.0
     tokens = run.trainer.micro_batch * run.model.seq_len
-    return component_flops(run, vocab_size=1)["scores"] * tokens / counted.by_part()["scores"].flops
+    return component_flops(run, vocab_size=1)["scores"] * tokens / scores.flops
 
 
 def _part_ms(old: Work, new: Work, ms: float, peak: Peak, n: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from nocap.config.keys import flat
 from nocap.show.table import NONE, table
-from nocap.store.measurement import PARTS
+from nocap.store.measurement import part_title
 from nocap.store.record import SCHEMA_VERSION
 
 Json = Mapping[str, Any]
@@ -29,6 +29,8 @@ def difference(before: Json, after: Json) -> dict[str, Any]:
     old, new = (dict(flat(found["config"])) for found in (before, after))
     prints = [found["hardware"]["fingerprint"] for found in (before, after)]
     refused = None if prints[0] == prints[1] else f"other hardware: {before['hardware']['name']}, {after['hardware']['name']}"
+    if any(found.get("doubts") for found in (before, after)):
+        refused = refused or "the machine was busy, as the first line of one of the profiles says"
     measures = MEASURES if refused is None else MEASURES[1:]
     return {
         "kind": "profile difference",
@@ -66,7 +68,7 @@ def render(found: Json) -> str:
     for title, rows in (("part", found["parts"]), ("module", found["rows"][:MOST_ROWS])):
         cells = []
         for row in rows:
-            name = PARTS[row["part"]] if title == "part" else f"{row['path']} {row['direction']}"
+            name = part_title(row["part"]) if title == "part" else f"{row['path']} {row['direction']}"
             time = [_arrow(row["ms"], ",.1f"), _by(row["ms"])] if timed else []
             rest = [_arrow(row["operations"], ","), _arrow(row["allocations"], ","), _arrow(row["allocated_mib"], ",.1f")]
             cells.append([name, *time, *rest, _arrow([x / 1e9 for x in row["flops"]], ",.1f"), _arrow(row["kept_mib"], ",.1f")])

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nocap.measure.text import profile_head, profile_tables
+from nocap.measure.text import doubted, profile_head, profile_tables
 from nocap.show import page
 from nocap.store.files import write_file
-from nocap.store.measurement import PARTS
+from nocap.store.measurement import PARTS, part_title
 
 Json = Mapping[str, Any]
 
@@ -23,7 +23,8 @@ def render(found: Json) -> str:
     """The report as HTML."""
     found = page.finite(found)
     first, second, *_ = sorted(found["parts"], key=lambda row: -row["ms"])
-    title = f"{PARTS[first['part']]} takes {first['share']:.0%} of a step, {PARTS[second['part']]} {second['share']:.0%}"
+    title = f"{part_title(first['part'])} takes {first['share']:.0%} of a step, {part_title(second['part'])} {second['share']:.0%}"
+    title = "a step on a busy machine: not to be trusted" if doubted(found) else title
     return page.render(
         Path(__file__).parent,
         kind="nocap profile",
@@ -37,7 +38,7 @@ def render(found: Json) -> str:
 def _plots(found: Json) -> dict[str, Any]:
     """What the script draws."""
     points = [
-        {"name": PARTS[row["part"]], "intensity": row["flops"] / row["bytes"], "flop_s": row["flop_s"], "share": row["share"]}
+        {"name": part_title(row["part"]), "intensity": row["flops"] / row["bytes"], "flop_s": row["flop_s"], "share": row["share"]}
         for row in found["parts"]
         if row["flops"] and row["bytes"] and row["flop_s"]
     ]
@@ -67,7 +68,7 @@ def _tree(found: Json) -> list[dict[str, Any]]:
             id_ = "/".join(names[: depth + 1])
             add(id_, parent, f"block {name}" if name.isdigit() else name, row["ms"])
             parent = id_
-        add(f"{parent}//{row['part']} {row['direction']}", parent, f"{PARTS[row['part']]}, {row['direction']}", row["ms"])
+        add(f"{parent}//{row['part']} {row['direction']}", parent, f"{part_title(row['part'])}, {row['direction']}", row["ms"])
     rest = found["step"]["unattributed_ms"]
     add("step", "", "step", rest)
     add("step//rest", "step", "not attributed", rest)

@@ -9,8 +9,9 @@ step. On CUDA it is the time of the kernels that the row's operations launched; 
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -34,20 +35,27 @@ MARK = "nocap|"  # begins the names of our ranges among the profiler's
 STEP, ACCUMULATE = "step", "gradients"  # paths beside the modules'
 
 
-def part_of(run: Run, path: str, module: nn.Module) -> str | None:
-    """The part a module's own operations belong to; `None`: its parent's.
+def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None:
+    """The part that a module's own operations belong to; `None`: its parent's. `modules` are the model's, by path.
 
-    An attention or MLP option names the parts of its modules in `rows()`; without it, all of it is one row.
+    An attention or MLP option names the parts of its modules in `rows()`; without it, all of it is one row. In a
+    block or a model that is none of nocap's own, each module is a part by itself, named by its path, with `*` for
+    the layer's number.
     """
     names = path.split(".")
-    if set(names) & set(_IDEAS):
+    own = re.sub(r"\.\d+", ".*", path, count=1) or "model"
+    if names[0] in _IDEAS or names[2:3] == ["ideas"]:
         return "ideas"
+    is_replaced = names[0] == "blocks" and type(modules.get(".".join(names[:2]))) is not Block
+    if is_replaced or not isinstance(modules[""], GPT):
+        return own
     if names[0] == "blocks" and names[3:4] == ["f"] and names[2] in ("attention", "mlp"):
         option: Option = getattr(run, names[2])
         rows, inner = declared(option, "rows", of="build"), ".".join(names[4:])
         found: str | None = rows().get(inner) if rows else names[2] if not inner else None
         return found
-    return _BY_NAME.get(names[-1]) or _BY_TYPE.get(type(module))
+    known = _BY_NAME.get(names[-1]) or _BY_TYPE.get(type(modules[path]) if path in modules else nn.Module)
+    return own if known is None and len(names) == 1 else known
 
 
 class Ranges:
@@ -108,11 +116,12 @@ class Ranges:
                 undo.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, by)
 
-            for path, module in model.named_modules():
-                if part := part_of(self.run, path, module):
+            modules = dict(model.named_modules())
+            for path, module in modules.items():
+                if part := part_of(self.run, path, modules):
                     self._watch(path or "model", part, module, undo)
                 if isinstance(module, CausalSelfAttention) and not isinstance(module.mixer, nn.Module):
-                    self.part[f"{path}.mixer"] = "scores"
+                    self.part[f"{path}.mixer"] = part_of(self.run, f"{path}.mixer", modules) or "scores"
                     replace(module, "mixer", self._wrapped(f"{path}.mixer", module.mixer))
                 if isinstance(module, GPT | Block | Head) and module.joined:
                     watched = tuple((name, self._watched(path, name, idea), part) for name, idea, part in module.joined)

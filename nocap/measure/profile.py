@@ -28,10 +28,15 @@ from nocap.measure.roofline import Count, Peak, Work, by_part, count, measure_pe
 from nocap.measure.steps import Measured, Step, curve, measure, with_window
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import first_window, kernel_name
-from nocap.store.measurement import METRICS, MODEL_PARTS, PARTS, Measurement, now
+from nocap.store.measurement import METRICS, PARTS, STEP_PARTS, Measurement, now
 from nocap.training import memory
 from nocap.training.memory import MIB
 from nocap.training.step import configure_numerics
+
+# Beyond these limits the machine was busy. On a quiet one a process had 1.00 of its core, products came to 0.92 of
+# the peak at most, and a module of that share took up to 1.3 times as long in one layer as in another.
+LEAST_CORE, MOST_OF_PEAK, MOST_APART = 0.8, 1.1, 3.0
+LEAST_SHARE = 0.02  # of the step, by all layers of a module: what takes less is at a clock's mercy
 
 
 def profile(
@@ -139,6 +144,7 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
     rows = list(_rows(run, counted, peak, measured, scale))
     attributed_ms = sum(row.ms for row in rows)
     whole_ms = attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale) * n / measured.microbatches
+    doubts = list(_doubts(run, counted, peak, measured, rows))
     return {
         "kind": KIND,
         "date": date.today().isoformat(),
@@ -152,6 +158,8 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
         "hardware": hardware.describe(run.trainer.device, run.trainer.threads),
         "roof": asdict(peak),
         "clock": clock,
+        "trusted": not doubts,
+        "doubts": doubts,
         "step": {
             "ms": whole_ms,
             "attributed_ms": attributed_ms,
@@ -170,6 +178,33 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
         "memory_mib": _memory(counted, measured),
         "measurements": [one.json() for one in _measurements(run, overrides, rows)],
     }
+
+
+def _doubts(run: Run, counted: Count, peak: Peak, measured: Measured, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """What a quiet machine does not show, each with its limit.
+
+    Bytes are no bound here: a cache is faster than the copy that was measured.
+    """
+    fastest = [min(steps, key=lambda step: step.wall_ms) for steps in (measured.plain, measured.profiled)]
+    core = min(step.cpu_ms / step.wall_ms for step in fastest)
+    if run.trainer.device is Device.cpu and core < LEAST_CORE:
+        yield {"doubt": "core", "value": core, "limit": LEAST_CORE}
+    ms, alike = dict[str, float](), dict[tuple[Any, ...], list[float]]()
+    for row in rows:
+        ms[row.part] = ms.get(row.part, 0.0) + row.ms
+        if row.layer is not None:
+            path = row.path.replace(f".{row.layer}", ".*", 1)
+            alike.setdefault((path, row.direction, row.flops, row.bytes), []).append(row.ms)
+    # Parts that are not counted as they are computed.
+    other = {"head": run.model.fp8_head, "scores": run.attention.countable() != run.attention}
+    for part, work in counted.by_part().items():
+        of_peak = work.product_ms(peak) * microbatches(run) / ms[part] if ms.get(part) else 0.0
+        if of_peak > MOST_OF_PEAK and not other.get(part):
+            yield {"doubt": "peak", "part": part, "value": of_peak, "limit": MOST_OF_PEAK}
+    for (path, direction, *_), times in alike.items():
+        if sum(times) > LEAST_SHARE * sum(ms.values()) and max(times) > MOST_APART * min(times):
+            ends = {"low_ms": min(times), "high_ms": max(times), "limit": MOST_APART}
+            yield {"doubt": "layers", "path": path, "direction": direction, **ends}
 
 
 def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: float) -> float:
@@ -215,7 +250,7 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
 
 def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
     n, outside = microbatches(run), _bytes_outside(run, counted)
-    counted_keys = (key for key in counted.work if measured.part.get(key[0]) in MODEL_PARTS)
+    counted_keys = (key for key in counted.work if measured.part[key[0]] not in STEP_PARTS)
     for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):  # of one rank: 0
         seen = measured.timeline.rows.get((path, direction), Seen())
         work = counted.work.get((path, direction), Work())
@@ -242,7 +277,7 @@ def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float
 def _times(part: str, n: int, m: int) -> float:
     """How often the step of `n` micro-batches does what was measured over `m`: only those after the first add gradients up, and the
     update comes once."""
-    if part in MODEL_PARTS or part == "data":
+    if part not in STEP_PARTS or part == "data":
         return n / m
     return (n - 1) / (m - 1) if part == "accumulate" and m > 1 else 1.0
 
@@ -268,8 +303,9 @@ def _summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list
         for way in ("forward", "backward"):
             total[f"{way}_ms"] = sum(row.ms for row in members if row.direction == way)
         summed.append(_plain(total, whole_ms))
-    order = list(PARTS)
-    return sorted(summed, key=lambda row: (row.get("layer", 0), order.index(row["part"])))
+    order = {part: float(place) for place, part in enumerate(PARTS)}
+    after_embedding = 0.5  # a replaced block's own parts
+    return sorted(summed, key=lambda row: (row.get("layer", 0), order.get(row["part"], after_embedding)))
 
 
 def _memory(counted: Count, measured: Measured) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.show.table import NONE, plural, table
-from nocap.store.measurement import METRICS, PARTS, Scale
+from nocap.show.table import NONE, plural, shorten, table
+from nocap.store.measurement import METRICS, PARTS, Scale, part_title
 
 Json = Mapping[str, Any]
 BUSY = 0.8  # of a step: below, the GPU waits for the host
@@ -134,6 +134,7 @@ def profile_head(found: Json) -> list[str]:
     m, t, peak, hard = found["config"]["model"], found["config"]["trainer"], found["roof"], found["hardware"]
     flops = ", ".join(f"{v / 1e9:,.1f} GFLOP/s {k}" for k, v in peak["flops"].items())
     return [
+        *doubted(found),
         f"{m['n_layer']} layers, {m['n_head']} heads, {m['d_model']} wide, V={found['vocab_size']:,}; "
         f"B={t['micro_batch']}, T={m['seq_len']}, {found['step']['microbatches']} micro-batch(es) a step; {t['precision']}, eager, "
         f"attention {found['kernel']}",
@@ -144,11 +145,22 @@ def profile_head(found: Json) -> list[str]:
     ]
 
 
+def doubted(found: Json) -> list[str]:
+    """A line that says why the figures cannot be trusted; none where they can."""
+    says = {
+        "core": lambda d: f"this process had {d['value']:.2f} of its core",
+        "peak": lambda d: f"{part_title(d['part'])} at {d['value']:.0%} of the measured peak",
+        "layers": lambda d: f"{d['path']} {d['direction']} {_ms(d['low_ms'])} to {_ms(d['high_ms'])} ms in equal layers",
+    }
+    why = shorten(says[doubt["doubt"]](doubt) for doubt in found["doubts"])
+    return [f"not to be trusted, the machine was busy: {why}; measure again when it is quiet"] if why else []
+
+
 def profile_tables(found: Json) -> dict[str, Table]:
     """By what they show, in the order to read them; tables of ceilings and of the curve where those were measured."""
     tables = {"parts": _parts(found["parts"], found["step"]), "memory": _memory(found["memory_mib"])}
     if "ceilings" in found:
-        tables |= _ceilings(found["ceilings"]["table"])
+        tables |= _ceilings(found["ceilings"]["table"], trusted=found["trusted"])
     if "curve" in found:
         tables["curve"] = _curve(found["curve"])
     return {**tables, "layers": _layers(found["layers"])}
@@ -159,7 +171,7 @@ def _parts(parts: Sequence[Json], step: Json) -> Table:
     whole = sum(row["flops"] for row in parts)
     rows = [
         [
-            PARTS[row["part"]],
+            part_title(row["part"]),
             _ms(row["ms"]),
             f"{row['share']:.1%}",
             _ms(row["forward_ms"]),
@@ -203,28 +215,34 @@ def _layers(found: Sequence[Json]) -> Table:
     layers: dict[int, dict[str, float]] = {}
     for row in found:
         layers.setdefault(row["layer"], {})[row["part"]] = row["ms"]
-    shown = [part for part in PARTS if any(part in parts for parts in layers.values())]
+    shown = list(dict.fromkeys(part for parts in layers.values() for part in parts))
     rows = [[str(layer), *(_ms(parts.get(part, 0.0)) for part in shown), _ms(sum(parts.values()))] for layer, parts in layers.items()]
-    return Table(title="milliseconds by layer", head=["layer", *(PARTS[part].partition(",")[0] for part in shown), "all"], rows=rows)
+    return Table(title="milliseconds by layer", head=["layer", *(part_title(part).partition(",")[0] for part in shown), "all"], rows=rows)
 
 
 def _memory(memory: Json) -> Table:
     seen, counted = memory["measured"], memory["counted"]
     rows = [[key, f"{seen[key]:,.1f}", f"{counted[key]:,.1f}"] for key in ("parameters", "gradients", "optimizer", "activations")]
-    for part in PARTS:
+    for part in dict.fromkeys([*PARTS, *seen["kept"], *counted["kept"]]):
         if part in seen["kept"] or part in counted["kept"]:
-            rows.append([f"  {PARTS[part]}", f"{seen['kept'].get(part, 0):,.1f}", f"{counted['kept'].get(part, 0):,.1f}"])
+            rows.append([f"  {part_title(part)}", f"{seen['kept'].get(part, 0):,.1f}", f"{counted['kept'].get(part, 0):,.1f}"])
     rows += [["peak of tensors", f"{seen['peak']:,.1f}", NONE], ["slack beyond them", f"{seen['slack']:,.1f}", NONE]]
     note = "activations: what a micro-batch's forward keeps for its backward, by the part that keeps it first"
     return Table(title="memory", head=["MiB", "measured", "counted"], rows=rows, note=note)
 
 
-def _ceilings(found: Sequence[Json]) -> dict[str, Table]:
+def _ceilings(found: Sequence[Json], *, trusted: bool) -> dict[str, Table]:
+    """The largest win first: by the measured step, or, where that cannot be trusted, by arithmetic alone."""
+    found = found if trusted else sorted(found, key=lambda row: -row["by_flops"])
+
+    def speedups(row: Json) -> list[str]:
+        return [f"{row['by_flops']:.3f}×", f"{row['by_step']:.2f}×" if trusted else NONE]
+
     head, tables = ["option", "by FLOPs", "by the measured step", "MiB saved", "of memory"], {}
     for key, title in (("single", "what an option can win at most"), ("together", "several together")):
         rows = [row for row in found if (len(row["words"]) > 1) is (key == "together")]
         cells = [
-            [row["label"], f"{row['by_flops']:.3f}×", f"{row['by_step']:.2f}×", _mib(row["saved_mib"]), f"{row['saved']:.1%}"]
+            [row["label"], *speedups(row), _mib(row["saved_mib"]), f"{row['saved']:.1%}"]
             for row in rows[: None if key == "single" else MOST_PAIRS]
         ]
         note = f"and {len(rows) - len(cells)} more, in --json" if len(rows) > len(cells) else ""

@@ -119,8 +119,14 @@ PARTS = {
     "data": "data",
     "other": "rest of the step",
 }
-MODEL_PARTS = tuple(PARTS)[:15]  # the others are of the step around the model
+# Of nocap's own models, and of the step around any model.
+MODEL_PARTS, STEP_PARTS = tuple(PARTS)[:15], tuple(PARTS)[15:]
 HELD = ("parameters", "gradients", "optimizer", "activations")  # parts of memory
+
+
+def part_title(part: str) -> str:
+    """A part as a table calls it; one of a replaced block is called by its module's path."""
+    return PARTS.get(part, part)
 
 
 class Ending(Enum):

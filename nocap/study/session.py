@@ -120,7 +120,7 @@ def part_params(run: Run) -> dict[str, int]:
     modules, found = dict(model.named_modules()), dict[str, int]()
     for name, p in model.named_parameters():
         path = name.rpartition(".")[0]
-        while (part := part_of(run, path, modules[path])) is None:
+        while (part := part_of(run, path, modules)) is None:
             path = path.rpartition(".")[0]
         found[part] = found.get(part, 0) + p.numel()
     return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nocap.show.table import NONE, count
-from nocap.store.measurement import METRICS, PARTS, Better, Metric, Scale
+from nocap.store.measurement import METRICS, Better, Metric, Scale, part_title
 
 Json = Mapping[str, Any]
 COUNTED = ("memory_mib", "params", "kv_bytes", "part_mib", "part_params", "held_mib", "decode_mb", "collections")  # by arithmetic on a CPU
@@ -20,8 +20,8 @@ def metric(claim: Json) -> str:
     name, parts, of = METRICS[claim["metric"]].title, claim["parts"], claim["of"]
     if not parts:
         return name
-    title = f"{name} of {' + '.join(PARTS.get(part, part) for part in parts)}"
-    return f"{title}, of {' + '.join(PARTS[part] for part in of)}" if of else title
+    title = f"{name} of {' + '.join(part_title(part) for part in parts)}"
+    return f"{title}, of {' + '.join(part_title(part) for part in of)}" if of else title
 
 
 def is_exact(claim: Json) -> bool:
