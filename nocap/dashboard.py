@@ -140,7 +140,7 @@ AXES = {"steps": "step", "tokens": "tokens", "seconds of training": "time/train_
 def _plots(wr: Any) -> Mapping[str, list[Any]]:
     """Section → its plots. Runs are grouped by arm: a line is the mean over seeds, the band their standard deviation."""
     spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
-    speed = {"tokens/s": "speed/tokens_per_s", "ms a step": "speed/step_ms", "memory, MiB": "speed/peak_mib"}
+    speed = {"tokens/s": "speed/tokens_per_s", "ms a step": "speed/step_ms", "memory, MiB": "speed/model_mib"}
     return {
         "Loss": [
             *(wr.LinePlot(title=f"validation loss by {by}", x=axis, y=["loss/val"], **spread) for by, axis in AXES.items()),

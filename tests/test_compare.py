@@ -106,7 +106,7 @@ def write_run(
         "step_ms": {"median": 1e4 / speed},
         "flops_per_token": 800.0,
         "params": {"total": 1000, "non_embedding": 900},
-        "memory_mib": {"peak": 100.0},
+        "memory_mib": {"peak": 900.0, "model": 100.0},
         "clock_s": {"train": STEPS[-1] * 10 / speed, "data": 0.0, "val": 1.0, "wall": STEPS[-1] * 10 / speed + 1.0},
         "kernel": {"train": kernel, "val": kernel},
         "hardware": {"name": f"GPU {fingerprint}", "fingerprint": fingerprint},
@@ -271,7 +271,7 @@ def test_a_diverged_seed_is_a_result(tmp_path):
 def test_times_from_other_hardware_are_refused(tmp_path):
     two_arms(tmp_path, effect=0.01, speedup=1.3, fingerprint="bbbb")
     arm = arms_of(tmp_path, target_loss=3.5)["gelu3x"]
-    for key in ("tokens_per_s", "step_ms", "memory_mib", "train_s"):
+    for key in ("tokens_per_s", "step_ms", "model_mib", "train_s"):
         assert arm[key]["ratio"] is None
         assert "other hardware: 1 × GPU bbbb" in arm[key]["refused"]
     assert arm["to_target"]["train_s"]["refused"]
@@ -579,7 +579,7 @@ def test_an_older_record_is_readable(tmp_path):
         (folder / "summary.json").write_text(json.dumps(summary))
     (arm,) = arms_of(tmp_path).values()
     assert arm["val_loss"]["mean"] == pytest.approx(3.301)
-    assert (arm["memory_mib"]["mean"], arm["val_bpb"], arm["kernel"], arm["pareto"]) == (None, None, {}, None)
+    assert (arm["model_mib"]["mean"], arm["val_bpb"], arm["kernel"], arm["pareto"]) == (None, None, {}, None)
 
 
 # --- finding and writing -----------------------------------------------------------------------------------------------------------
@@ -654,7 +654,7 @@ def test_measurements_have_unit_and_direction(tmp_path):
                 ("train_s", 4000 / speed, "s", "lower"),
                 ("tokens_per_s", speed, "tokens/s", "higher"),
                 ("step_ms", 1e4 / speed, "ms", "lower"),
-                ("memory_mib", 100.0, "MiB", "lower"),
+                ("model_mib", 100.0, "MiB", "lower"),
                 ("params", 1000.0, "parameters", "lower"),
             )
         },

@@ -62,7 +62,7 @@ SUMMARY_TYPES: dict[str, type | tuple[type, ...]] = {
 PARTS = {
     "step_ms": {"median", "p10", "p90"},
     "params": {"total", "non_embedding"},
-    "memory_mib": {"peak", "parameters", "gradients", "optimizer", "activations"},
+    "memory_mib": {"peak", "model", "parameters", "gradients", "optimizer", "activations"},
     "clock_s": {*LINES, "wall"},
     "kernel": {"train", "val"},
     "hardware": {"device", "name", "fingerprint"},

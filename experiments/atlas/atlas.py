@@ -142,7 +142,7 @@ def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
         "clock_s": record.summary["clock_s"],
         "step_ms": record.value("step_ms"),
         "params": record.value("params"),
-        "memory_mib": record.value("memory_mib"),
+        "memory_mib": record.number("memory_mib", "peak"),
         "started": record.started,
         "machine": record.machine[0],
         "torch": record.parts["environment"]["torch"],

@@ -17,7 +17,8 @@ from nocap.show.table import shorten
 from nocap.store.runs import Found, Record
 from nocap.store.verify import ENDED
 
-TIMES = ("tokens_per_s", "step_ms", "memory_mib", "train_s")  # comparable on one machine only
+TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")  # comparable on one machine only
+PEAK_ONLY = "no figure of the model's memory: a record has none, or only the peak of its process"
 
 
 def compare(found: Found, *, baseline: str | None = None, target_loss: float | None = None, allow: Collection[str] = ()) -> Comparison:
@@ -120,7 +121,8 @@ def machines_differ(arm: Arm, base: Arm) -> str | None:
 
 def _timed(arm: Arm, base: Arm, metric: str) -> Timed:
     mine, theirs = arm.values(metric), base.values(metric)
-    refused = machines_differ(arm, base)
+    unknown = metric == "model_mib" and not (mine and theirs)
+    refused = machines_differ(arm, base) or (PEAK_ONLY if unknown else None)
     ratio = None if refused or arm is base else estimates.ratio(mine, theirs)
     return Timed(mean=fmean(mine.values()) if mine and len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
 
@@ -130,7 +132,7 @@ def _front(arms: Sequence[Arm], base: Arm) -> dict[str, Front]:
     three sets apart from it is tied."""
     placed: dict[str, list[Estimate]] = {}
     for arm in arms:
-        cells = [estimates.mean(arm.values(metric)) for metric in ("val_loss", "train_s", "memory_mib")]
+        cells = [estimates.mean(arm.values(metric)) for metric in ("val_loss", "train_s", "model_mib")]
         if machines_differ(arm, base) is None and None not in cells:
             placed[arm.id] = [cell for cell in cells if cell]
     points = {name: [estimate.mid for estimate in mine] for name, mine in placed.items()}

@@ -166,15 +166,16 @@ def methods(comparison: Comparison) -> list[str]:
 
 def _speed(arms: Sequence[ComparedArm]) -> Section:
     """Times and memory; a reason stands where a ratio would be a lie."""
-    shapes = {"tokens_per_s": whole, "step_ms": three_digits, "memory_mib": whole, "train_s": duration}
-    reasons = list(dict.fromkeys(refused for result in arms if (refused := result.times["tokens_per_s"].refused)))
+    shapes = {"tokens_per_s": whole, "step_ms": three_digits, "model_mib": whole, "train_s": duration}
+    times = (result.times[metric].refused for result in arms for metric in ("tokens_per_s", "model_mib"))
+    reasons = list(dict.fromkeys(filter(None, times)))
     rows = []
     for result in arms:
         shown = [TableCell(text=shape(result.times[metric].mean)) for metric, shape in shapes.items()]
         shown.insert(1, _against("tokens_per_s", result, reasons))
-        shown.insert(4, _against("memory_mib", result, reasons))
+        shown.insert(4, _against("model_mib", result, reasons))
         rows.append([TableCell(text=result.label), *shown])
-    head = ["arm", "mean tokens/s", "speed", "median step ms", "MiB", "memory", "training"]
+    head = ["arm", "mean tokens/s", "speed", "median step ms", "model MiB", "memory", "training"]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
     return Section(name="speed", title="Speed and memory, against the baseline", head=head, rows=rows, notes=notes)
 

@@ -105,7 +105,7 @@
 
   function disc(arm, size) {
     const loss = arm[view.y];
-    const memory = arm.memory_mib === null ? "" : `\n${number(arm.memory_mib)} MiB peak memory`;
+    const memory = arm.model_mib === null ? "" : `\n${number(arm.model_mib)} MiB of memory`;
     return {
       x: [arm.train_s],
       y: [loss.mean],
@@ -124,14 +124,14 @@
 
   function drawPareto() {
     const arms = shown().filter((arm) => arm.placed && arm.train_s !== null && arm[view.y] && arm[view.y].mean !== null);
-    const most = Math.max(...arms.map((arm) => arm.memory_mib || 0));
+    const most = Math.max(...arms.map((arm) => arm.model_mib || 0));
     const losses = arms.map((arm) => arm[view.y].mean);
     const air = 0.3 * (Math.max(...losses) - Math.min(...losses)) || 0.01;
     chart("pareto", {
       height: Math.max(narrow.matches ? 320 : 420, 100 + 28 * arms.filter((arm) => arm.pareto).length), // so that every label has a line of its own
       x: { text: "training time (s)" },
       y: { text: AXIS[view.y], range: arms.length ? [Math.min(...losses) - air, Math.max(...losses) + air] : undefined },
-      marks: arms.map((arm) => disc(arm, most && arm.memory_mib ? 20 * Math.sqrt(arm.memory_mib / most) : 12)),
+      marks: arms.map((arm) => disc(arm, most && arm.model_mib ? 20 * Math.sqrt(arm.model_mib / most) : 12)),
     });
   }
 

@@ -132,7 +132,7 @@ def _plotted(result: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
         "averaged": len(whole),
         "val_loss": result.val_loss.json() if result.val_loss else None,
         "val_bpb": result.val_bpb.json() if result.val_bpb else None,
-        **{metric: result.times[metric].mean for metric in ("train_s", "memory_mib")},
+        **{metric: result.times[metric].mean for metric in ("train_s", "model_mib")},
         "placed": not result.times["train_s"].refused,
         "pareto": result.front is Front.on,
         "tied": result.front is Front.tied,

@@ -91,7 +91,7 @@ class ComparedArm:
     val_bpb: Estimate | None
     difference: Difference | None  # None: it is the baseline
     difference_bpb: Estimate | None
-    times: Mapping[str, Timed]  # tokens_per_s, step_ms, memory_mib, train_s
+    times: Mapping[str, Timed]  # tokens_per_s, step_ms, model_mib, train_s
     to_target: Mapping[str, Reach] | None
     inference: Inference | None
     front: Front | None = None  # None: not comparable

@@ -29,7 +29,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
             "verified": run.verified,
             **{key: run.config.get(key) for key in keys},
             **{key: run.summary.get(key) for key in ("steps", "tokens", "val_loss", "val_bpb", "tokens_per_s")},
-            **{key: run.value(key) for key in ("step_ms", "memory_mib", "train_s")},
+            **{key: run.value(key) for key in ("step_ms", "model_mib", "train_s")},
             "wall_s": run.number("clock_s", "wall"),
             "params": run.value("params"),
             **{key: run.number(key) for key in ("flops_per_token", "mfu")},

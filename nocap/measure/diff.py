@@ -29,8 +29,8 @@ def difference(before: Json, after: Json) -> dict[str, Any]:
     old, new = (dict(flat(found["config"])) for found in (before, after))
     prints = [found["hardware"]["fingerprint"] for found in (before, after)]
     refused = None if prints[0] == prints[1] else f"other hardware: {before['hardware']['name']}, {after['hardware']['name']}"
-    if any(found.get("doubts") for found in (before, after)):
-        refused = refused or "the machine was busy, as the first line of one of the profiles says"
+    busy = any(found.get("doubts") for found in (before, after))
+    refused = refused or ("the machine was busy, as the first line of one of the profiles says" if busy else None)
     measures = MEASURES if refused is None else MEASURES[1:]
     return {
         "kind": "profile difference",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nocap.measure.text import doubted, profile_head, profile_tables
+from nocap.measure.text import profile_head, profile_tables
 from nocap.show import page
 from nocap.store.files import write_file
 from nocap.store.measurement import PARTS, part_title
@@ -23,8 +23,11 @@ def render(found: Json) -> str:
     """The report as HTML."""
     found = page.finite(found)
     first, second, *_ = sorted(found["parts"], key=lambda row: -row["ms"])
-    title = f"{part_title(first['part'])} takes {first['share']:.0%} of a step, {part_title(second['part'])} {second['share']:.0%}"
-    title = "a step on a busy machine: not to be trusted" if doubted(found) else title
+    title = (
+        f"{part_title(first['part'])} takes {first['share']:.0%} of a step, {part_title(second['part'])} {second['share']:.0%}"
+        if found["trusted"]
+        else "a step on a busy machine: not to be trusted"
+    )
     return page.render(
         Path(__file__).parent,
         kind="nocap profile",

@@ -46,16 +46,16 @@ def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None
     own = re.sub(r"\.\d+", ".*", path, count=1) or "model"
     if names[0] in _IDEAS or names[2:3] == ["ideas"]:
         return "ideas"
-    is_replaced = names[0] == "blocks" and type(modules.get(".".join(names[:2]))) is not Block
-    if is_replaced or not isinstance(modules[""], GPT):
+    in_other = names[0] == "blocks" and type(modules.get(".".join(names[:2]))) is not Block
+    if in_other or not isinstance(modules[""], GPT):
         return own
     if names[0] == "blocks" and names[3:4] == ["f"] and names[2] in ("attention", "mlp"):
         option: Option = getattr(run, names[2])
         rows, inner = declared(option, "rows", of="build"), ".".join(names[4:])
         found: str | None = rows().get(inner) if rows else names[2] if not inner else None
         return found
-    known = _BY_NAME.get(names[-1]) or _BY_TYPE.get(type(modules[path]) if path in modules else nn.Module)
-    return own if known is None and len(names) == 1 else known
+    by_type = _BY_TYPE.get(type(modules[path]) if path in modules else nn.Module)
+    return _BY_NAME.get(names[-1]) or by_type or (own if len(names) == 1 else None)
 
 
 class Ranges:

@@ -185,25 +185,23 @@ def _doubts(run: Run, counted: Count, peak: Peak, measured: Measured, rows: Sequ
 
     Bytes are no bound here: a cache is faster than the copy that was measured.
     """
-    fastest = [min(steps, key=lambda step: step.wall_ms) for steps in (measured.plain, measured.profiled)]
+    fastest = (min(steps, key=lambda step: step.wall_ms) for steps in (measured.plain, measured.profiled))
     core = min(step.cpu_ms / step.wall_ms for step in fastest)
     if run.trainer.device is Device.cpu and core < LEAST_CORE:
         yield {"doubt": "core", "value": core, "limit": LEAST_CORE}
-    ms, alike = dict[str, float](), dict[tuple[Any, ...], list[float]]()
-    for row in rows:
-        ms[row.part] = ms.get(row.part, 0.0) + row.ms
-        if row.layer is not None:
-            path = row.path.replace(f".{row.layer}", ".*", 1)
-            alike.setdefault((path, row.direction, row.flops, row.bytes), []).append(row.ms)
     # Parts that are not counted as they are computed.
     other = {"head": run.model.fp8_head, "scores": run.attention.countable() != run.attention}
     for part, work in counted.by_part().items():
-        of_peak = work.product_ms(peak) * microbatches(run) / ms[part] if ms.get(part) else 0.0
-        if of_peak > MOST_OF_PEAK and not other.get(part):
-            yield {"doubt": "peak", "part": part, "value": of_peak, "limit": MOST_OF_PEAK}
-    for (path, direction, *_), times in alike.items():
-        if sum(times) > LEAST_SHARE * sum(ms.values()) and max(times) > MOST_APART * min(times):
-            ends = {"low_ms": min(times), "high_ms": max(times), "limit": MOST_APART}
+        least_ms, took_ms = work.product_ms(peak) * microbatches(run), sum(row.ms for row in rows if row.part == part)
+        if 0 < MOST_OF_PEAK * took_ms < least_ms and not other.get(part):
+            yield {"doubt": "peak", "part": part, "value": least_ms / took_ms, "limit": MOST_OF_PEAK}
+    alike: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        place = row.path.replace(f".{row.layer}", ".*", 1), row.direction, row.flops, row.bytes
+        alike.setdefault(place, []).append(row.ms)
+    for (path, direction, *_), ms in alike.items():
+        if sum(ms) > LEAST_SHARE * sum(row.ms for row in rows) and max(ms) > MOST_APART * min(ms):
+            ends = {"low_ms": min(ms), "high_ms": max(ms), "limit": MOST_APART}
             yield {"doubt": "layers", "path": path, "direction": direction, **ends}
 
 
@@ -304,8 +302,8 @@ def _summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list
             total[f"{way}_ms"] = sum(row.ms for row in members if row.direction == way)
         summed.append(_plain(total, whole_ms))
     order = {part: float(place) for place, part in enumerate(PARTS)}
-    after_embedding = 0.5  # a replaced block's own parts
-    return sorted(summed, key=lambda row: (row.get("layer", 0), order.get(row["part"], after_embedding)))
+    # 0.5: a replaced block's own parts, after the embedding.
+    return sorted(summed, key=lambda row: (row.get("layer", 0), order.get(row["part"], 0.5)))
 
 
 def _memory(counted: Count, measured: Measured) -> dict[str, Any]:

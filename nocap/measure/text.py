@@ -234,15 +234,18 @@ def _memory(memory: Json) -> Table:
 def _ceilings(found: Sequence[Json], *, trusted: bool) -> dict[str, Table]:
     """The largest win first: by the measured step, or, where that cannot be trusted, by arithmetic alone."""
     found = found if trusted else sorted(found, key=lambda row: -row["by_flops"])
-
-    def speedups(row: Json) -> list[str]:
-        return [f"{row['by_flops']:.3f}×", f"{row['by_step']:.2f}×" if trusted else NONE]
-
     head, tables = ["option", "by FLOPs", "by the measured step", "MiB saved", "of memory"], {}
+    by_step = "{:.2f}×" if trusted else NONE
     for key, title in (("single", "what an option can win at most"), ("together", "several together")):
         rows = [row for row in found if (len(row["words"]) > 1) is (key == "together")]
         cells = [
-            [row["label"], *speedups(row), _mib(row["saved_mib"]), f"{row['saved']:.1%}"]
+            [
+                row["label"],
+                f"{row['by_flops']:.3f}×",
+                by_step.format(row["by_step"]),
+                _mib(row["saved_mib"]),
+                f"{row['saved']:.1%}",
+            ]
             for row in rows[: None if key == "single" else MOST_PAIRS]
         ]
         note = f"and {len(rows) - len(cells)} more, in --json" if len(rows) > len(cells) else ""

@@ -122,7 +122,7 @@ COLUMNS = {
         _measured("val_bpb", loss),
         _measured("tokens_per_s", whole),
         _measured("step_ms", three_digits),
-        _measured("memory_mib", whole),
+        _measured("model_mib", whole),
         _measured("train_s", duration),
         _measured("params", count),
     )

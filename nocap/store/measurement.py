@@ -57,7 +57,10 @@ _TABLE: dict[str, list[tuple[str, ...]]] = {  # instrument → name, title, unit
         ("steps_to_target", "steps to the target loss", "steps", "lower", "fewer steps", "more steps"),
         ("time_to_target_s", "time to the target loss", "s", "lower", "faster to the target", "slower to the target"),
     ],
-    "clock": [("train_s", "training time", "s", "lower", *_SPEED)],  # of a run, not interleaved: no claim may be about it
+    "clock": [  # of a run, which is not interleaved with others: no claim may be about these
+        ("train_s", "training time", "s", "lower", *_SPEED),
+        ("model_mib", "the model's memory", "MiB", "lower", *_MEMORY),  # as `memory_mib` of timed steps
+    ],
     "steps": [
         ("tokens_per_s", "tokens/s", "tokens/s", "higher", *_SPEED),
         ("step_ms", "step time", "ms", "lower", "less time", "more time"),

@@ -16,7 +16,7 @@ from nocap.config.outward import redact, visible
 from nocap.config.paths import expanded
 from nocap.show.table import plural, shorten
 from nocap.store.find import find, without_record
-from nocap.store.measurement import METRICS, Ending, Measurement
+from nocap.store.measurement import HELD, METRICS, Ending, Measurement
 from nocap.store.record import SCHEMA_VERSION, Row, read_json
 from nocap.store.verify import Ended, read_ended
 
@@ -24,15 +24,15 @@ LONGEST_NAME = 500  # characters; a file system takes 255
 
 TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
 
-# Metric → where the summary has it. `train_s` is made of lines of its clock.
+# Metric → where the summary has it. `train_s` is made of lines of its clock, and `model_mib` perhaps of parts.
 _IN_SUMMARY = {
     "val_loss": ("val_loss",),
     "val_bpb": ("val_bpb",),
     "tokens_per_s": ("tokens_per_s",),
     "step_ms": ("step_ms", "median"),
-    "memory_mib": ("memory_mib", "peak"),
     "params": ("params", "total"),
 }
+_MADE = ("train_s", "model_mib")  # properties of a record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class Record:
 
     def value(self, metric: str) -> float | None:
         """What the run measured in a metric, in the metric's unit."""
-        return self.train_s if metric == "train_s" else self.number(*_IN_SUMMARY[metric])
+        return getattr(self, metric) if metric in _MADE else self.number(*_IN_SUMMARY[metric])
 
     @property
     def val_loss(self) -> float | None:
@@ -83,6 +83,14 @@ class Record:
         """Seconds of training: its waits for data and a teacher's training included."""
         found = [self.number("clock_s", line) for line in TRAIN_LINES]
         return None if found[0] is None else sum(seconds or 0.0 for seconds in found)
+
+    @property
+    def model_mib(self) -> float | None:
+        """MiB that the model's training takes, whatever else is in the process. Older records of a CPU have its parts; those of a GPU have
+        a peak with warm-up in it, which is something else."""
+        parts = [self.number("memory_mib", part) for part in HELD]
+        older = sum(filter(None, parts)) if self.hardware.get("device") == "cpu" and None not in parts else None
+        return older if (model := self.number("memory_mib", "model")) is None else model
 
     @property
     def hardware(self) -> Mapping[str, Any]:
@@ -108,7 +116,7 @@ class Record:
 def measurements(record: Record) -> list[Measurement]:
     """What a run measured at its end. A diverged run has no loss, and says so."""
     found = []
-    for name in (*_IN_SUMMARY, "train_s"):
+    for name in (*_IN_SUMMARY, *_MADE):
         is_lost = record.status == "diverged" and METRICS[name].made_by == "train"
         value, ending = (None, Ending.diverged) if is_lost else (record.value(name), Ending.measured)
         if is_lost or value is not None:

@@ -144,15 +144,19 @@ class Recorder:
         with self.ledger.charge("checkpoint"):
             self._log(self.checkpoints.settle())
             self._check_rows()
-        device, t = self.job.world.device, self.job.run.trainer
-        parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
+        on_gpu, t, peak = self.job.world.device.type == "cuda", self.job.run.trainer, self.peak_mib()
+        parts = {
+            **memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around()),
+            "activations": saved_mib,
+        }
         totals = {
             "params": count_parameters(trainee.model),
             "flops_per_token": self.flops,
             "flops_basis": self.flops_basis,
-            "memory_mib": {"peak": self.peak_mib(), **parts, "activations": saved_mib},
+            "memory_mib": {"peak": peak, "model": peak if on_gpu else sum(parts.values()), **parts},
             "memory_notes": {
-                "peak": "allocated on the GPU" if device.type == "cuda" else "resident, torch's libraries included",
+                "peak": "allocated on the GPU after warm-up" if on_gpu else "resident in the process, all libraries included",
+                "model": "the peak" if on_gpu else "counted: parameters, gradients, optimizer and activations",
                 "activations": "kept by one micro-batch's forward for its backward",
             },
             "kernel": {"train": kernel_name(self.job.run, t.precision), "val": kernel_name(self.job.run, t.val_precision)},

@@ -256,7 +256,7 @@ def _none(done: Answer) -> Numbers:
 
 
 def _framed(done: Answer) -> Numbers:
-    kept = ("status", "seed", "steps", "tokens", "val_loss", "tokens_per_s", "step_ms", "memory_mib", "train_s", "wall_s", "kernel")
+    kept = ("status", "seed", "steps", "tokens", "val_loss", "tokens_per_s", "step_ms", "model_mib", "train_s", "wall_s", "kernel")
     return {row["identity"]: {key: row[key] for key in kept} for row in json.loads(done.value)}
 
 

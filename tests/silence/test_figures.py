@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,67 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import REPO, Door
+from tests.conftest import REPO, SMALL, Door
+
+# --- memory ------------------------------------------------------------------------------------------------------------------------
+
+SHORT = (*SMALL, "trainer.steps=4", "trainer.checkpoint_every=0", "trainer.device=cpu", "trainer.compile=off")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs of equal models: `plain`, and `mirrored`, whose process holds a tracker's client too."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = {"plain": ["tracker=none"], "mirrored": ["tracker=tensorboard", "optimizer.lr=0.002"]}
+    for arm, own in words.items():
+        command = [sys.executable, "-m", "nocap.train", *SHORT, *own, f"output_dir={arm}"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def summaries(folder: Path) -> dict[str, Path]:
+    return {arm: next((folder / arm / "runs").glob("*/summary.json")) for arm in ("plain", "mirrored")}
+
+
+def compared(door: Door, folder: Path) -> tuple[dict[str, Any], str]:
+    """The arm beside the baseline, and what the terminal shows."""
+    path = folder / "c.json"
+    done = door(str(folder / "plain"), str(folder / "mirrored"), "--json", str(path), module="nocap.compare")
+    assert done.code == 0, done.err
+    content = json.loads(path.read_text())
+    return next(arm for arm in content["arms"] if arm["difference"] is not None), done.out
+
+
+def test_another_tracker_is_no_more_memory(trained: Path, door: Door) -> None:
+    plain, mirrored = (json.loads(path.read_text())["memory_mib"] for path in summaries(trained).values())
+    assert plain["model"] < plain["peak"] != mirrored["peak"]  # the processes', which are kept and not compared
+    parts = ("parameters", "gradients", "optimizer", "activations")
+    assert plain["model"] == mirrored["model"] == pytest.approx(sum(plain[part] for part in parts))
+    arm, said = compared(door, trained)
+    assert arm["model_mib"]["mean"] == plain["model"]
+    assert arm["model_mib"]["ratio"]["mean"] == 1
+    assert "memory_mib" not in arm
+    assert not re.search(r"(less|more) memory", said)
+    listed = door("--output-dir", str(trained / "plain"), "--columns", "run,model_mib", module="nocap.runs")
+    assert listed.out.splitlines()[1].split()[-1] == f"{plain['model']:.0f}", listed
+
+
+def test_older_records_are_counted_from_their_parts_or_say_that_they_have_the_peak_only(trained: Path, tmp_path: Path, door: Door) -> None:
+    """An older record, which has neither `model` nor a digest: of a CPU it has the parts, of a GPU a peak with warm-up."""
+    folder = shutil.copytree(trained, tmp_path / "older")
+    path = summaries(folder)["mirrored"]
+    older = json.loads(path.read_text())
+    del older["sha256"], older["memory_mib"]["model"]
+    for device, ratio, reason in (("cpu", 1, None), ("cuda", None, "peak of its process")):
+        older["hardware"]["device"] = device
+        path.write_text(json.dumps(older))
+        arm, said = compared(door, folder)
+        memory = arm["model_mib"]
+        assert (memory["ratio"] and memory["ratio"]["mean"]) == ratio
+        assert (memory["mean"] is None) == (memory["refused"] is not None) == (ratio is None)
+        assert reason is None or (reason in memory["refused"] and memory["refused"] in said)
+
 
 # --- a profile ---------------------------------------------------------------------------------------------------------------------
 

@@ -39,8 +39,16 @@ _SECTIONS = {
     "clock/": "time/",
 }
 # A value of the summary that the rows have too → its name there: a dashboard shows it once, as it is at the end.
-_ENDS = {"val_loss": "val/loss", "val_bpb": "val/bpb", "tokens_per_s": "perf/tokens_per_s", "step_ms/median": "perf/step_ms"}
-_ENDS |= {"mfu": "perf/mfu", "memory_mib/peak": "memory/peak_mib", "steps": "step"}
+_ENDS = {
+    "val_loss": "val/loss",
+    "val_bpb": "val/bpb",
+    "tokens_per_s": "perf/tokens_per_s",
+    "step_ms/median": "perf/step_ms",
+    "mfu": "perf/mfu",
+    "memory_mib/peak": "memory/peak_mib",
+    "memory_mib/model": "memory/model_mib",  # the rows have none; beside the peak
+    "steps": "step",
+}
 _IN_CONFIG = ("identity", "name", "arm", "seed")
 
 

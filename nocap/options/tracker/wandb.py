@@ -179,7 +179,7 @@ def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
         "verdict": difference.get("verdict", "baseline"),
         "tokens_per_s": speed["mean"],
         "speed_ratio": (speed["ratio"] or {}).get("mean"),
-        "memory_mib": arm["memory_mib"]["mean"],
+        "model_mib": arm["model_mib"]["mean"],
         "params": arm["params"].get("total"),
         "flops_per_token": arm["flops_per_token"],
     }
