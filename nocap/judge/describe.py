@@ -167,8 +167,9 @@ def methods(comparison: Comparison) -> list[str]:
 def _speed(arms: Sequence[ComparedArm]) -> Section:
     """Times and memory; a reason stands where a ratio would be a lie."""
     shapes = {"tokens_per_s": whole, "step_ms": three_digits, "model_mib": whole, "train_s": duration}
-    times = (result.times[metric].refused for result in arms for metric in ("tokens_per_s", "model_mib"))
-    reasons = list(dict.fromkeys(filter(None, times)))
+    reasons = list(
+        dict.fromkeys(refused for result in arms for metric in ("tokens_per_s", "model_mib") if (refused := result.times[metric].refused))
+    )
     rows = []
     for result in arms:
         shown = [TableCell(text=shape(result.times[metric].mean)) for metric, shape in shapes.items()]

@@ -28,9 +28,8 @@ def difference(before: Json, after: Json) -> dict[str, Any]:
             raise ValueError(f"--diff must be given profiles of schema_version {SCHEMA_VERSION}, got {got}")
     old, new = (dict(flat(found["config"])) for found in (before, after))
     prints = [found["hardware"]["fingerprint"] for found in (before, after)]
-    refused = None if prints[0] == prints[1] else f"other hardware: {before['hardware']['name']}, {after['hardware']['name']}"
-    busy = any(found.get("doubts") for found in (before, after))
-    refused = refused or ("the machine was busy, as the first line of one of the profiles says" if busy else None)
+    busy = "the machine was busy in one of them" if before.get("doubts") or after.get("doubts") else None
+    refused = busy if prints[0] == prints[1] else f"other hardware: {before['hardware']['name']}, {after['hardware']['name']}"
     measures = MEASURES if refused is None else MEASURES[1:]
     return {
         "kind": "profile difference",

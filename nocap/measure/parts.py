@@ -29,21 +29,20 @@ from nocap.model.gpt import GPT, Block, Branch, Head
 from nocap.options.ideas import MODEL_JOINTS, Idea
 
 _BY_NAME = {"embedding": "embedding", "position": "embedding", "norm": "norm", "norm_after": "norm", "unembed": "head"}
-_BY_TYPE: dict[type[nn.Module], str] = {GPT: "embedding", Block: "residual", Branch: "residual", Head: "loss"}  # GPT adds the positions
+_BY_TYPE: dict[type, str] = {GPT: "embedding", Block: "residual", Branch: "residual", Head: "loss"}  # GPT adds the positions
 _IDEAS = ("ideas", "around")
 MARK = "nocap|"  # begins the names of our ranges among the profiler's
 STEP, ACCUMULATE = "step", "gradients"  # paths beside the modules'
 
 
 def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """The part that a module's own operations belong to; `None`: its parent's. `modules` are the model's, by path.
+    """The part that a module's own operations belong to; `None`: its parent's. `modules` are the model's.
 
-    An attention or MLP option names the parts of its modules in `rows()`; without it, all of it is one row. In a
-    block or a model that is none of nocap's own, each module is a part by itself, named by its path, with `*` for
-    the layer's number.
+    An attention or MLP option names the parts of its modules in `rows()`; without it, all of it is one row.
+    In a block or a model that is none of nocap's own, each module is a part by itself, named by its path,
+    with `*` for the layer's number.
     """
-    names = path.split(".")
-    own = re.sub(r"\.\d+", ".*", path, count=1) or "model"
+    names, own = path.split("."), re.sub(r"\.\d+", ".*", path, count=1) or "model"
     if names[0] in _IDEAS or names[2:3] == ["ideas"]:
         return "ideas"
     in_other = names[0] == "blocks" and type(modules.get(".".join(names[:2]))) is not Block
@@ -54,8 +53,8 @@ def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None
         rows, inner = declared(option, "rows", of="build"), ".".join(names[4:])
         found: str | None = rows().get(inner) if rows else names[2] if not inner else None
         return found
-    by_type = _BY_TYPE.get(type(modules[path]) if path in modules else nn.Module)
-    return _BY_NAME.get(names[-1]) or by_type or (own if len(names) == 1 else None)
+    default = own if len(names) == 1 else None
+    return _BY_NAME.get(names[-1]) or _BY_TYPE.get(type(modules.get(path)), default)
 
 
 class Ranges:

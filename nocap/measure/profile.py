@@ -33,10 +33,10 @@ from nocap.training import memory
 from nocap.training.memory import MIB
 from nocap.training.step import configure_numerics
 
-# Beyond these limits the machine was busy. On a quiet one a process had 1.00 of its core, products came to 0.92 of
-# the peak at most, and a module of that share took up to 1.3 times as long in one layer as in another.
-LEAST_CORE, MOST_OF_PEAK, MOST_APART = 0.8, 1.1, 3.0
-LEAST_SHARE = 0.02  # of the step, by all layers of a module: what takes less is at a clock's mercy
+# Beyond these limits the machine was busy. On a quiet one a process had 1.00 of its core, products came to 0.92
+# of the peak at most, and a module took up to 1.3 times as long in one layer as in another, if all its layers
+# together were more than the least share of the step: what takes less is at a clock's mercy.
+LEAST_CORE, MOST_OF_PEAK, MOST_APART, LEAST_SHARE = 0.8, 1.1, 3.0, 0.02
 
 
 def profile(
@@ -192,17 +192,24 @@ def _doubts(run: Run, counted: Count, peak: Peak, measured: Measured, rows: Sequ
     # Parts that are not counted as they are computed.
     other = {"head": run.model.fp8_head, "scores": run.attention.countable() != run.attention}
     for part, work in counted.by_part().items():
-        least_ms, took_ms = work.product_ms(peak) * microbatches(run), sum(row.ms for row in rows if row.part == part)
-        if 0 < MOST_OF_PEAK * took_ms < least_ms and not other.get(part):
-            yield {"doubt": "peak", "part": part, "value": least_ms / took_ms, "limit": MOST_OF_PEAK}
+        took_ms = sum(row.ms for row in rows if row.part == part)
+        of_peak = work.product_ms(peak) * microbatches(run) / took_ms if took_ms else 0.0
+        if of_peak > MOST_OF_PEAK and not other.get(part):
+            yield {"doubt": "peak", "part": part, "value": of_peak, "limit": MOST_OF_PEAK}
     alike: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         place = row.path.replace(f".{row.layer}", ".*", 1), row.direction, row.flops, row.bytes
         alike.setdefault(place, []).append(row.ms)
     for (path, direction, *_), ms in alike.items():
         if sum(ms) > LEAST_SHARE * sum(row.ms for row in rows) and max(ms) > MOST_APART * min(ms):
-            ends = {"low_ms": min(ms), "high_ms": max(ms), "limit": MOST_APART}
-            yield {"doubt": "layers", "path": path, "direction": direction, **ends}
+            yield {
+                "doubt": "layers",
+                "path": path,
+                "direction": direction,
+                "low_ms": min(ms),
+                "high_ms": max(ms),
+                "limit": MOST_APART,
+            }
 
 
 def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: float) -> float:

@@ -24,7 +24,7 @@ LONGEST_NAME = 500  # characters; a file system takes 255
 
 TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
 
-# Metric → where the summary has it. `train_s` is made of lines of its clock, and `model_mib` perhaps of parts.
+# Metric → where the summary has it.
 _IN_SUMMARY = {
     "val_loss": ("val_loss",),
     "val_bpb": ("val_bpb",),
@@ -32,7 +32,7 @@ _IN_SUMMARY = {
     "step_ms": ("step_ms", "median"),
     "params": ("params", "total"),
 }
-_MADE = ("train_s", "model_mib")  # properties of a record
+_MADE = ("train_s", "model_mib")  # properties of a record, made of lines of its clock and of parts of its memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +86,12 @@ class Record:
 
     @property
     def model_mib(self) -> float | None:
-        """MiB that the model's training takes, whatever else is in the process. Older records of a CPU have its parts; those of a GPU have
-        a peak with warm-up in it, which is something else."""
+        """MiB that the model's training takes, whatever else is in the process.
+
+        Older records of a CPU have its parts; those of a GPU have a peak with warm-up in it, which is another thing.
+        """
         parts = [self.number("memory_mib", part) for part in HELD]
-        older = sum(filter(None, parts)) if self.hardware.get("device") == "cpu" and None not in parts else None
+        older = None if None in parts or self.hardware.get("device") != "cpu" else sum(filter(None, parts))
         return older if (model := self.number("memory_mib", "model")) is None else model
 
     @property

@@ -43,8 +43,6 @@ def train(job: Job) -> Outcome:
     first, recorder = resume(job, trainee)
     with job.stop_at_once():  # compiling may take a minute, and no step is lost
         saved_mib = warm_up(job, trainee, recorder.ledger, step=first)
-    if job.world.device.type == "cuda":
-        memory.reset_peak(job.world.device)  # the steps': compiling may take more
     recorder.unseen_mib = trainee.graphed.unseen_mib if trainee.graphed else 0.0
     recorder.ledger.started_up()
     end = partial(recorder.close, trainee, saved_mib=saved_mib)

@@ -44,7 +44,7 @@ class Recorder:
         root, always = job.run_dir / "checkpoints", job.run.trainer.keep_steps
         self.checkpoints = checkpoint.Writer(root, background=on_gpu, always=always, stage=job.stage)
         self.spikes = Spikes(losses)
-        self.unseen_mib = 0.0  # of a CUDA graph
+        self._unseen_mib = 0.0
 
     def save(self, trainee: Trainee, *, step: int, last: bool = False) -> None:
         """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
@@ -125,6 +125,20 @@ class Recorder:
             self.metrics.append(row)
             self.job.on_row(row)
 
+    @property
+    def unseen_mib(self) -> float:
+        """MiB of a CUDA graph, which are in no peak of the allocator's.
+
+        Set when the warm-up is over: a GPU's peak is measured from there on, without what compiling takes.
+        """
+        return self._unseen_mib
+
+    @unseen_mib.setter
+    def unseen_mib(self, mib: float) -> None:
+        self._unseen_mib = mib
+        if self.job.world.device.type == "cuda":
+            memory.reset_peak(self.job.world.device)
+
     def peak_mib(self) -> float:
         return memory.peak_mib(self.job.world.device) + self.unseen_mib
 
@@ -155,7 +169,7 @@ class Recorder:
             "flops_basis": self.flops_basis,
             "memory_mib": {"peak": peak, "model": peak if on_gpu else sum(parts.values()), **parts},
             "memory_notes": {
-                "peak": "allocated on the GPU after warm-up" if on_gpu else "resident in the process, all libraries included",
+                "peak": "allocated on the GPU after warm-up" if on_gpu else "resident, all libraries included",
                 "model": "the peak" if on_gpu else "counted: parameters, gradients, optimizer and activations",
                 "activations": "kept by one micro-batch's forward for its backward",
             },

@@ -1,4 +1,4 @@
-"""Figures that would mislead: memory that is not the model's, a profile's wrong names, and times taken on a busy machine."""
+"""Figures that would mislead: memory of more than the model, a profile's wrong names, times of a busy machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = (*SMALL, "trainer.steps=4", "trainer.checkpoint_every=0", "trainer.devic
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs of equal models: `plain`, and `mirrored`, whose process holds a tracker's client too."""
+    """Two runs of equal models: `plain`, and `mirrored`, whose process holds a tracker's client too."""
     folder = tmp_path_factory.mktemp("runs")
     words = {"plain": ["tracker=none"], "mirrored": ["tracker=tensorboard", "optimizer.lr=0.002"]}
     for arm, own in words.items():
@@ -47,7 +47,7 @@ def compared(door: Door, folder: Path) -> tuple[dict[str, Any], str]:
 
 def test_another_tracker_is_no_more_memory(trained: Path, door: Door) -> None:
     plain, mirrored = (json.loads(path.read_text())["memory_mib"] for path in summaries(trained).values())
-    assert plain["model"] < plain["peak"] != mirrored["peak"]  # the processes', which are kept and not compared
+    assert plain["model"] < plain["peak"] != mirrored["peak"]  # kept, not compared
     parts = ("parameters", "gradients", "optimizer", "activations")
     assert plain["model"] == mirrored["model"] == pytest.approx(sum(plain[part] for part in parts))
     arm, said = compared(door, trained)
@@ -59,8 +59,8 @@ def test_another_tracker_is_no_more_memory(trained: Path, door: Door) -> None:
     assert listed.out.splitlines()[1].split()[-1] == f"{plain['model']:.0f}", listed
 
 
-def test_older_records_are_counted_from_their_parts_or_say_that_they_have_the_peak_only(trained: Path, tmp_path: Path, door: Door) -> None:
-    """An older record, which has neither `model` nor a digest: of a CPU it has the parts, of a GPU a peak with warm-up."""
+def test_an_older_record_is_counted_from_its_parts_or_refused(trained: Path, tmp_path: Path, door: Door) -> None:
+    """It has neither `model` nor a digest: of a CPU it has the parts, of a GPU a peak with warm-up."""
     folder = shutil.copytree(trained, tmp_path / "older")
     path = summaries(folder)["mirrored"]
     older = json.loads(path.read_text())
@@ -82,23 +82,25 @@ Profiled = tuple[dict[str, Any], list[str], Path]
 
 @pytest.fixture(scope="module")
 def busy_profile(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
-    """A profile of the template's block, on a core that another process wants too: the record, the lines, the folder."""
+    """The template's block, profiled on a core that another process wants too: the record, the lines, the folder."""
     folder = tmp_path_factory.mktemp("profile")
 
     def command(*words: str) -> list[str]:
         env = {**os.environ, "PYTHONPATH": str(REPO)}
-        done = subprocess.run([sys.executable, "-m", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+        whole = [sys.executable, "-m", *words]
+        done = subprocess.run(whole, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
     command("nocap.new", "model", "side")
-    words = ["--config-dir", "side", "model=side", "model.n_layer=2", "model.d_model=64", "model.n_head=4", "model.seq_len=64"]
-    words += ["trainer.device=cpu", "trainer.precision=fp32", "trainer.batch_tokens=2048", "trainer.micro_batch=16"]
+    words = ["--config-dir", "side", "model=side", "model.n_layer=2", "model.d_model=64", "model.n_head=4"]
+    words += ["model.seq_len=64", "trainer.batch_tokens=2048", "trainer.micro_batch=16"]
+    words += ["trainer.device=cpu", "trainer.precision=fp32", "--repeats", "2", "--ceilings"]
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # this thread's, which its children take over
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        said = command("nocap.profile", *words, "--repeats", "2", "--ceilings", "--json", "p.json", "--html", "p.html")
+        said = command("nocap.profile", *words, "--json", "p.json", "--html", "p.html")
     finally:
         other.kill()
         other.wait()
@@ -108,8 +110,9 @@ def busy_profile(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
 
 def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Profiled) -> None:
     found, said, _ = busy_profile
-    attention = {f"blocks.*.attention{inner}" for inner in ("", ".q_proj", ".k_proj", ".v_proj", ".mixer", ".out_proj")}
-    block = {"blocks.*", "blocks.*.norm", "blocks.*.mlp", "blocks.*.mlp.up", "blocks.*.mlp.down", *attention}
+    inner = ("", ".q_proj", ".k_proj", ".v_proj", ".mixer", ".out_proj")
+    block = {"blocks.*", "blocks.*.norm", "blocks.*.mlp", "blocks.*.mlp.up", "blocks.*.mlp.down"}
+    block |= {f"blocks.*.attention{name}" for name in inner}
     parts = {row["part"]: row for row in found["parts"]}
     around = {"accumulate", "reduction", "clip", "optimizer", "data", "other"}
     assert parts.keys() - around == {"embedding", "norm", "head", "loss", *block}
@@ -130,7 +133,8 @@ def test_a_profile_beside_a_busy_process_says_so_first_and_names_no_winner(busy_
     page = (folder / "p.html").read_text()
     assert said[0].partition(":")[0] in page
     assert "of a step" not in page.partition("<h1>")[2].partition("</h1>")[0]
-    assert {line.split()[-3] for line in said if line.startswith("attention=gqa ")} == {"–"}  # by the measured step
+    by_step = {line.split()[-3] for line in said if line.startswith("attention=gqa ")}
+    assert by_step == {"–"}
 
 
 def test_times_of_a_doubted_profile_are_not_compared(busy_profile: Profiled, door: Door) -> None:
