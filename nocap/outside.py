@@ -33,6 +33,7 @@ PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names ot
 VARIABLE = "NOCAP_OUTSIDE"
 SOURCE_BYTES = 1 << 20
 FLAGS = ("--config-dir", "-cd")  # Hydra's own names
+LOADED = set(sys.modules)  # before any option from outside
 __path__: list[str] = []
 
 
@@ -102,6 +103,11 @@ def files() -> list[File]:
 def used(modules: Iterable[str]) -> list[File]:
     """The files that are among these modules."""
     return [file for file in files() if file.module in modules]
+
+
+def brings(thing: object) -> bool:
+    """Whether its class, or one that it extends, is from outside."""
+    return any(cls.__module__.startswith(f"{__name__}.") for cls in type(thing).__mro__)
 
 
 def use(more: Iterable[str | Path]) -> None:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,13 +27,13 @@ from nocap.options.ideas import Idea
 from nocap.options.mlp import Mlp
 from nocap.training import memory
 from nocap.training.ledger import Ledger
+from nocap.training.probe import changed, differences, first_difference
 from nocap.training.step import Job, build, configure_numerics, take_step
 from nocap.training.world import join
 
 if TYPE_CHECKING:
     from nocap.training.step import Trainee
 
-CLOSE = 1e-5  # of the largest logit
 LAYERS, COMPILED = 4, 2  # a block of four layers is compiled so often at most: once, and once more for another kind of layer
 
 
@@ -50,17 +51,13 @@ def builds(trial: Trial) -> str:
 def causal(trial: Trial) -> str:
     """No logit changes with a later token, or with another sequence of the batch; in training, and in validation."""
     model, tokens = _moved(trial), _tokens(trial)[:, :-1]
-    T = tokens.shape[1]
+    T, V = tokens.shape[1], trial.data.vocab_size
     for mode in _modes(model):
-        before = _logits(model, tokens)
-        for t in sorted({1, T // 2, T - 1}):
-            after = _logits(model, _changed(tokens, slice(None), t, trial))
-            at = _first_difference(before[:, :t], after[:, :t])
-            expect(at is None, f"in {mode}, the logits of token {at} change with the tokens from {t} on")
-            at = _first_difference(before[:, t:], after[:, t:])
-            expect(at is not None, f"in {mode}, the logits do not change with the tokens from {t} on")
-        others = _logits(model, _changed(tokens, slice(1, None), 0, trial))
-        at = _first_difference(before[:1], others[:1])
+        for t, earlier, later in differences(partial(_logits, model), tokens, vocab_size=V):
+            expect(earlier is None, f"in {mode}, the logits of token {earlier} change with the tokens from {t} on")
+            expect(later is not None, f"in {mode}, the logits do not change with the tokens from {t} on")
+        others = _logits(model, changed(tokens, slice(1, None), 0, vocab_size=V))
+        at = first_difference(_logits(model, tokens)[:1], others[:1])
         expect(at is None, f"in {mode}, a sequence's logits change with another sequence of the batch")
     return f"{T} tokens, in training and in validation"
 
@@ -194,12 +191,6 @@ def _tokens(trial: Trial) -> Tensor:
     return torch.randint(trial.data.vocab_size, shape, generator=torch.Generator().manual_seed(1))
 
 
-def _changed(tokens: Tensor, sequences: slice, first: int, trial: Trial) -> Tensor:
-    other = tokens.clone()
-    other[sequences, first:] = (other[sequences, first:] + 1) % trial.data.vocab_size
-    return other
-
-
 @torch.no_grad()
 def _logits(model: LanguageModel, tokens: Tensor) -> Tensor:
     torch.manual_seed(0)  # an option that draws, draws the same again
@@ -210,12 +201,6 @@ def _modes(model: LanguageModel) -> Iterator[str]:
     for mode in ("training", "validation"):
         model.train(mode == "training")
         yield mode
-
-
-def _first_difference(a: Tensor, b: Tensor) -> int | None:
-    """The first token whose logits differ."""
-    differs = ((a - b).abs() > CLOSE * max(1.0, float(a.abs().max()))).any(-1).any(0)
-    return int(differs.nonzero()[0]) if bool(differs.any()) else None
 
 
 def _steps(trial: Trial, run: Run, n: int) -> tuple[Trainee, list[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -19,6 +19,8 @@ class Option:
     they build, so that the command line answers without it.
     """
 
+    causal: ClassVar[bool] = True  # False: logits are meant to change with later tokens
+    random: ClassVar[bool] = False  # True: two forwards of the same tokens are meant to differ
     kind: str
 
     def __post_init__(self) -> None:
@@ -26,6 +28,11 @@ class Option:
 
     def check(self, run: Run) -> None:
         """Refuse, with `require`, values that do not fit other groups' options."""
+
+    def declares(self) -> list[str]:
+        """What its class says that it is meant to be, for which the probe before step 1 would refuse it: `not causal`, `random`. A record
+        keeps it."""
+        return [word for word, says in (("not causal", self.causal is False), ("random", self.random is True)) if says]
 
     def learns_from(self) -> str | None:
         """The folder of the finished run whose weights it uses, from its key `run`: a part of the identity, its training a part of the

@@ -119,6 +119,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "versions": {"nocap": __version__, "python": platform.python_version()}
         | {package: version(package) for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")}
         | {"torch": hardware.torch_build()["version"]},
+        "declared": {name: words for name, option in plan.run.options() if (words := option.declares())},
         "outside": [{"group": file.group, "name": file.name, "sha256": file.sha256} for file in outside_files(plan.run)],
         "git": git_state(),
         "attempts": [*attempts, attempt],

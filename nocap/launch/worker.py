@@ -27,6 +27,7 @@ from nocap.options.tracker import TrackerSession
 from nocap.store.files import append_text
 from nocap.store.lease import LostError
 from nocap.store.record import Metrics, Row, read_json
+from nocap.store.source import check_source
 from nocap.store.tracking import open_tracker
 from nocap.store.verify import write_summary
 from nocap.training.heartbeat import START_UP, Heartbeat
@@ -69,6 +70,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
     stage = Path(os.environ["NOCAP_STAGE"]) if world.is_main else None  # the only rank that writes
     sessions: list[TrackerSession] = []
+    unchecked = [run] if any(outside.brings(option) for _, option in run.options()) else []
 
     def on_start(rows: list[Row]) -> None:
         sessions.append(open_tracker(run.tracker, run_facts(run, run_dir, manifest), rows=rows))
@@ -77,6 +79,8 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     def on_row(row: Row) -> None:
         reporter.row(row)
         sessions[0].log(row)
+        while unchecked:  # once
+            check_source(unchecked.pop(), manifest["parts"]["source"])
 
     data = manifest["data"]
     job = Job(

@@ -55,6 +55,7 @@ SHAPES: dict[str, Shape] = {
         "versions": _TEXTS,
         "options": _TEXTS,
         "defaults": _TEXTS,
+        "declared": {...: [str]},
         "outside": [_each(str, "group name sha256")],
     },
     "summary.json": _each(str, "status identity name arm error tracker")

@@ -2,22 +2,35 @@
 
 These are the modules of the step and of the run's options, and what they import. Two rules leave out what computes no number. `QUIET`
 lists modules: how a run is configured, stored, shown and measured. In the other modules these do not count: comments, docstrings, code
-for the type checker, texts of errors (what is raised, the message of an assert, all of `require` but its condition, what is assigned to
-`rule`), and what is printed (`print`, and `log` of a text).
+for the type checker, texts of errors (what is raised, the message of an assert, all of `require` but its condition, a text that is
+assigned to `rule`), what is printed (`print`, and `log` of a text), and `recorder.probe`, which leaves everything as it was.
+
+What an option from outside imports counts, too: an installed package by its version, any other module by its content, and what that one
+imports. Python's own modules do not, nor does torch, whose version is in the environment.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 from nocap import outside
+from nocap.config.keys import InputError
 from nocap.config.run import Run
 
+_PACKAGE = r".*/(?:site|dist)-packages/([^/.]+)"
+# Name and file of a module of torch, with what its compilers make, or of Python.
+_KNOWN = rf"torch[. ]|\S+ (.*/\.triton|{re.escape(sysconfig.get_path('stdlib'))})/(?!(?:site|dist)-packages/)"
 _NOCAP = Path(__file__).resolve().parents[1]
 STEP = ("nocap.training.loop", "nocap.training.step")
 QUIET = {
@@ -38,6 +51,7 @@ QUIET = {
     "nocap.training.ledger": "seconds",
     "nocap.training.memory": "bytes",
     "nocap.training.optimizer_trial": "tries a copy",
+    "nocap.training.probe": "tries a copy",
     "nocap.training.recorder": "rows, checkpoints and totals of what has happened",
     "nocap.store.record": "files of rows",
     "nocap.training.spikes": "reports losses",
@@ -49,17 +63,55 @@ HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
 
 def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
     """Module → hash of its code, for each that computes a number of this run, or with `of="step"` of a training step's time."""
-    found, seen = dict[str, str](), set[str]()
-    waiting = [*STEP, *_of_options(run, of)]
+    return hashes([*STEP, *_of_options(run, of)])
+
+
+def hashes(modules: Iterable[str]) -> dict[str, str]:
+    """Module → hash of its code, for each of these and of those that they import, without what computes no number; installed package →
+    version, for those that code from outside imports."""
+    return dict(sorted((name, text) for name, (text, _) in _closure(modules).items()))
+
+
+def check_source(run: Run, source: dict[str, str]) -> None:
+    """In the process that trains: refuse code that is not what a manifest has as its source. To be called once all of it has been used.
+
+    Errors:
+        InputError: it has changed since the command began, or a module from a file counts for no identity: it was loaded since the first
+            option from outside, and by no import statement of theirs.
+    """
+    now = source_hashes(run)
+    if changed := [name for name in sorted({**source, **now}) if source.get(name) != now.get(name)]:
+        raise InputError(f"{', '.join(changed)} must be what this command began with, and is not; give the command again")
+    counted = {path for _, path in _closure(file.module for file in outside.files()).values()}
+    files = {name: Path(str(getattr(sys.modules[name], "__file__", None))) for name in sorted(sys.modules.keys() - outside.LOADED)}
+    fixed = (_NOCAP, os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull))
+    for name, path in files.items():
+        others = _package(path) or re.match(_KNOWN, f"{name} {path}") or any(path.is_relative_to(folder) for folder in fixed)
+        if path.is_file() and path not in counted and not others:
+            raise InputError(
+                f"the module {name} ({path}), which an option from outside loaded, must be an installed package, or in an import "
+                "statement: by those nocap finds the code that makes the run's identity"
+            )
+
+
+def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
+    """Module → hash, installed package → version, each with its file."""
+    found, reached = dict[str, tuple[str, Path]](), {""}
+    waiting = [(module, _NOCAP) for module in modules]  # each with the folder of the file that imports it
     while waiting:
-        if (module := waiting.pop()) in seen:
+        module, beside = waiting.pop()
+        if module in reached:
             continue
-        seen.add(module)
-        if _quiet(module) or (path := module_path(module)) is None:
+        reached.add(module)
+        waiting += [] if module.startswith("nocap.") else [(module.rpartition(".")[0], beside)]  # importing a module runs its packages
+        if _quiet(module) or (path := module_path(module, beside)) is None:
             continue
-        found[module], imported = _read(path, path.stat().st_mtime_ns)
-        waiting += imported
-    return dict(sorted(found.items()))
+        entries, imports = _read(module, path, path.stat().st_mtime_ns)
+        found |= {name: (text, path) for name, text in entries.items()}
+        parts = [*module.split("."), *["__init__"] * (path.stem == "__init__")]
+        names = (".".join([*parts[:-level], name]).rstrip(".") for level, name in imports)
+        waiting += [(name, path.parent) for name in names if name.startswith("nocap.") or not path.is_relative_to(_NOCAP)]
+    return found
 
 
 def _of_options(run: Run, of: str) -> list[str]:
@@ -72,36 +124,45 @@ def _quiet(module: str) -> bool:
     return module in QUIET or module.startswith("nocap.config.")
 
 
-def module_path(module: str) -> Path | None:
-    """The file of a module of nocap, or from outside; None for others, and where there is no such module."""
-    if found := next((file for file in outside.files() if file.module == module), None):
-        return found.path
-    root = module.partition(".")[0]
-    if root == "nocap":
-        base = _NOCAP.joinpath(*module.split(".")[1:])
-    elif root in (packages := _packages_from_outside()):
-        base = packages[root].joinpath(*module.split(".")[1:])
-    else:
-        return None
-    paths = [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
-    return paths[0] if paths else None
+def module_path(module: str, beside: Path = _NOCAP) -> Path | None:
+    """The file of a module, looked for in `beside` and the folder above, too. None for Python's own, torch's, and those without a file."""
+    if file := next((file for file in outside.files() if file.module == module), None):
+        return file.path
+    root, *rest = module.split(".")
+    spec = getattr(sys.modules.get(root), "__spec__", None) or next((s for f in sys.meta_path if (s := f.find_spec(root, None))), None)
+    spec = spec or PathFinder.find_spec(root, [str(beside), str(beside.parent)])
+    paths = [Path(spec.origin)] if spec and spec.origin and spec.has_location and not rest else []
+    for base in (Path(folder).joinpath(*rest) for folder in (spec and spec.submodule_search_locations) or ()):
+        paths += [base / "__init__.py", base.with_suffix(".py"), *base.parent.glob(f"{base.name}.*.so")]
+    return next((path for path in paths if path.is_file() and not re.match(_KNOWN, f"{module} {path}")), None)
 
 
-def _packages_from_outside() -> dict[str, Path]:
-    """The installed packages that options come from: their own imports count too."""
-    found: dict[str, Path] = {}
-    for folder in outside.folders():
-        while (folder.parent / "__init__.py").is_file():
-            folder = folder.parent
-        if (folder / "__init__.py").is_file() and find_spec(folder.name) is not None:
-            found[folder.name] = folder
-    return found
+def _package(path: Path) -> str | None:
+    """The name below `site-packages` of an installed package's file; None for nocap's and those that options come from."""
+    match = re.match(_PACKAGE, str(path))
+    own = match and any(f"{folder}/".startswith(f"{match[0]}/") for folder in (_NOCAP, *outside.folders()))
+    return match[1] if match and not own else None
+
+
+def _versions(path: Path) -> dict[str, str]:
+    """The installed packages that a file is of. Not one installed from a folder: that can change at the same version."""
+    packages = map(distribution, _distributions().get(_package(path) or "", ()))
+    return {package.name: package.version for package in packages if '"dir_info"' not in (package.read_text("direct_url.json") or "")}
+
+
+_distributions = cache(packages_distributions)
 
 
 @cache
-def _read(path: Path, changed_ns: int) -> tuple[str, list[str]]:
-    counts = _WhatCounts()
-    return _hash(counts.visit(ast.parse(path.read_text()))), counts.imports
+def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
+    """What a module's file counts by, and what it imports, as dots and names."""
+    if versions := _versions(path):
+        return versions, []
+    content, counts = path.read_bytes(), _WhatCounts()
+    try:
+        return {module: _hash(counts.visit(ast.parse(content)))}, counts.imports
+    except (SyntaxError, ValueError):  # compiled
+        return {module: hashlib.sha256(content).hexdigest()[:12]}, []
 
 
 def digest(source: str) -> str:
@@ -124,19 +185,19 @@ class _WhatCounts(ast.NodeTransformer):
     """Removes what computes no number; see the top of this file. Expressions hold no statements: those are left as they are."""
 
     def __init__(self) -> None:
-        self.imports: list[str] = []  # names in what is left; those that are no module are dropped later
+        self.imports: list[tuple[int, str]] = []  # dots and names in what is left; those that are no module are dropped later
 
     def visit_Import(self, node: ast.Import) -> ast.AST:
-        self.imports += [alias.name for alias in node.names]
+        self.imports += [(0, alias.name) for alias in node.names]
         return node
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        if node.module:
-            self.imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        names = ["", *(f".{alias.name}" for alias in node.names)]
+        self.imports += [(node.level, f"{node.module or ''}{name}".lstrip(".")) for name in names]
         return node
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
-        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" and not node.orelse:
             return None
         return self.generic_visit(node)
 
@@ -148,8 +209,8 @@ class _WhatCounts(ast.NodeTransformer):
         return ast.Assert(test=node.test, msg=None)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        text = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "rule"
-        return None if text else self.generic_visit(node)
+        rule = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "rule"
+        return None if rule and _is_text(node.value) else self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         call = node.value
@@ -157,7 +218,8 @@ class _WhatCounts(ast.NodeTransformer):
             return None  # a docstring
         if isinstance(call, ast.Call):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
-            if name == "print" or (name == "log" and len(call.args) == 1 and not call.keywords and _is_text(call.args[0])):
+            said = name == "log" and len(call.args) == 1 and not call.keywords and _is_text(call.args[0])
+            if said or name == "print" or ast.unparse(call.func) == "recorder.probe":
                 return None
             if name == "require":
                 return ast.Expr(ast.Call(func=call.func, args=call.args[:1], keywords=[]))

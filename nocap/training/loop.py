@@ -41,6 +41,7 @@ def train(job: Job) -> Outcome:
     configure_numerics(job.run)
     trainee = build(job)
     first, recorder = resume(job, trainee)
+    recorder.probe(trainee, step=first)
     with job.stop_at_once():  # compiling may take a minute, and no step is lost
         saved_mib = warm_up(job, trainee, recorder.ledger, step=first)
     recorder.unseen_mib = trainee.graphed.unseen_mib if trainee.graphed else 0.0

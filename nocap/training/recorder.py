@@ -16,6 +16,7 @@ from nocap.store.checkpoints import step_of
 from nocap.store.record import Metrics, Row
 from nocap.training import checkpoint, memory
 from nocap.training.ledger import Ledger
+from nocap.training.probe import probe
 from nocap.training.spikes import Spikes
 from nocap.training.step import Job, Trainee, Update, bits_per_byte
 
@@ -45,6 +46,10 @@ class Recorder:
         self.checkpoints = checkpoint.Writer(root, background=on_gpu, always=always, stage=job.stage)
         self.spikes = Spikes(losses)
         self._unseen_mib = 0.0
+
+    def probe(self, trainee: Trainee, *, step: int) -> None:
+        """See `nocap.training.probe`: called through here, it is in no run's source."""
+        probe(self.job, trainee, step=step)
 
     def save(self, trainee: Trainee, *, step: int, last: bool = False) -> None:
         """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.

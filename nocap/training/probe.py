@@ -1,0 +1,94 @@
+"""Tries the forward of a model: do its logits change with later tokens, and does it compute the same again?
+
+B: batch, T: tokens, V: vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nocap import outside
+from nocap.config.keys import InputError
+from nocap.training.step import Job, Trainee, autocast, forward_of
+
+CLOSE = 1e-5  # of the largest logit
+FORWARD = ("attention", "mlp", "norm", "position", "model", "objective", "ideas")  # the groups whose options a forward calls
+
+
+def probe(job: Job, trainee: Trainee, *, step: int) -> None:
+    """Refuse options from outside with whose forward, as in this step, logits change with later tokens, or two forwards differ by a bit. An
+    option's class may say that it is meant to. Eager, one sequence, on a copy of the model, alone on each rank.
+
+    Errors:
+        InputError: they are refused.
+    """
+    run, device = job.run, job.world.device
+    options = {name: option for name, option in run.options() if name.partition(".")[0] in FORWARD}
+    names = ", ".join(f"{name}.kind={option.kind}" for name, option in options.items() if outside.brings(option))
+    if not names:
+        return
+    declared = {word for option in options.values() for word in option.declares()}
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] * (device.type == "cuda")):
+        torch.manual_seed(0)
+        tokens_BT = torch.randint(job.vocab_size, (1, run.model.seq_len + 1)).to(device)
+        model = copy.deepcopy(trainee.model).train(not run.model.fp8_head)  # in training, fp8's scale is of all tokens
+        for p in (p for p in model.parameters() if not p.any()):
+            p.data.normal_(std=0.05)  # a zero would hide what it multiplies
+        for _, idea, part in model.joined:
+            idea.before_forward(part, model, step=step)
+        kept = copy.deepcopy(model.state_dict())
+
+        def tried(inputs_BT: Tensor | None = None, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+            """Loss and logits; the loss of other inputs than the step's means nothing."""
+            model.load_state_dict(kept)  # a checkpoint holds it
+            torch.manual_seed(seed)  # other libraries' generators just go on
+            step_BT, targets_BT = forward_of(trainee, tokens_BT, step=step)
+            with autocast(run, run.trainer.precision):
+                return model(step_BT, targets_BT).total.detach(), model.logits(step_BT if inputs_BT is None else inputs_BT).detach()
+
+        def repeated(seed: int) -> bool:
+            return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in zip(tried(), tried(seed=seed), strict=True))
+
+        if "random" not in declared and not repeated(seed=1):
+            raise InputError(
+                f"{names} must compute the same again from the same tokens, and two forwards differ; "
+                "the class of an option that means to says random = True"
+            )
+        if "not causal" not in declared and repeated(seed=0):  # else its numbers are from a generator of its own
+            inputs_BT = forward_of(trainee, tokens_BT, step=step)[0]
+            for t, at, _ in differences(lambda other_BT: tried(other_BT)[1], inputs_BT, vocab_size=job.vocab_size):
+                if at is not None:
+                    raise InputError(
+                        f"{names} must not see later tokens, and the logits of token {at} change with the tokens from {t} on; "
+                        "the class of an option that means to says causal = False"
+                    )
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def differences(logits: Callable[[Tensor], Tensor], tokens_BT: Tensor, *, vocab_size: int) -> Iterator[tuple[int, int | None, int | None]]:
+    """For some t: t, and the first token before it, and from it on, whose `logits`, (B, T, V), change with the tokens from t on."""
+    before, T = logits(tokens_BT), tokens_BT.shape[1]
+    for t in sorted({1, T // 2, T - 1}):
+        after = logits(changed(tokens_BT, slice(None), t, vocab_size=vocab_size))
+        yield t, first_difference(before[:, :t], after[:, :t]), first_difference(before[:, t:], after[:, t:])
+
+
+def changed(tokens_BT: Tensor, sequences: slice, first: int, *, vocab_size: int) -> Tensor:
+    """The same tokens, but for those of these sequences from `first` on."""
+    other = tokens_BT.clone()
+    other[sequences, first:] = (other[sequences, first:] + 1) % vocab_size
+    return other
+
+
+def first_difference(a: Tensor, b: Tensor) -> int | None:
+    """The first token whose logits, (B, T, V), differ."""
+    differs = ((a - b).abs() > CLOSE * max(1.0, float(a.abs().max()))).any(-1).any(0)
+    return int(differs.nonzero()[0]) if bool(differs.any()) else None
