@@ -105,11 +105,6 @@ def used(modules: Iterable[str]) -> list[File]:
     return [file for file in files() if file.module in modules]
 
 
-def brings(thing: object) -> bool:
-    """Whether its class, or one that it extends, is from outside."""
-    return any(cls.__module__.startswith(f"{__name__}.") for cls in type(thing).__mro__)
-
-
 def use(more: Iterable[str | Path]) -> None:
     """Add folders to those in use, and hash their files.
 

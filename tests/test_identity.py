@@ -37,7 +37,7 @@ PACKAGE = REPO / "nocap"
 STACK = ("attention=hybrid", "attention.pattern=LG", "mlp=swiglu", "optimizer=muon", "objective.z_loss=0.001", "model.qk_norm=true")
 
 # Lines of modules that count whose text may change all the same: what is refused, raised or logged.
-REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.log\(|print\(|f?\"")
+REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.log\(|print\(|recorder\.probe\(|f?\"")
 
 
 def job_of(run: Run, folder: Path) -> Job:

@@ -27,7 +27,7 @@ from nocap.options.ideas import Idea
 from nocap.options.mlp import Mlp
 from nocap.training import memory
 from nocap.training.ledger import Ledger
-from nocap.training.probe import changed, differences, first_difference
+from nocap.training.probe import differences, first_difference
 from nocap.training.step import Job, build, configure_numerics, take_step
 from nocap.training.world import join
 
@@ -53,10 +53,10 @@ def causal(trial: Trial) -> str:
     model, tokens = _moved(trial), _tokens(trial)[:, :-1]
     T, V = tokens.shape[1], trial.data.vocab_size
     for mode in _modes(model):
-        for t, earlier, later in differences(partial(_logits, model), tokens, vocab_size=V):
+        for t, earlier, later in differences(partial(_logits, model), tokens, V):
             expect(earlier is None, f"in {mode}, the logits of token {earlier} change with the tokens from {t} on")
             expect(later is not None, f"in {mode}, the logits do not change with the tokens from {t} on")
-        others = _logits(model, changed(tokens, slice(1, None), 0, vocab_size=V))
+        others = _logits(model, torch.cat([tokens[:1], (tokens[1:] + 1) % V]))
         at = first_difference(_logits(model, tokens)[:1], others[:1])
         expect(at is None, f"in {mode}, a sequence's logits change with another sequence of the batch")
     return f"{T} tokens, in training and in validation"

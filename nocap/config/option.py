@@ -17,6 +17,9 @@ class Option:
     Its keys are its fields, with values in its yaml. A number's limits stand beside it, as in `jobs: int = key(ge=1, le=64)`.
     `__post_init__` refuses what else is wrong with a value, `check` what is wrong only beside the other groups. Options import torch when
     they build, so that the command line answers without it.
+
+    `causal` and `random` are no keys. With another value than here, an option from outside says that it is meant to be what
+    `nocap.training.probe` refuses, and the record keeps that.
     """
 
     causal: ClassVar[bool] = True  # False: logits are meant to change with later tokens
@@ -28,11 +31,6 @@ class Option:
 
     def check(self, run: Run) -> None:
         """Refuse, with `require`, values that do not fit other groups' options."""
-
-    def declares(self) -> list[str]:
-        """What its class says that it is meant to be, for which the probe before step 1 would refuse it: `not causal`, `random`. A record
-        keeps it."""
-        return [word for word, says in (("not causal", self.causal is False), ("random", self.random is True)) if says]
 
     def learns_from(self) -> str | None:
         """The folder of the finished run whose weights it uses, from its key `run`: a part of the identity, its training a part of the

@@ -101,8 +101,12 @@ def _train_as_rank(plan: Plan) -> NoReturn:
     from nocap.training.world import join
 
     world = join(plan.run.trainer.device, timeout_s=plan.run.trainer.hang_timeout_s)
-    same = world.from_main([outside.state(), plan.parts["source"]]) == [outside.state(), plan.parts["source"]]
-    require(same, "--config-dir", "hold the same files, and these import the same, on every rank", outside.state())
+    require(
+        world.from_main([outside.state(), plan.parts["source"]]) == [outside.state(), plan.parts["source"]],
+        "--config-dir",
+        "hold the same files, which import the same, on every rank",
+        outside.state(),
+    )
     held, problem, summary = None, None, None
     if world.is_main:
         try:

@@ -119,7 +119,11 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "versions": {"nocap": __version__, "python": platform.python_version()}
         | {package: version(package) for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")}
         | {"torch": hardware.torch_build()["version"]},
-        "declared": {name: words for name, option in plan.run.options() if (words := option.declares())},
+        "declared": {
+            name: [word for word, says in (("not causal", option.causal is False), ("random", option.random is True)) if says]
+            for name, option in plan.run.options()
+            if option.causal is False or option.random is True
+        },
         "outside": [{"group": file.group, "name": file.name, "sha256": file.sha256} for file in outside_files(plan.run)],
         "git": git_state(),
         "attempts": [*attempts, attempt],

@@ -70,7 +70,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
     stage = Path(os.environ["NOCAP_STAGE"]) if world.is_main else None  # the only rank that writes
     sessions: list[TrackerSession] = []
-    unchecked = [run] if any(outside.brings(option) for _, option in run.options()) else []
+    unchecked = manifest["outside"][:1]
 
     def on_start(rows: list[Row]) -> None:
         sessions.append(open_tracker(run.tracker, run_facts(run, run_dir, manifest), rows=rows))
@@ -79,8 +79,8 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     def on_row(row: Row) -> None:
         reporter.row(row)
         sessions[0].log(row)
-        while unchecked:  # once
-            check_source(unchecked.pop(), manifest["parts"]["source"])
+        if unchecked and unchecked.pop():  # once, after a whole step
+            check_source(run, manifest["parts"]["source"])
 
     data = manifest["data"]
     job = Job(

@@ -16,7 +16,6 @@ import hashlib
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
@@ -28,9 +27,8 @@ from nocap import outside
 from nocap.config.keys import InputError
 from nocap.config.run import Run
 
-_PACKAGE = r".*/(?:site|dist)-packages/([^/.]+)"
-# Name and file of a module of torch, with what its compilers make, or of Python.
-_KNOWN = rf"torch[. ]|\S+ (.*/\.triton|{re.escape(sysconfig.get_path('stdlib'))})/(?!(?:site|dist)-packages/)"
+# Name and file of a module of torch, of Triton's making, or of Python.
+_KNOWN = rf"torch[. ]|\S+ (.*/\.triton|{re.escape(os.path.dirname(os.__file__))})/(?!(?:site|dist)-packages/)"
 _NOCAP = Path(__file__).resolve().parents[1]
 STEP = ("nocap.training.loop", "nocap.training.step")
 QUIET = {
@@ -73,25 +71,22 @@ def hashes(modules: Iterable[str]) -> dict[str, str]:
 
 
 def check_source(run: Run, source: dict[str, str]) -> None:
-    """In the process that trains: refuse code that is not what a manifest has as its source. To be called once all of it has been used.
+    """In the process that trains, once all of its code has been used: refuse what is not in `source`, the one of its manifest.
 
     Errors:
-        InputError: it has changed since the command began, or a module from a file counts for no identity: it was loaded since the first
+        InputError: code has changed since the command began, or a module counts for no identity: it came from a file, after the first
             option from outside, and by no import statement of theirs.
     """
-    now = source_hashes(run)
-    if changed := [name for name in sorted({**source, **now}) if source.get(name) != now.get(name)]:
-        raise InputError(f"{', '.join(changed)} must be what this command began with, and is not; give the command again")
-    counted = {path for _, path in _closure(file.module for file in outside.files()).values()}
-    files = {name: Path(str(getattr(sys.modules[name], "__file__", None))) for name in sorted(sys.modules.keys() - outside.LOADED)}
-    fixed = (_NOCAP, os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull))
-    for name, path in files.items():
-        others = _package(path) or re.match(_KNOWN, f"{name} {path}") or any(path.is_relative_to(folder) for folder in fixed)
-        if path.is_file() and path not in counted and not others:
-            raise InputError(
-                f"the module {name} ({path}), which an option from outside loaded, must be an installed package, or in an import "
-                "statement: by those nocap finds the code that makes the run's identity"
-            )
+    now, counted = source_hashes(run), {path for _, path in _closure(file.module for file in outside.files()).values()}
+    rules = {name: "be what this command began with" for name in {**source, **now} if source.get(name) != now.get(name)}
+    loaded = {name: Path(str(getattr(sys.modules[name], "__file__", None))) for name in sys.modules.keys() - outside.LOADED}
+    rules |= {
+        f"{name} ({path})": "be an installed package, or in an import statement: by those nocap finds what makes a run"
+        for name, path in sorted(loaded.items())
+        if path.is_file() and path not in counted and not (_package(path) or _is_known(name, path) or path.is_relative_to(_NOCAP))
+    }
+    if rules:
+        raise InputError("; ".join(f"the module {name}, which an option from outside uses, must {rule}" for name, rule in rules.items()))
 
 
 def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
@@ -129,25 +124,30 @@ def module_path(module: str, beside: Path = _NOCAP) -> Path | None:
     if file := next((file for file in outside.files() if file.module == module), None):
         return file.path
     root, *rest = module.split(".")
-    spec = getattr(sys.modules.get(root), "__spec__", None) or next((s for f in sys.meta_path if (s := f.find_spec(root, None))), None)
-    spec = spec or PathFinder.find_spec(root, [str(beside), str(beside.parent)])
-    paths = [Path(spec.origin)] if spec and spec.origin and spec.has_location and not rest else []
-    for base in (Path(folder).joinpath(*rest) for folder in (spec and spec.submodule_search_locations) or ()):
-        paths += [base / "__init__.py", base.with_suffix(".py"), *base.parent.glob(f"{base.name}.*.so")]
-    return next((path for path in paths if path.is_file() and not re.match(_KNOWN, f"{module} {path}")), None)
+    spec = (
+        getattr(sys.modules.get(root), "__spec__", None)
+        or next((spec for finder in sys.meta_path if (spec := finder.find_spec(root, None))), None)
+        or PathFinder.find_spec(root, [str(beside), str(beside.parent)])
+    )
+    paths = [
+        path
+        for folder in (spec and spec.submodule_search_locations) or ()
+        for base in [Path(folder).joinpath(*rest)]
+        for path in (base / "__init__.py", *base.parent.glob(f"{base.name}.*so"), base.with_suffix(".py"))
+    ]
+    paths += [Path(spec.origin)] if spec and spec.origin and spec.has_location and not rest else []
+    return next((path for path in paths if path.is_file() and not _is_known(module, path)), None)
+
+
+def _is_known(module: str, path: Path) -> bool:
+    """Of Python itself or of torch, or written by torch's compilers."""
+    return bool(re.match(_KNOWN, f"{module} {path}")) or path.is_relative_to(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull))
 
 
 def _package(path: Path) -> str | None:
     """The name below `site-packages` of an installed package's file; None for nocap's and those that options come from."""
-    match = re.match(_PACKAGE, str(path))
-    own = match and any(f"{folder}/".startswith(f"{match[0]}/") for folder in (_NOCAP, *outside.folders()))
-    return match[1] if match and not own else None
-
-
-def _versions(path: Path) -> dict[str, str]:
-    """The installed packages that a file is of. Not one installed from a folder: that can change at the same version."""
-    packages = map(distribution, _distributions().get(_package(path) or "", ()))
-    return {package.name: package.version for package in packages if '"dir_info"' not in (package.read_text("direct_url.json") or "")}
+    match = re.match(r".*/(?:site|dist)-packages/([^/.]+)", str(path))
+    return match[1] if match and not any(f"{folder}/".startswith(f"{match[0]}/") for folder in (_NOCAP, *outside.folders())) else None
 
 
 _distributions = cache(packages_distributions)
@@ -155,8 +155,10 @@ _distributions = cache(packages_distributions)
 
 @cache
 def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
-    """What a module's file counts by, and what it imports, as dots and names."""
-    if versions := _versions(path):
+    """What a module's file counts by, and what it imports, as dots and names. A package that was installed from a folder counts by content:
+    that can change at the same version."""
+    packages = map(distribution, _distributions().get(_package(path) or "", ()))
+    if versions := {each.name: each.version for each in packages if '"dir_info"' not in (each.read_text("direct_url.json") or "")}:
         return versions, []
     content, counts = path.read_bytes(), _WhatCounts()
     try:

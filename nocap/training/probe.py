@@ -22,18 +22,20 @@ FORWARD = ("attention", "mlp", "norm", "position", "model", "objective", "ideas"
 
 
 def probe(job: Job, trainee: Trainee, *, step: int) -> None:
-    """Refuse options from outside with whose forward, as in this step, logits change with later tokens, or two forwards differ by a bit. An
-    option's class may say that it is meant to. Eager, one sequence, on a copy of the model, alone on each rank.
+    """Refuse options from outside in whose forward, as in this step, logits change with later tokens, or which is not
+    repeated bit for bit, unless a class says that it is meant to. Eager, one sequence, on a copy of the model, alone on
+    each rank; the random state is left as it was.
 
     Errors:
         InputError: they are refused.
     """
     run, device = job.run, job.world.device
     options = {name: option for name, option in run.options() if name.partition(".")[0] in FORWARD}
-    names = ", ".join(f"{name}.kind={option.kind}" for name, option in options.items() if outside.brings(option))
+    names = ", ".join(
+        f"{name}.kind={option.kind}" for name, option in options.items() if outside.used({cls.__module__ for cls in type(option).__mro__})
+    )
     if not names:
         return
-    declared = {word for option in options.values() for word in option.declares()}
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([device] * (device.type == "cuda")):
         torch.manual_seed(0)
@@ -46,46 +48,45 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
         kept = copy.deepcopy(model.state_dict())
 
         def tried(inputs_BT: Tensor | None = None, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-            """Loss and logits; the loss of other inputs than the step's means nothing."""
-            model.load_state_dict(kept)  # a checkpoint holds it
-            torch.manual_seed(seed)  # other libraries' generators just go on
+            """Loss and logits; the loss is the step's, whatever the inputs."""
+            model.load_state_dict(kept)  # as a checkpoint holds it
+            torch.manual_seed(seed)  # other generators just go on
             step_BT, targets_BT = forward_of(trainee, tokens_BT, step=step)
             with autocast(run, run.trainer.precision):
-                return model(step_BT, targets_BT).total.detach(), model.logits(step_BT if inputs_BT is None else inputs_BT).detach()
+                return (
+                    model(step_BT, targets_BT).total.detach(),
+                    model.logits(step_BT if inputs_BT is None else inputs_BT).detach(),
+                )
 
-        def repeated(seed: int) -> bool:
-            return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in zip(tried(), tried(seed=seed), strict=True))
-
-        if "random" not in declared and not repeated(seed=1):
+        is_random = any(option.random is True for option in options.values())
+        exact = all(
+            torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+            for a, b in zip(tried(), tried(seed=0 if is_random else 1), strict=True)
+        )
+        if not exact and not is_random:
             raise InputError(
                 f"{names} must compute the same again from the same tokens, and two forwards differ; "
-                "the class of an option that means to says random = True"
+                "a class that is meant to says random = True"
             )
-        if "not causal" not in declared and repeated(seed=0):  # else its numbers are from a generator of its own
+        # With a generator of its own that goes on by itself, nothing can be told.
+        if exact and all(option.causal is not False for option in options.values()):
             inputs_BT = forward_of(trainee, tokens_BT, step=step)[0]
-            for t, at, _ in differences(lambda other_BT: tried(other_BT)[1], inputs_BT, vocab_size=job.vocab_size):
+            for t, at, _ in differences(lambda other_BT: tried(other_BT)[1], inputs_BT, job.vocab_size):
                 if at is not None:
                     raise InputError(
-                        f"{names} must not see later tokens, and the logits of token {at} change with the tokens from {t} on; "
-                        "the class of an option that means to says causal = False"
+                        f"{names} must see no later token, and the logits of token {at} change with the tokens from {t} on; "
+                        "a class that is meant to says causal = False"
                     )
     random.setstate(states[0])
     np.random.set_state(states[1])
 
 
-def differences(logits: Callable[[Tensor], Tensor], tokens_BT: Tensor, *, vocab_size: int) -> Iterator[tuple[int, int | None, int | None]]:
-    """For some t: t, and the first token before it, and from it on, whose `logits`, (B, T, V), change with the tokens from t on."""
+def differences(logits: Callable[[Tensor], Tensor], tokens_BT: Tensor, vocab_size: int) -> Iterator[tuple[int, int | None, int | None]]:
+    """For some t: t, and the first token before t, and from t on, whose `logits`, (B, T, V), change with those from t on."""
     before, T = logits(tokens_BT), tokens_BT.shape[1]
     for t in sorted({1, T // 2, T - 1}):
-        after = logits(changed(tokens_BT, slice(None), t, vocab_size=vocab_size))
+        after = logits(torch.cat([tokens_BT[:, :t], (tokens_BT[:, t:] + 1) % vocab_size], 1))
         yield t, first_difference(before[:, :t], after[:, :t]), first_difference(before[:, t:], after[:, t:])
-
-
-def changed(tokens_BT: Tensor, sequences: slice, first: int, *, vocab_size: int) -> Tensor:
-    """The same tokens, but for those of these sequences from `first` on."""
-    other = tokens_BT.clone()
-    other[sequences, first:] = (other[sequences, first:] + 1) % vocab_size
-    return other
 
 
 def first_difference(a: Tensor, b: Tensor) -> int | None:

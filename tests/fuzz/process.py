@@ -20,9 +20,11 @@ from unittest.mock import patch
 import torch
 
 from nocap.launch import worker
+from nocap.outside import LOADED
 from nocap.study import session
 from nocap.training.step import Job
 
+REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 5.0
 
 
@@ -127,6 +129,7 @@ class Worker:
             patch.object(worker, "die_with_parent", lambda parent: None),
             patch.object(worker, "catch_stops", lambda handler: None),
             patch.object(worker, "Job", _job),
+            patch.object(worker.outside, "LOADED", {name for name, module in sys.modules.items() if _of_tests(module)} | LOADED),
         ):
             try:
                 worker.main()
@@ -144,6 +147,11 @@ class Worker:
     def send_signal(self, number: int) -> None: ...
 
     def kill(self) -> None: ...
+
+
+def _of_tests(module: object) -> bool:
+    """Loaded by a test, in whose process a worker is: no option from outside did that."""
+    return str(getattr(module, "__file__", "")).startswith(str(REPO))
 
 
 def _leave(code: int) -> NoReturn:
