@@ -59,7 +59,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         TrainingError: the run failed.
     """
     from nocap.launch.attempt import train
-    from nocap.launch.plan import plan
+    from nocap.launch.plan import plan, settled
     from nocap.launch.tracked import typed_keys
 
     started = time.monotonic()
@@ -67,7 +67,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     if len(what) == 1 and isinstance(what[0], Run):
         run, choices = what[0], {place: option.kind for place, option in what[0].options()}
     else:
-        composed = composing.composed([str(override) for override in what])
+        composed = settled([str(override) for override in what], composing.composed)
         run, choices = composed.run, composed.choices
     planned = replace(plan(run, choices=choices), swept=typed_keys(run, map(str, what)))
     ended = train(planned, started=started, log=lambda line: None if quiet else print(line), quiet=quiet)

@@ -12,7 +12,6 @@ import sys  # noqa: E402
 import hydra  # noqa: E402
 
 from nocap import outside  # noqa: E402
-from nocap.config.compose import composed  # noqa: E402
 from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
 from nocap.config.flags import asked, flags_first, without_dashes  # noqa: E402
 from nocap.config.paths import conf_dir  # noqa: E402
@@ -60,7 +59,7 @@ def _main() -> None:
                 print(f"nocap: {error}", file=sys.stderr)
                 raise SystemExit(EXIT_CODES["failed"]) from error
         elif not flags.grid:
-            cell.single(composed(flags.overrides))
+            cell.single(flags.overrides)
         elif "RANK" in os.environ:
             reason = "every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
             refuse(f"--multirun must not run under torchrun: {reason}")

@@ -143,9 +143,10 @@ def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable
     Errors:
         ValueError: as for `compose`.
     """
-    found = compose(overrides)
     if baseline is None:
-        return found
+        return compose(overrides)
+    with hardware.elsewhere(None):  # what it would get by default counts for nothing
+        found = compose(overrides)
     mine, theirs = found.run.trainer, baseline.run.trainer
     keys = [key for key in ("precision", "compile") if key in found.defaults and getattr(mine, key) is not getattr(theirs, key)]
     return compose((*overrides, *(f"trainer.{key}={getattr(theirs, key).value}" for key in keys))) if keys else found

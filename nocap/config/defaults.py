@@ -1,7 +1,8 @@
 """What a run gets that does not choose device, precision, compilation or threads: what is fast on its machine for its shape.
 
 The rules for a CPU look at the model's shape, the vocabulary and how much there is to compute, never at an option that is compared. Their
-figures are measured (LOG.md, 2026-11-22). In a grid or study the baseline decides for all arms: `Composed.defaults`.
+figures are measured (LOG.md, 2026-11-22), and whether bf16 is faster is measured on the machine. In a grid or study the baseline decides
+for all arms: `Composed.defaults`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from nocap.config.trainer import Compile, Device, Precision
 from nocap.options.model import Model
 
 WIDE = 4096  # d_model × channels of a head: below, attention's backward loses more in bf16 than the products win
+FASTER = 1.2  # times as fast as in fp32 the products must be in bf16: its casts and the rest of the step take some of it back
 EAGER_FLOPS = 5e10  # per second and thread
 COLD_S = 40.0  # CPU-seconds to compile the block and the head with nothing in the cache
 SAVED, SAVED_BY_HEAD = 0.2, 0.5  # of an eager step's time; the second where the head is more than the blocks
@@ -55,17 +57,25 @@ class Work:
         return 6 * (self.blocks + self.head) * self.tokens / EAGER_FLOPS
 
 
-def precision(device: Device, work: Work) -> tuple[Precision, str]:
-    """bf16 where the hardware multiplies it natively and the products are large enough, and why."""
+def precision(device: Device, work: Work, micro_batch: int = 1, threads: int = 1, cache_dir: str | None = None) -> tuple[Precision, str]:
+    """bf16 where the hardware multiplies it natively, the products are large enough, and two of them are faster in it: a micro-batch's
+    tokens by the widest weight of a block, or by the head where that is more than the blocks. And why, unless that is not measured yet."""
     if device is Device.cuda:
         return Precision.bf16, "the GPU's tensor cores"
     if not hardware.native_bf16():
         return Precision.fp32, "this CPU has no bf16 products"
-    width = work.model.d_model
-    size = f"width {width} × {width // max(1, work.model.n_head)} channels a head"
-    if width * (width // max(1, work.model.n_head)) < WIDE and work.head <= work.blocks:
-        return Precision.fp32, f"{size} is below {WIDE}"
-    return Precision.bf16, f"{size} is at least {WIDE}" if work.head <= work.blocks else "the head is more than the blocks"
+    width, channels = work.model.d_model, work.model.d_model // max(1, work.model.n_head)
+    if width * channels < WIDE and work.head <= work.blocks:
+        return Precision.fp32, f"width {width} × {channels} channels a head is below {WIDE}"
+    rows, inner, columns = (
+        min(512, 1 << (max(1, micro_batch * work.model.seq_len).bit_length() - 1)),  # a power of two: few shapes are timed
+        min(2048, width),  # beyond, only the time that it takes grows
+        min(8192, 4 * width if work.head <= work.blocks else work.vocab_size),
+    )
+    if not hardware.is_here() or (gain := hardware.bf16_gain((rows, inner, columns), threads, cache_dir)) is None:
+        return Precision.bf16, ""
+    where = f"{rows} × {inner} × {columns}, {threads} thread{'s' if threads > 1 else ''}"
+    return Precision.bf16 if gain >= FASTER else Precision.fp32, f"bf16 is {gain:.2f} times as fast here ({where})"
 
 
 def compilation(device: Device, work: Work) -> tuple[Compile, str]:
@@ -80,8 +90,12 @@ def compilation(device: Device, work: Work) -> tuple[Compile, str]:
 
 
 def reasons(run: Run) -> dict[str, str]:
-    """`trainer` key → what a run of this shape gets by default, and why."""
+    """`trainer` key → what a run of this shape gets by default, and why. Without what is not measured yet."""
     t = run.trainer
     work = Work(run.model, run.tokenizer.vocab_size, t.steps * t.batch_tokens // (t.threads * t.devices))
-    found = {"precision": precision(t.device, work), "compile": compilation(t.device, work)}
-    return {key: f"{choice.value}: {why}" for key, (choice, why) in found.items()}
+    with hardware.elsewhere(None):
+        found = {
+            "precision": precision(t.device, work, t.micro_batch, t.threads, run.cache_dir),
+            "compile": compilation(t.device, work),
+        }
+    return {key: f"{choice.value}: {why}" for key, (choice, why) in found.items() if why}

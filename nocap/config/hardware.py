@@ -9,13 +9,16 @@ import os
 import platform
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from nocap.config.paths import cache_root
 from nocap.config.trainer import Device, Precision
 
 # Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after NVIDIA → (bf16 tensor cores, fp32 with
@@ -44,12 +47,29 @@ PEAK_TFLOPS = {
 
 MAJOR_MINOR = (75, 76)  # the driver's numbers of the capability's two parts
 
-_ELSEWHERE = ContextVar("elsewhere", default=False)
+# Of a forward and a backward product in both precisions by turns, the medians' ratio. In CPU time, which other work does not lengthen.
+PRODUCTS = """
+import sys, time, torch
+from statistics import median
+rows, inner, columns = map(int, sys.argv[1:])
+seconds = {torch.float32: [], torch.bfloat16: []}
+operands = {dtype: (torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)) for dtype in seconds}
+for _ in range(1 + 5):  # the first warms up
+    for dtype, (x, weight) in operands.items():
+        began = time.process_time()
+        torch.mm(torch.mm(x, weight.T), weight)
+        seconds[dtype].append(time.process_time() - began)
+fp32, bf16 = (median(taken[1:]) for taken in seconds.values())
+print(round(fp32 / bf16, 2))
+"""
+
+_ELSEWHERE = ContextVar[bool | None]("elsewhere", default=False)
 
 
 @contextmanager
-def elsewhere(yes: bool) -> Iterator[None]:
-    """What is planned inside the block runs on other machines, which decide and check there what depends on the machine."""
+def elsewhere(yes: bool | None) -> Iterator[None]:
+    """What is planned inside the block runs on other machines, which decide and check there what depends on the machine. With None it runs
+    here, and nothing is measured for it yet."""
     before = _ELSEWHERE.set(yes)
     try:
         yield
@@ -59,7 +79,7 @@ def elsewhere(yes: bool) -> Iterator[None]:
 
 def is_here() -> bool:
     """Whether what is planned runs on this machine."""
-    return not _ELSEWHERE.get()
+    return _ELSEWHERE.get() is not True
 
 
 @cache
@@ -127,6 +147,34 @@ def check_compiler(asked: str, device: Device) -> None:
 def native_bf16() -> bool:
     """Whether the CPU multiplies bf16 natively."""
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu()[1])
+
+
+def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None) -> float | None:
+    """How many times as fast as in fp32 this CPU computes a product (rows, inner size, columns) in bf16. Measured once: `bf16.json` in the
+    cache keeps it by CPU, torch, threads and product. None: nobody has, and now is not the time.
+
+    Errors:
+        OSError, subprocess.SubprocessError: it cannot be measured, or not be kept.
+    """
+    key = f"{_cpu()[0]}, torch {torch_build()['version']}, {threads} threads, {' x '.join(map(str, product))}"
+    path, kept = cache_root(cache_dir) / "bf16.json", dict[str, float]()
+    with suppress(OSError, ValueError):  # not there, or damaged: measured again
+        kept = json.loads(path.read_text())
+    if key not in kept and _ELSEWHERE.get() is False and "RANK" not in os.environ:  # torchrun's ranks would measure each other
+        kept[key] = float(
+            subprocess.run(
+                [sys.executable, "-P", "-", *map(str, product)],
+                input=PRODUCTS,
+                env={"GOMP_SPINCOUNT": "1000", **os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            ).stdout
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (new := path.with_suffix(f".{os.getpid()}")).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        new.replace(path)
+    return kept.get(key)
 
 
 def device_name(device: Device) -> str:

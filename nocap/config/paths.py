@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from nocap.config.keys import check_text, require
@@ -48,4 +49,30 @@ def cache_root(configured: str | None = None) -> Path:
     return found
 
 
+def private_caches() -> dict[str, str]:
+    """Have what torch.compile keeps, and runs when it finds it again, in a folder of the cache where no other user can write. torch's own
+    place is the folder for temporary files. What the user has set stays. The variables of the environment that say so.
+
+    Errors:
+        ValueError: the folder is another user's, or others can write in it.
+        OSError: it cannot be made.
+    """
+    folder = cache_root() / "compiled"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require(
+        (there := folder.lstat()).st_uid == os.getuid() and not there.st_mode & 0o022,  # nor a link, whose mode is 777
+        f"{folder}, from which code is run,",
+        "be a folder that is yours and that nobody else can write in",
+        f"mode {there.st_mode & 0o777:o} and user {there.st_uid}",
+    )
+    own = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton", HEADERS: "apart"}
+    torchs = f"{tempfile.gettempdir()}/torchinductor_"  # it sets its own place, too, when it is asked for it
+    own |= {name: value for name in own if not (value := os.environ.get(name, torchs)).startswith(torchs)}
+    os.environ.update(own)
+    return own
+
+
+# torch precompiles C++ headers in the folder for temporary files, wherever its cache is, unless this is 0 or any word but 1: then it does
+# not, and nocap.model.compiled has them in the cache.
+HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 _CACHE = "the environment variable NOCAP_CACHE, or cache_dir, must name a folder for prepared data"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -39,7 +41,10 @@ def _register(state: str) -> None:
     for group in registry.groups():
         for kind, schema in registry.options(group).items():
             store.store(group=f"schema/{group}", name=kind, node=schema)
+    # Hydra's plugins are all that `hydra_plugins` on the path holds. `python -m` puts the working directory there: a stranger's, perhaps.
+    path, sys.path[:] = sys.path[:], [place for place in sys.path if place and Path(place).resolve() != Path.cwd()]
     Plugins.instance().register(_OutsideSearchPath)
+    sys.path[:] = path
     gate.use_sources()
     for name, resolver in _RESOLVERS.items():
         OmegaConf.register_new_resolver(f"nocap.{name}", resolver, replace=True)
@@ -99,7 +104,7 @@ _RESOLVERS: dict[str, Callable[..., object]] = {
     "times": lambda a, b: _number(a) * _number(b),
     "beta2": _beta2,
     "device": lambda: defaults.device().name,
-    "precision": lambda device, model, tokenizer: defaults.precision(_device(device), _work(model, tokenizer))[0].name,
+    "precision": lambda device, model, tokenizer, *run: defaults.precision(_device(device), _work(model, tokenizer), *run)[0].name,
     "threads": lambda device, devices: defaults.threads(_device(device), devices),
     "compile": lambda device, *work: defaults.compilation(_device(device), _work(*work))[0].name,
     "hang_timeout_s": lambda device: 3600.0 if _device(device) is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour

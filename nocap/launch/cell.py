@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from nocap import outside
-from nocap.config.compose import Composed
+from nocap.config.compose import composed
 from nocap.config.errors import CONFIG_ERRORS, explain, refusals
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import require
@@ -27,7 +27,7 @@ from nocap.config.schemas import register
 from nocap.launch import attempt, elsewhere
 from nocap.launch.grid import FILE
 from nocap.launch.head import write_record_head
-from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan
+from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan, settled
 from nocap.launch.tracked import typed_keys
 from nocap.store.record import read_json
 from nocap.training.heartbeat import Heartbeat
@@ -37,13 +37,14 @@ from nocap.training.terminal import table
 STARTED = time.monotonic()  # the command moves this back to its own beginning
 
 
-def single(composed: Composed) -> NoReturn:
+def single(overrides: Sequence[str]) -> NoReturn:
     """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code.
 
     Errors:
         ValueError: it cannot be trained.
     """
-    planned = replace(_plan(composed.run, composed.choices), swept=typed_keys(composed.run, composed.overrides))
+    this = settled(overrides, composed)
+    planned = replace(_plan(this.run, this.choices), swept=typed_keys(this.run, overrides))
     if "RANK" in os.environ:
         _train_as_rank(planned)
     raise SystemExit(attempt.start(planned, started=STARTED))

@@ -20,7 +20,7 @@ from nocap.config import gate
 from nocap.config.compose import Composed, as_in, composed
 from nocap.launch.attempt import hold
 from nocap.launch.grid import FILE, Cell, Grid, Result
-from nocap.launch.plan import Plan, outcome
+from nocap.launch.plan import Plan, outcome, settled
 from nocap.store.record import read_json, write_json
 from nocap.store.verify import ENDED, SUMMARY
 
@@ -40,7 +40,7 @@ def composed_there(folder: Path, overrides: Sequence[str]) -> Composed:
         ValueError: it cannot be trained here.
     """
     first, *_ = _entries(folder)
-    return as_in(composed(first["overrides"]), overrides)
+    return as_in(settled(first["overrides"], composed), overrides)
 
 
 def overrides_of(folder: Path, key: str) -> list[str]:

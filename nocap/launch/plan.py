@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nocap.config import hardware
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.defaults import reasons
 from nocap.config.keys import require
 from nocap.config.outward import redact
-from nocap.config.paths import cache_root, expanded
+from nocap.config.paths import cache_root, expanded, private_caches
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
-from nocap.config.trainer import Compile, Device
+from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.init_checkpoint import InitCheckpoint, init_checkpoint
@@ -28,6 +28,9 @@ from nocap.store.find import of_identity
 from nocap.store.identity import differing, digest, identity_parts
 from nocap.store.record import read_json
 from nocap.store.verify import Ended, read_ended
+
+if TYPE_CHECKING:
+    from nocap.config.compose import Composed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +103,24 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         options=_options(run, choices),
         notices=notices,
     )
+
+
+def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> Composed:
+    """The composition of a command. Where the machine would have to measure which precision is faster, and the run is there already in
+    one of the two, it is that one: what is finished stays finished.
+
+    Errors:
+        ValueError: as for `compose`, or the run cannot be planned.
+    """
+    with hardware.elsewhere(None if hardware.is_here() else True):
+        found = compose(overrides)
+    if not hardware.is_here() or "precision" not in found.defaults or "precision" in reasons(found.run):
+        return found
+    words = list[str]()
+    for precision in Precision:
+        found.run.trainer.precision = precision
+        words += [f"trainer.precision={precision.value}"] * plan(found.run, choices=found.choices).run_dir.exists()
+    return compose((*overrides, *words) if len(words) == 1 else overrides)
 
 
 def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
@@ -196,7 +217,8 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
 
 
 def check_compiler(run: Run) -> None:
-    """Refuse compilation on the CPU where there is no compiler."""
+    """Refuse compilation on the CPU where there is no compiler, or where what is compiled would lie open."""
+    private_caches()
     if run.trainer.compile is not Compile.off:
         hardware.check_compiler(f"trainer.compile={run.trainer.compile.value}", run.trainer.device)
 

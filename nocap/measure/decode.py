@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.model.attention import CausalSelfAttention, Mixer
+from nocap.model.compiled import compiled
 from nocap.model.gpt import GPT, Block
 from nocap.model.language_model import LanguageModel
 
@@ -122,8 +123,7 @@ def _compiled(device: torch.device) -> Callable[[Cached, Tensor, Tensor], Tensor
     not change, and the checks, several for every module and weight, took 0.9 of 3.2 ms a token in a model of four layers."""
     # dynamo keeps its graphs by code object. One for each engine: none runs another's graph, and none counts as another's recompilation.
     own = FunctionType(static_step.__code__.replace(), globals())
-    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": device.type == "cpu"}
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
+    return compiled(own, {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": device.type == "cpu"})
 
 
 def next_logits(model: GPT, tokens_BT: Tensor, where: slice | Tensor, mixers: Sequence[Mixer]) -> Tensor:

@@ -9,20 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from nocap.config.paths import HEADERS, private_caches
+
 VERSIONS = 256  # of one piece of code: a model's layers, and the arms of a bench, live side by side
 
 TUNED: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}  # Inductor's
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
     """The compiled function, a version for each shape. Past `VERSIONS` it raises; dynamo's own limit is 8, where it goes on uncompiled."""
-    _allow_versions()
-    return torch.compile(function, fullgraph=True, dynamic=False)
+    _prepare()
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def compile_in_place(modules: list[nn.Module], *, tuned: bool = False) -> None:
     """The same for modules, which keep their names."""
-    _allow_versions()
+    _prepare()
     for module in modules:
         module.compile(fullgraph=True, dynamic=False, options=TUNED if tuned else None)
 
@@ -32,9 +34,15 @@ def compiler_failed(error: Exception) -> bool:
     return isinstance(error, torch._dynamo.exc.BackendCompilerFailed)
 
 
-def _allow_versions() -> None:
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, VERSIONS)
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 4 * VERSIONS)
+def _prepare() -> None:
+    places = private_caches()
+    from torch._inductor import codecache, config
+
+    headers = f"{places['TORCHINDUCTOR_CACHE_DIR']}/precompiled_headers"
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = headers, f"{headers}/locks"
+    config.cpp_cache_precompile_headers = places[HEADERS] != "0"
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, VERSIONS)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * VERSIONS)
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # fp32 means fp32 here
-    config.optimize_ddp = False  # it would cut a region where DDP's bucket ends; each region's backward is a bucket's worth already
+    dynamo.optimize_ddp = False  # it would cut a region where DDP's bucket ends; each region's backward is a bucket's worth already
