@@ -166,6 +166,15 @@ def here(tmp_path: Path) -> Door:
     return call
 
 
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    """`numbers.jsonl`, documents that can be learned, where the doors run."""
+    path = tmp_path / "numbers.jsonl"
+    documents = (" ".join(map(str, range(first, first + 50))) for first in range(0, 20_000, 50))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return path
+
+
 @contextmanager
 def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
     """A folder of this session's own, the same in each of pytest's workers, held by one of them at a time."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,28 +22,35 @@ from tests.attempts import state_of
 from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_run
 
 STRANGERS = REPO / "tests" / "strangers"
-MINE = [word for word in SMALL if not word.startswith("data")]  # for a data source of its own
-NAMES = ("softcap", "geglu", "signum", "next_but_one", "my_x0", "my_value_embeddings", "counting", "csv_rows")
 WORDS = {  # how each is asked for
-    "softcap": ("attention=softcap",),
-    "geglu": ("mlp=geglu",),
-    "signum": ("optimizer=signum",),
-    "next_but_one": ("ideas=[next_but_one]",),
-    "my_x0": ("ideas=[my_x0]",),
-    "my_value_embeddings": ("ideas=[my_value_embeddings]",),
-    "counting": ("data=counting",),
-    "csv_rows": ("tracker=csv_rows",),
+    "head_temperature": ("attention=head_temperature",),
+    "scaled_relu2": ("mlp=scaled_relu2",),
+    "sophia": ("optimizer=sophia", "optimizer.every=5"),
+    "power_law": ("schedule=power_law",),
+    "ngram_loss": ("ideas=[ngram_loss]",),
+    "first_values": ("ideas=[first_values]",),
+    "parallel": ("model=parallel",),
+    "jsonl": ("data=jsonl", "data.path=numbers.jsonl"),
+    "sqlite_rows": ("tracker=sqlite_rows",),
 }
+NAMES = tuple(WORDS)
+
+
+def flags(*names: str) -> list[str]:
+    return [word for name in names for word in ("--config-dir", str(STRANGERS / name))]
+
+
+def without(groups: set[str], words: tuple[str, ...] = SMALL) -> list[str]:
+    """A small run's words, but for those of these groups."""
+    return [word for word in words if word.partition("=")[0].partition(".")[0] not in groups]
 
 
 def asked(*names: str) -> list[str]:
     """The command line of a small run with these, all ideas together."""
-    flags = [word for name in names for word in ("--config-dir", str(STRANGERS / name))]
     ideas = [name for name in names if WORDS[name][0].startswith("ideas=")]
     words = [word for name in names if name not in ideas for word in WORDS[name]]
-    base = MINE if "counting" in names else list(SMALL)
-    chosen = [word for word in base if not (word == "tracker=none" and "csv_rows" in names)]
-    return [*flags, *chosen, *words, *([f"ideas=[{','.join(ideas)}]"] if ideas else [])]
+    base = without({word.partition("=")[0] for word in words})
+    return [*flags(*names), *base, *words, *([f"ideas=[{','.join(ideas)}]"] if ideas else [])]
 
 
 # --- a stranger's idea, one file and one yaml --------------------------------------------------------------------------------------
@@ -52,13 +60,15 @@ def asked(*names: str) -> list[str]:
 def test_an_idea_is_one_short_file_and_one_yaml(name: str):
     files = [path for path in (STRANGERS / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert sorted(path.suffix for path in files) == [".py", ".yaml"]
-    assert all(len(path.read_text().splitlines()) < 60 for path in files)
+    assert all(len(path.read_text().splitlines()) <= 80 for path in files)
 
 
-TOGETHER = pytest.param(("my_x0", "my_value_embeddings"), marks=pytest.mark.slow, id="my_x0 and my_value_embeddings")
+WITH_A_CACHE = ("sophia", "scaled_relu2", "ngram_loss", "first_values", "jsonl")  # that decode from one
 
 
-@pytest.mark.parametrize("names", [pytest.param(NAMES, marks=pytest.mark.slow, id="all at once"), TOGETHER])
+@pytest.mark.slow
+@pytest.mark.usefixtures("numbers")
+@pytest.mark.parametrize("names", [NAMES, WITH_A_CACHE], ids=["all at once", "with a cache"])
 def test_it_trains_resumes_and_is_in_the_record(door: Door, tmp_path: Path, names: tuple[str, ...]):
     words = asked(*names)
     assert door(*words, "output_dir=whole").code == 0
@@ -77,25 +87,21 @@ def test_it_trains_resumes_and_is_in_the_record(door: Door, tmp_path: Path, name
         manifest = json.loads((run_dir / "manifest.json").read_text())
         assert (group, name) in {(row["group"], row["name"]) for row in manifest["outside"]}
         assert (f"nocap.outside.{group}.{name}" in manifest["parts"]["source"]) == (group not in ("data", "tracker"))
-    if "next_but_one" in names:
-        assert rows[0]["train/loss_next_but_one"] > 0
-    if "csv_rows" in names:
-        lines = (run_dir / "rows.csv").read_text().splitlines()
-        assert lines[0] == "step,tokens,train/loss,val/loss"
-        assert len(lines) == 1 + len(rows)
-    if "csv_rows" not in names or len(names) > 1:
-        text = door(f"run={run_dir}", "max_tokens=4", "--allow-code", module="nocap.generate")
-        assert text.code == 0, text.err
-        assert ("no cache" in text.err) == ("softcap" in names)
+    assert rows[0]["train/loss_ngram_loss"] > 0
+    if "sqlite_rows" in names:  # of the killed run, too
+        for folder in (run_dir, the_run(tmp_path / "outputs")):
+            table = sqlite3.connect(folder / "rows.sqlite").execute("SELECT step, value FROM rows WHERE name = 'val/loss' ORDER BY step")
+            assert table.fetchall() == [(row["step"], row["val/loss"]) for row in rows if "val/loss" in row]
+    text = door(f"run={run_dir}", "max_tokens=4", "--allow-code", module="nocap.generate")
+    assert text.code == 0, text.err
+    assert ("no cache" in text.err) == (names != WITH_A_CACHE)
 
 
 def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
-    folder = shutil.copytree(STRANGERS / "csv_rows", tmp_path / "broken")
-    file = folder / "tracker" / "csv_rows.py"
+    folder = shutil.copytree(STRANGERS / "sqlite_rows", tmp_path / "broken")
+    file = folder / "tracker" / "sqlite_rows.py"
     file.write_text(file.read_text().replace("def log(self, row):", "def log(self, row):\n        raise OSError('no room')"))
-    words = [word for word in asked("csv_rows") if word != str(STRANGERS / "csv_rows")]
-    words.insert(1, str(folder))
-    done = here(*words)
+    done = here("--config-dir", str(folder), *asked("sqlite_rows")[2:])
     assert done.code == 0
     assert done.err.count("no mirror of this run from here on: no room") == 1
 
@@ -105,17 +111,17 @@ def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
 
 @pytest.mark.slow
 def test_generate_asks_for_the_code(door: Door, tmp_path: Path):
-    assert door(*asked("softcap")).code == 0
+    assert door(*asked("head_temperature")).code == 0
     run = f"run={the_run(tmp_path / 'outputs')}"
     refused = door(run, module="nocap.generate")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "attention.kind must be one of" in refused.err
     assert "--allow-code" in refused.err
-    given = door(run, "max_tokens=8", "--config-dir", str(STRANGERS / "softcap"), module="nocap.generate")
+    given = door(run, "max_tokens=8", "--config-dir", str(STRANGERS / "head_temperature"), module="nocap.generate")
     copied = door(run, "max_tokens=8", "--allow-code", module="nocap.generate")
     assert given.code == copied.code == 0
     assert given.out == copied.out
-    assert "no cache: attention.kind=softcap defines no cache_slots of its mixer; the prefix is computed again" in given.err
+    assert "no cache: attention.kind=head_temperature defines no cache_slots of its mixer; the prefix is computed again" in given.err
 
 
 def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: Undisturbed):
@@ -144,7 +150,8 @@ def option(folder: Path, name: str, source: str, *, group: str = "attention") ->
     return ["--config-dir", str(folder), *SMALL, f"{group}={name}"]
 
 
-GOOD = (STRANGERS / "softcap" / "attention" / "softcap.py").read_text().replace("    cap: float\n", "    cap: float = 1.0\n")
+GOOD = (STRANGERS / "head_temperature" / "attention" / "head_temperature.py").read_text()
+GOOD = GOOD.replace("    start: float\n", "    start: float = 1.0\n")
 
 
 @pytest.mark.parametrize(
@@ -154,8 +161,8 @@ GOOD = (STRANGERS / "softcap" / "attention" / "softcap.py").read_text().replace(
         ("failing", "import nothing_like_this\n", "failing.py cannot be imported: ModuleNotFoundError"),
         ("raising", "raise ValueError('no')\n", "raising.py cannot be imported: ValueError: no"),
         ("empty", "x = 1\n", "empty.py must define an option: a dataclass that extends Attention"),
-        ("taken", GOOD.replace('"softcap"', '"global"'), "Softcap must have a kind of its own, as in kind: str = 'taken', got 'global'"),
-        ("undecorated", GOOD.replace("@dataclass(kw_only=True)\n", ""), "Softcap must be decorated as a dataclass"),
+        ("taken", GOOD.replace('"head_temperature"', '"global"'), "must have a kind of its own, as in kind: str = 'taken', got 'global'"),
+        ("undecorated", GOOD.replace("@dataclass(kw_only=True)\n", ""), "HeadTemperature must be decorated as a dataclass"),
         ("flash", GOOD, "flash.yaml must have another name"),
         ("not-a-name", GOOD, "must be named as a Python module is"),
     ],
@@ -181,17 +188,17 @@ def test_a_bad_file_is_refused_at_the_door(door: Door, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("attention.cpa=3",), "attention.cpa is no key of softcap (did you mean cap?)"),
-        (("attention.cap=abc",), "attention.cap"),
-        (("attention.cap=-1",), "attention.cap must be above 0, got -1.0"),
-        (("attention.cap=inf",), "attention.cap must be a finite number"),
+        (("attention.strat=3",), "attention.strat is no key of"),
+        (("attention.start=abc",), "attention.start"),
+        (("attention.start=-1",), "attention.start must be above 0, got -1.0"),
+        (("attention.start=inf",), "attention.start must be a finite number"),
         (("attention.kind=global",), "attention.kind must stay what the option set"),
     ],
 )
 def test_wrong_keys_are_refused_like_built_in_ones(words: tuple[str, ...], says: str):
-    outside.use([STRANGERS / "softcap"])
+    outside.use([STRANGERS / "head_temperature"])
     with pytest.raises(ValueError, match=re.escape(says)) as refused:
-        compose([*SMALL, "attention=softcap", *words])
+        compose([*SMALL, "attention=head_temperature", *words])
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -203,18 +210,18 @@ def test_every_door_refuses_a_folder_that_is_not_there(door: Door, module: str):
 
 
 def test_two_options_of_one_name_are_refused(here: Door, tmp_path: Path):
-    shutil.copytree(STRANGERS / "softcap", tmp_path / "again")
-    done = here("--config-dir", str(tmp_path / "again"), *asked("softcap"))
+    shutil.copytree(STRANGERS / "head_temperature", tmp_path / "again")
+    done = here("--config-dir", str(tmp_path / "again"), *asked("head_temperature"))
     assert done.code == 2
     assert "must have another name" in done.err
 
 
 def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):
-    folder = shutil.copytree(STRANGERS / "softcap", tmp_path / "mine")
+    folder = shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
     outside.use([folder])
     (file,) = outside.files()
-    assert file.load().Softcap
-    path = folder / "attention" / "softcap.py"
+    assert file.load().HeadTemperature
+    path = folder / "attention" / "head_temperature.py"
     path.write_text(path.read_text() + "\n")
     del sys.modules[file.module]  # another process, which has the environment of this one
     with pytest.raises(ValueError, match="must be what this command began with, sha256"):
@@ -225,16 +232,16 @@ def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):
 
 
 def test_its_source_is_in_the_identity(tmp_path: Path):
-    folder = shutil.copytree(STRANGERS / "softcap", tmp_path / "mine")
-    path, hashes = folder / "attention" / "softcap.py", []
-    for text in (path.read_text(), path.read_text().replace("torch.tanh", "torch.sin"), "# a comment\n" + path.read_text()):
+    folder = shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
+    path, hashes = folder / "attention" / "head_temperature.py", []
+    for text in (path.read_text(), path.read_text().replace("q_BHTD * self", "q_BHTD / self"), "# a comment\n" + path.read_text()):
         path.write_text(text)
         os.environ.pop(outside.VARIABLE, None)
         outside.use([folder])
-        hashes.append(source_hashes(compose([*SMALL, "attention=softcap", "attention.cap=2"])))
+        hashes.append(source_hashes(compose([*SMALL, "attention=head_temperature"])))
     assert hashes[0] == hashes[2]
     changed = [module for module in hashes[0] if hashes[0][module] != hashes[1][module]]
-    assert changed == ["nocap.outside.attention.softcap"]
+    assert changed == ["nocap.outside.attention.head_temperature"]
 
 
 def test_an_option_that_is_there_and_not_used_changes_no_identity():
@@ -248,13 +255,13 @@ def test_an_option_that_is_there_and_not_used_changes_no_identity():
 
 def installed(site: Path) -> None:
     """A package with an option, as pip would leave it, whose option imports a module of the package's own."""
-    shutil.copytree(STRANGERS / "softcap", site / "their_ideas" / "options")
+    shutil.copytree(STRANGERS / "head_temperature", site / "their_ideas" / "options")
     for folder in (site / "their_ideas", site / "their_ideas" / "options"):
         (folder / "__init__.py").touch()
-    (site / "their_ideas" / "caps.py").write_text("SMALLEST = 0\n")
-    file = site / "their_ideas" / "options" / "attention" / "softcap.py"
+    (site / "their_ideas" / "starts.py").write_text("SMALLEST = 0\n")
+    file = site / "their_ideas" / "options" / "attention" / "head_temperature.py"
     file.write_text(
-        file.read_text().replace("import torch\n", "import torch\n\nfrom their_ideas.caps import SMALLEST\n").replace("> 0", "> SMALLEST")
+        file.read_text().replace("import torch\n", "import torch\nfrom their_ideas.starts import SMALLEST\n").replace("> 0", "> SMALLEST")
     )
     facts = site / "their_ideas-1.0.dist-info"
     facts.mkdir()
@@ -266,11 +273,11 @@ def installed(site: Path) -> None:
 def test_an_installed_package_brings_options(door: Door, tmp_path: Path):
     installed(tmp_path / "site")
     path = {"PYTHONPATH": os.pathsep.join([str(REPO), str(tmp_path / "site")])}
-    done = door(*SMALL, "attention=softcap", env=path)
+    done = door(*SMALL, "attention=head_temperature", env=path)
     assert done.code == 0, done.err
     source = json.loads((the_run(tmp_path / "outputs") / "manifest.json").read_text())["parts"]["source"]
-    assert {"nocap.outside.attention.softcap", "their_ideas.caps"} <= source.keys()
-    assert door(*SMALL, "attention=softcap").code == 2  # without the package
+    assert {"nocap.outside.attention.head_temperature", "their_ideas.starts"} <= source.keys()
+    assert door(*SMALL, "attention=head_temperature").code == 2  # without the package
 
 
 # --- records -----------------------------------------------------------------------------------------------------------------------

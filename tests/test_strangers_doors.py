@@ -7,77 +7,80 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SMALL, Door
-from tests.test_outside import MINE, NAMES, STRANGERS, WORDS
+from tests.conftest import Door
+from tests.test_outside import NAMES, WORDS, flags, without
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("numbers")]
 
-STEPS = [name for name in NAMES if name not in ("counting", "csv_rows")]  # those that change a training step
-
-
-def flag(name: str) -> tuple[str, str]:
-    return "--config-dir", str(STRANGERS / name)
+PLAIN = {"attention": "flash", "mlp": "gelu4x", "optimizer": "adamw", "schedule": "cosine", "ideas": "[]"}
+PLAIN |= {"model": "nano", "tracker": "none"}
+BESIDE = ("power_law", "jsonl", "sqlite_rows")  # no part of a step's time: beside each of the others
+IN_STEP = [name for name in NAMES if name not in BESIDE]
+USED = [word for name in BESIDE for word in WORDS[name]]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_grid_and_its_comparison(door: Door, tmp_path: Path, name: str):
     group, _, chosen = WORDS[name][0].partition("=")
-    base = [word for word in (MINE if name == "counting" else SMALL) if not word.startswith(f"{group}=")]
-    plain = {"attention": "flash", "mlp": "gelu4x", "optimizer": "adamw", "ideas": "[]", "data": "synthetic", "tracker": "none"}[group]
-    done = door(*flag(name), *base, "--multirun", f"{group}={plain},{chosen}", "seed=0,1", timeout=600)
+    base = without({group})
+    sweep = f"{group}={PLAIN.get(group)},{chosen}"
+    if name == "jsonl":  # its path is a key of no other source
+        base, sweep = [*base, *WORDS[name]], "data.val_every=10,20"
+    done = door(*flags(name), *base, "--multirun", sweep, "seed=0,1", timeout=600)
     assert done.code == 0, done.err
     (folder,) = (tmp_path / "outputs" / "grids").iterdir()
-    compared = door(
-        str(folder), *flag(name), "--json", "out.json", *(("--allow", "data") if name == "counting" else ()), module="nocap.compare"
-    )
+    allowed = ("--allow", "data") if name == "jsonl" else ()
+    compared = door(str(folder), *flags(name), "--json", "out.json", *allowed, module="nocap.compare")
     assert compared.code == 0, compared.err
     arms = json.loads((tmp_path / "out.json").read_text())["arms"]
-    assert [arm["n"] for arm in arms] == ([2, 2] if name != "csv_rows" else [2])  # a tracker makes no other run
-    if name in STEPS:
+    assert [arm["n"] for arm in arms] == ([2] if name == "sqlite_rows" else [2, 2])  # a tracker: the same runs
+    if len(arms) == 2 and name != "jsonl":
         assert not arms[1]["difference"]["verdict"].startswith("confounded")
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", IN_STEP)
 def test_profile_and_bench(door: Door, tmp_path: Path, name: str):
-    words = ["model=nano", "tracker=none", "trainer.precision=fp32", "trainer.threads=1", *WORDS[name]]
-    profiled = door(*flag(name), *words, "--repeats", "1", "--json", "profile.json", module="nocap.profile", timeout=600)
+    group = WORDS[name][0].partition("=")[0]
+    words = [*flags(name, *BESIDE), "trainer.precision=fp32", "trainer.threads=1", *USED]
+    words += [] if group == "model" else ["model=nano"]
+    profile = ["--repeats", "1", "--json", "profile.json"]
+    profiled = door(*words, *WORDS[name], *profile, module="nocap.profile", timeout=600)
     assert profiled.code == 0, profiled.err
-    parts = json.loads((tmp_path / "profile.json").read_text())
-    assert parts["flops_per_token"] > 0
-    arms = ["--arm", "attention=flash", "--arm", WORDS[name][0]]
-    timed = door(*flag(name), *words[:-1], *arms, "--rounds", "9", "--json", "bench.json", module="nocap.bench", timeout=600)
+    assert json.loads((tmp_path / "profile.json").read_text())["flops_per_token"] > 0
+    arms = ["--arm", f"{group}={PLAIN[group]}", "--arm", WORDS[name][0]]
+    timed = door(*words, *arms, "--rounds", "9", "--json", "bench.json", module="nocap.bench", timeout=600)
     assert timed.code == 0, timed.err
     assert [arm["status"] for arm in json.loads((tmp_path / "bench.json").read_text())["arms"]] == ["measured", "measured"]
 
 
-STUDY = """
-question: Is it lower?
-baseline: plain
-overrides: [{words}]
-arms:
-  plain: []
-  idea: ["{idea}"]
-seeds: [0, 1, 2]
-scales:
-  cpu: {{train: [trainer.val_every=5], bench: [trainer.val_every=5], rounds: 2}}
-claims:
-  - id: T.loss
-    statement: it ends lower
-    source: a test
-    arm: idea
-    metric: val_loss
-    scale: difference
-    expected: [-10, 10]
-    mechanism: {{rule: given, formula: none, bound: null}}
-"""
+def claim(arm: str) -> dict[str, object]:
+    return {
+        "id": f"T.{arm}",
+        "statement": "it ends lower",
+        "source": "a test",
+        "arm": arm,
+        "metric": "val_loss",
+        "scale": "difference",
+        "expected": [-10, 10],
+        "mechanism": {"rule": "given", "formula": "none", "bound": None},
+    }
 
 
-@pytest.mark.parametrize("name", ["my_x0", "signum", "softcap"])
-def test_a_study(door: Door, tmp_path: Path, name: str):
+def test_a_study_of_all(door: Door, tmp_path: Path):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "study.yaml").write_text(STUDY.format(words=", ".join(SMALL), idea=WORDS[name][0]))
-    without = door("mine", "scale=cpu", module="nocap.study")
-    assert (without.code, len(without.err.splitlines())) == (2, 1)
-    done = door("mine", "scale=cpu", *flag(name), module="nocap.study", timeout=600)
+    at = {name: [] if name == "parallel" else ["model=nano"] for name in ["plain", *IN_STEP]}
+    study = {
+        "question": "Is one of them lower?",
+        "baseline": "plain",
+        "overrides": [*without({"data", "tracker", "schedule", "model"}), *USED],
+        "arms": {name: [*model, *WORDS.get(name, ())] for name, model in at.items()},
+        "seeds": [0, 1, 2],
+        "scales": {"cpu": {"train": ["trainer.val_every=5"], "bench": ["trainer.val_every=5"], "rounds": 2}},
+        "claims": [claim(name) for name in IN_STEP],
+    }
+    (tmp_path / "mine" / "study.yaml").write_text(json.dumps(study))
+    refused = door("mine", "scale=cpu", module="nocap.study")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    done = door("mine", "scale=cpu", *flags(*NAMES), module="nocap.study", timeout=600)
     assert done.code == 0, done.err
-    assert "T.loss confirmed" in done.out
+    assert all(f"T.{name} confirmed" in done.out for name in IN_STEP), done.out

@@ -1,0 +1,37 @@
+"""Blocks with attention and MLP side by side, from one norm: x + scale·(attention(norm(x)) + mlp(norm(x)))."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from nocap.config.keys import key
+from nocap.model.language_model import joined
+from nocap.options.model import Model
+
+
+class ParallelBlock(nn.Module):
+    def __init__(self, run, layer, scale):
+        super().__init__()
+        self.norm, self.scale = run.norm.build(run.model.d_model), scale
+        self.attention, self.mlp = run.attention.build(run, layer), run.mlp.build(run.model.d_model)
+        # Ideas that have a part in a block: without this, nocap refuses them beside this model.
+        self.ideas, self.joined = joined(run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer))
+
+    def forward(self, x_BTC, context):
+        for _, idea, part in self.joined:
+            x_BTC = idea.enter(part, x_BTC, context)
+        h_BTC = self.norm(x_BTC)
+        ideas = (self.joined,) if self.joined else ()  # an attention from outside need not know of them
+        x_BTC = x_BTC + self.scale * (self.attention(h_BTC, context, *ideas) + self.mlp(h_BTC))
+        for _, idea, part in self.joined:
+            x_BTC = idea.leave(part, x_BTC, context)
+        return x_BTC
+
+
+@dataclass(kw_only=True)
+class Parallel(Model):
+    kind: str = "parallel"
+    scale: float = key(gt=0, le=1000)
+
+    def build_block(self, run, layer):
+        return ParallelBlock(run, layer, self.scale)
