@@ -63,6 +63,13 @@ def test_an_idea_is_one_short_file_and_one_yaml(name: str):
     assert all(len(path.read_text().splitlines()) <= 80 for path in files)
 
 
+def test_the_page_quotes_the_optimizer_as_it_is():
+    (quoted,) = re.findall(r"```python\n(.*?)```", (REPO / "docs" / "add-an-idea.md").read_text(), re.DOTALL)
+    lines = (STRANGERS / "sophia" / "optimizer" / "sophia.py").read_text().splitlines()
+    there = {"", "# and in its step", *(line.strip() for line in lines)}
+    assert [line for line in quoted.splitlines() if line.strip() not in there] == []
+
+
 WITH_A_CACHE = ("sophia", "scaled_relu2", "ngram_loss", "first_values", "jsonl")  # that decode from one
 
 
