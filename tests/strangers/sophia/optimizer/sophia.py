@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from nocap.config.keys import key, require
+from nocap.config.keys import key
 from nocap.options.optimizer import Optimizer
 from nocap.training.optimizer import decayed
 
@@ -29,9 +29,11 @@ class SophiaOptimizer(torch.optim.Optimizer):
         model.register_forward_pre_hook(keep)
 
     def estimate(self, params, steps):
-        """A sample of the Hessian's diagonal, from labels that follow from seed and number of steps alone."""
+        """A sample of the Hessian's diagonal. The draw is keyed by the number of steps and the batch, which follows
+        from the run's seed: so a resumed run draws what it had drawn, and each seed for itself."""
         tokens_BT, autocast = self.batch
-        draw = torch.Generator(tokens_BT.device).manual_seed(Random(f"{self.option.seed}/{steps}").getrandbits(63))
+        seed = Random(f"{steps}/{int(tokens_BT.sum())}").getrandbits(63)
+        draw = torch.Generator(tokens_BT.device).manual_seed(seed)
         with torch.enable_grad(), torch.autocast(tokens_BT.device.type, torch.bfloat16, enabled=autocast):
             logits_NV = self.model.logits(tokens_BT).flatten(0, 1).float()
             labels_N = torch.multinomial(logits_NV.detach().softmax(-1), 1, generator=draw)[:, 0]
@@ -70,10 +72,6 @@ class Sophia(Optimizer):
     gamma: float = key(gt=0, le=1e6)
     eps: float = key(gt=0, le=1)
     every: int = key(ge=1, le=10**9)  # steps
-    seed: int = key(ge=0, lt=2**63, identity=False, step=False)  # the run's, which its identity has
-
-    def check(self, run):
-        require(self.seed == run.seed, "optimizer.seed", f"stay the run's own, {run.seed}", self.seed)
 
     def build(self, model):
         return [SophiaOptimizer(decayed(dict(model.named_parameters()), self.weight_decay), model, self)]
