@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from nocap.data.made import made_by
 from nocap.data.shards import ShardSet, scan
 from nocap.data.tokens import Shard, os_errors_refused
 from nocap.options.data import Data
@@ -53,7 +54,7 @@ def verify(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> tuple[list[S
 
 
 def _locate(data: Data, tokenizer: Tokenizer, cache_dir: Path) -> ShardSet:
-    with os_errors_refused(str(cache_dir)):
+    with os_errors_refused(str(cache_dir)), made_by(data, tokenizer):
         return data.locate(tokenizer, cache_dir=cache_dir)
 
 

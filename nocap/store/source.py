@@ -51,11 +51,14 @@ QUIET = {
     "nocap.training.optimizer_trial": "tries a copy",
     "nocap.training.probe": "tries a copy",
     "nocap.training.recorder": "rows, checkpoints and totals of what has happened",
+    "nocap.store.identity": "what is the same run",
     "nocap.store.record": "files of rows",
+    "nocap.store.source": "hashes of code",
+    "nocap.store.verify": "checks records",
     "nocap.training.spikes": "reports losses",
     "nocap.training.state": "saves and restores, bit for bit by its tests",
 }
-# Groups whose options compute no number but the tokens, whose content is hashed.
+# Groups whose options compute no number but the tokens, whose content is hashed. Their code is in the key of what is made: `nocap.data.made`.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
 
 
