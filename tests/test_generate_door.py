@@ -16,7 +16,7 @@ from nocap.config.plain import load as load_config
 from nocap.measure.generation import Sample, for_a_terminal, load
 from nocap.options.attention.softmax import Kernel
 from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
-from tests.attempts import on_a_terminal, stamp
+from tests.attempts import on_a_terminal, sealed, stamp
 from tests.conftest import Undisturbed
 
 Say = Callable[..., tuple[int, str, str]]
@@ -110,6 +110,7 @@ def test_the_newest_valid_checkpoint_is_used_and_a_broken_one_named(trained: Pat
 def test_a_checkpoint_of_another_model_is_refused(trained: Path, say: Say):
     config = trained / "config.yaml"
     config.write_text(config.read_text().replace("n_layer: 2", "n_layer: 3"))
+    sealed(trained)
     code, _, err = say(f"run={trained}", "max_tokens=2")
     assert code == 2
     assert "must hold what this run's model has, and differs in blocks.2" in err
@@ -167,6 +168,7 @@ def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
     for ours, theirs in {"kernel: fused": "kernel: cudnn", "device: cpu": "device: cuda", "fp32": "bf16"}.items():
         text = text.replace(ours, theirs)
     config.write_text(text)
+    sealed(trained)
     assert load_config(config).attention.kernel is Kernel.cudnn
     loaded = load(trained, device=torch.device("cpu"), log=print)
     assert loaded.run.attention.kernel is Kernel.fused

@@ -6,10 +6,8 @@ import csv
 import html
 import io
 import json
-import os
 import random
 import string
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,7 +29,6 @@ from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.show.table import markdown, table, tame
-from nocap.store import git
 from nocap.store.files import append_text, write_text
 from nocap.store.identity import digest
 from nocap.store.record import Metrics, write_json
@@ -48,33 +45,19 @@ def some(n: int, alphabet: str = string.ascii_letters + string.digits) -> str:
     return "".join(random.Random(n).choices(alphabet, k=n - 2)) + "A1"
 
 
-UPPER, LOWER, HEX = string.ascii_uppercase + string.digits, string.ascii_lowercase + string.digits, "0123456789abcdef"
-JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0." + some(43)
+LOWER, HEX = string.ascii_lowercase + string.digits, "0123456789abcdef"
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{some(64)}\n{some(63)}\n-----END RSA PRIVATE KEY-----"
 SHAPES = {  # a name → a text with a secret in it, and the secret
     "github": ("clone ghp_{}", some(36)),
     "github, fine-grained": ("github_pat_{}", some(82)),
-    "gitlab": ("glpat-{}", some(20)),
     "hugging face": ("/data/hf_{}/shards", some(34)),
     "wandb": ("wandb_v1_{}", some(77)),
     "openai": ("sk-proj-{}", some(48)),
     "anthropic": ("sk-ant-api03-{}", some(95)),
-    "aws": ("AKIA{}", some(16, UPPER)),
-    "google": ("AIza{}", some(35)),
-    "slack": ("xoxb-123456789012-{}", some(24, LOWER).lower()),
-    "stripe": ("sk_" + "live_{}", some(24)),
-    "npm": ("npm_{}", some(36)),
-    "pypi": ("pypi-AgEIcHlwaS5vcmc{}", some(80)),
-    "sendgrid": ("SG." + some(22) + ".{}", some(43)),
-    "jwt": ("cookie {}", JWT),
     "bearer": ("Authorization: Bearer {}", some(40, LOWER)),
     "url": ("https://me:{}@example.org/shards", "hunter2-and-more"),
     "url's user": ("https://{}@example.org/shards", some(40, HEX)),
-    "query": ("https://example.org/x?token={}&page=2", "hunter2-and-more"),
-    "azure": ("AccountKey={}", some(86) + "=="),
     "private key": ("{}", PEM),
-    "assigned": ("+DB_PASSWORD = '{}'", "hunter2-and-more"),
-    "assigned in yaml": ("a: 1\npassword: {}\nb: 2", "hunter2-and-more"),
 }
 VARIABLES = {
     "GITHUB_PAT": "not-of-any-shape-1",
@@ -211,10 +194,8 @@ SINKS = (head_of_record, grid_file, rows_and_summary, logs_and_screen, studies, 
 
 @pytest.mark.parametrize("sink", SINKS, ids=lambda sink: sink.__name__)
 def test_no_secret_reaches_a_file_or_a_screen(
-    sink: Callable[[Path, Plan], None], tmp_path: Path, planned: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sink: Callable[[Path, Plan], None], tmp_path: Path, planned: Plan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    diff = "\n".join(f"+{text}" for text in TEXTS).encode()
-    monkeypatch.setattr(head, "git_state", lambda: {"commit": "c", "diff": git._bounded(diff)})
     folder = tmp_path / "a"
     folder.mkdir()
     with guarded():
@@ -267,39 +248,6 @@ def test_a_secret_that_the_run_needs_is_refused(capsys: pytest.CaptureFixture[st
     assert compose([*SMALL, "tracker=wandb", "tracker.mode=offline"]).data.kind == "synthetic"  # words of the schema
 
 
-def test_the_diff_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for command in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"]):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    (tmp_path / "nocap").mkdir()
-    (tmp_path / "conf").mkdir()
-    source = tmp_path / "nocap" / "a.py"
-    source.write_text("a = 1\n")
-    subprocess.run(["git", "-C", str(tmp_path), "add", "-A"], check=True)
-    subprocess.run(["git", "-C", str(tmp_path), "commit", "-qm", "a"], check=True)
-    monkeypatch.setattr(git, "PACKAGE", tmp_path / "nocap")
-    digests = set()
-    for content in ("a = 2\n", "# line\n" * 3_000_000, "x" * 20_000_000, b"# caf\xe9\n"):
-        source.write_bytes(content.encode() if isinstance(content, str) else content)
-        state = git.git_state()
-        assert state is not None
-        assert len(state["diff"]) < git.DIFF_BYTES + 100
-        assert ("are left out]" in state["diff"]) == (len(content) > git.DIFF_BYTES)
-        digests.add(state["diff_sha256"])
-    assert len(digests) == 4
-
-
-def test_the_library_of_shapes_is_not_imported_for_an_ordinary_text() -> None:
-    """It takes 0.3 s."""
-    code = (
-        "import sys; from nocap.config.outward import redact; from pathlib import Path\n"
-        f"for path in Path({str(REPO / 'conf')!r}).rglob('*.yaml'): redact(path.read_text())\n"
-        "redact({'identity': '0123abcd4567', 'sha256': 'ab12' * 16, 'started': '2026-11-20T10:11:12+0100'})\n"
-        "assert 'detect_secrets' not in sys.modules; redact('AKIA' + 'A1B2' * 4); assert 'detect_secrets' in sys.modules"
-    )
-    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=environ | {"PYTHONPATH": str(REPO)})
-
-
 # --- terminal control and markup -----------------------------------------------------------------------------------------------------
 
 ESCAPES = ("\x1b[31m", "\x1b]0;owned\x07", "\x1b[2J\x1b[H", "\x9b31m", "\x1b[8m", "\x1b[1A\x1b[K")
@@ -315,7 +263,11 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
     folder.mkdir(parents=True)
     data = {"source": {evil: evil}, "train": [{"sha256": "a"}], "val": [{"sha256": "b"}]}
     manifest = {"identity": digest(parts), "name": evil, "arm": f"{evil}{seed % 2}", "parts": parts, "data": data}
-    more = {"versions": {evil: evil}, "git": {"commit": evil, "diff": ""}, "hardware": {"name": evil, "fingerprint": evil, "host": evil}}
+    more = {
+        "versions": {evil: evil},
+        "git": {"commit": evil, "diff_sha256": evil},
+        "hardware": {"name": evil, "fingerprint": evil, "host": evil},
+    }
     (folder / "manifest.json").write_text(json.dumps({**manifest, **more, "attempts": [{"started": evil}]}))
     times = {"tokens": 10, "tokens_per_s": 5.0, "clock_s": {"train": 2.0}}
     found = {"status": "finished", "seed": seed, "val_loss": 3.0 + seed / 100, "steps": 2, **times, "kernel": {"train": evil}}

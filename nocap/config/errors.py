@@ -21,7 +21,7 @@ from nocap.config.exits import EXIT_CODES as EXIT_CODES
 from nocap.config.keys import is_fault
 from nocap.config.outward import guarded
 from nocap.config.paths import conf_dir
-from nocap.config.run import Run
+from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError)  # of composing: a wrong yaml or override
@@ -123,7 +123,7 @@ def _unknown_key(found: re.Match[str], key: str) -> str:
     # The schema of this name in the group of the key: two options may have one name.
     group = key.partition(".")[0]
     groups = [group] if group in registry.groups() else registry.groups()
-    schemas: list[Any] = [Run, Trainer, *(option for one in groups for option in registry.options(one).values())]
+    schemas: list[Any] = [Run, Trainer, Store, *(option for one in groups for option in registry.options(one).values())]
     known = [f.name for one in schemas if one.__name__ == schema for f in dataclasses.fields(one)]
     return f"{key or name} is no key of {schema.lower()}{suggest(name, known)}"
 

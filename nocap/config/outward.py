@@ -1,7 +1,8 @@
 """What leaves the process: no secret in any file or line, and no terminal control in what a screen shows.
 
-A secret is the value of an environment variable with a secret's name, or a text with the shape of a known token. Texts are cleaned
-where they are written: `nocap.store` for files and trackers, `nocap.show` for pages, `guarded` for stdout and stderr.
+A secret is the value of an environment variable with a secret's name, or one of a few shapes that are plainly
+secrets. Texts are cleaned where they are written: `nocap.store` for files and trackers, `nocap.show` for
+pages, `guarded` for stdout and stderr.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, TextIO, TypeVar, cast
 from urllib.parse import quote
 
@@ -20,7 +21,6 @@ from nocap.config.paths import PACKAGE, conf_dir
 
 T = TypeVar("T")
 SHORTEST = 8  # characters of a variable's value; a shorter one ("true", "3") would match ordinary text
-SHORT = 200  # characters of a text that may come again
 LONG_LINE = 16  # a line of a value of several lines, such as a private key
 
 SECRET_NAME = re.compile(
@@ -30,30 +30,20 @@ SECRET_NAME = re.compile(
 )
 HARMLESS_NAME = re.compile(r"(^|_)OLDPWD$|_(FILE|PATH|DIR|SOCK|HOME)$", re.IGNORECASE)  # the last: where it lies, not what it is
 
-_NAMES = r"[\w.]{0,40}(?i:passw(?:or)?d|passphrase|secret|api_?key|access_?token|auth_?token)"
-# Shapes that detect-secrets does not have, or of which it finds a part. A group is kept.
-SHAPES = [
-    ("private key", r"()-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\Z)"),
-    ("credentials in a URL", r"(://)(?:[^/\s@:\"'<>]*:[^/\s@\"'<>]+|[^/\s@:\"'<>]{16,})(?=@)"),
-    ("secret in a URL", r"([?&](?i:access_token|token|api_?key|key|password|secret|sig|x-amz-signature)=)(?!<redacted)[^&\s\"'<>]{8,}"),
-    ("GitHub token", r"()\b(?:github_pat_\w{22,}|gh[pousr]_\w{36,})"),
-    ("Hugging Face token", r"()\b(?:hf|api_org)_[A-Za-z0-9]{30,}"),
-    ("Weights & Biases key", r"()\bwandb_v\d_\w{32,}"),
-    ("API key", r"()\b(?:sk-(?:ant|proj|svcacct|or)-[\w-]{20,}|gsk_\w{32,}|r8_\w{32,}|AIza[\w-]{35}|npm_\w{36}|dckr_pat_[\w-]{20,})"),
-    ("JSON web token", r"()\beyJ[\w=-]{8,}\.eyJ[\w=-]{8,}(?:\.[\w=-]*)?"),
-    ("bearer token", r"((?i:\bbearer) )[\w.~+/-]{20,}=*"),
-    ("assigned secret", rf"((?<![\w.]){_NAMES}[\"']?\s*[:=]\s*[\"'])(?!<redacted)[^\"'\s{{}}$]{{8,}}(?=[\"'])"),
-    ("assigned secret", rf"((?m:^)[+-]?\s*(?:export )?{_NAMES}(?:=|: ))[^\s\"'(){{}}\[\]<>$]{{8,}}(?m:$)"),
-]
-# Where none of this is, no detector of the library finds anything: it costs 0.3 s to import, which most commands need not pay.
-MAYBE = re.compile(
-    r"(?<![\w+-])(?=[\w+-]*[A-Z])(?=[\w+-]*\d)[\w+-]{16,}"  # a long word with a capital and a digit
-    r"|AKC|AP[\dA-F]|(?i:xox[abopsr]-|hooks\.slack|:_authToken|-us\d|\d{8}:|aws|ibm|iam|cos_|hmac|softlayer|cloudant)"
+# A few that are plainly secrets, whatever variable they come from; no list has all.
+SHAPES = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\Z)"
+    r"|(?<=://)(?:[^/\s@:\"'<>]*:[^/\s@\"'<>]+|[^/\s@:\"'<>]{16,})(?=@)"  # who asks, in a URL
+    r"|(?i:(?<=\bbearer ))[\w.~+/-]{20,}=*"
+    r"|\b(?:gh[pousr]_\w{36,}|github_pat_\w{22,}|hf_[A-Za-z0-9]{30,}|wandb_v\d_\w{32,})"
+    r"|\bsk-(?:ant|proj|svcacct)-[\w-]{20,}",  # Anthropic, OpenAI
+    re.ASCII,
 )
 
 
 def redact(value: T) -> T:
-    """A copy in which every secret reads `<redacted:NAME>`: of a text, or of all texts in what JSON can hold. Keys lose tokens only."""
+    """A copy in which every secret reads `<redacted:NAME>`: of a text, or of all texts in what JSON can hold.
+    Keys lose known shapes only."""
     return cast(T, _walk(value, _of_environment()))
 
 
@@ -61,12 +51,11 @@ def _walk(value: Any, secrets: list[tuple[str, str]]) -> Any:
     if isinstance(value, str):
         for secret, name in secrets:
             value = value.replace(secret, f"<redacted:{name}>")
-        return _without_tokens(value)
+        return SHAPES.sub("<redacted:secret>", value)
     if isinstance(value, Mapping):
         return {_walk(key, []): _walk(item, secrets) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        walked = [_walk(item, secrets) for item in value]
-        return tuple(walked) if isinstance(value, tuple) else walked
+        return (tuple if isinstance(value, tuple) else list)(_walk(item, secrets) for item in value)
     return value
 
 
@@ -92,56 +81,9 @@ _WORD = re.compile(r"[a-z][a-z0-9_]{7,31}")
 @cache
 def _own_words() -> frozenset[str]:
     """The words of nocap's own source and yamls, such as `shuffled` and `finished`: public, and without them a record cannot be read."""
-    files = [*PACKAGE.rglob("*.py"), *conf_dir().rglob("*.yaml")]
-    return frozenset(word for path in files for word in _WORD.findall(path.read_text(encoding="utf-8")))
-
-
-def _without_tokens(text: str) -> str:
-    return text if len(text) < SHORTEST else _cleaned(text) if len(text) > SHORT else _remembered(text)
-
-
-@lru_cache(4096)
-def _remembered(text: str) -> str:
-    """Keys, names and digests come again with each row."""
-    return _cleaned(text)
-
-
-def _cleaned(text: str) -> str:
-    for shape, mark in _shapes():
-        text = shape.sub(mark, text)
-    return _PIECE.sub(lambda found: _detected(found[0]), text) if MAYBE.search(text) else text
-
-
-# Some detectors take the square of a text's length: they see pieces, cut at a space where there is one.
-_PIECE = re.compile(r".{1,4096}(?=\s|\Z)|.{1,4096}", re.DOTALL)
-
-
-def _detected(text: str) -> str:
-    for shape, mark in _detectors():
-        text = shape.sub(mark, text)
-    return text
-
-
-Marks = list[tuple[re.Pattern[str], str]]  # a shape, and what stands in its place
-
-
-@cache
-def _shapes() -> Marks:
-    return [(re.compile(shape, re.ASCII), rf"\1<redacted:{name}>") for name, shape in SHAPES]
-
-
-@cache
-def _detectors() -> Marks:
-    """The patterns of detect-secrets that know a token by its shape. Those that go by entropy would take a digest for one."""
-    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
-    from detect_secrets.plugins.base import RegexBasedDetector
-
-    others = ("Public IP (ipv4)", "Basic Auth Credentials", "Private Key")  # no secret; done above
-    kinds: Any = get_mapping_from_secret_type_to_class().items()
-    shaped = [(name, kind) for name, kind in kinds if issubclass(kind, RegexBasedDetector) and name not in others]
-    found = [(name, pattern) for name, kind in shaped for pattern in kind.denylist]
-    # To the end of the word: some know a token of one length only.
-    return [(re.compile(rf"(?:{pattern.pattern})[\w-]*", pattern.flags), f"<redacted:{name}>") for name, pattern in found]
+    return frozenset(
+        word for path in (*PACKAGE.rglob("*.py"), *conf_dir().rglob("*.yaml")) for word in _WORD.findall(path.read_text(encoding="utf-8"))
+    )
 
 
 # --- screens -----------------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,13 @@ from nocap.options.tracker import Tracker
 
 
 @dataclass(kw_only=True, slots=True)
+class Store:
+    """What a run's folder keeps beside its record."""
+
+    diff: bool = False  # uncommitted changes of nocap's own code, as uncommitted.diff, for its owner's eyes
+
+
+@dataclass(kw_only=True, slots=True)
 class Run:
     """One training of one resolved config with one seed."""
 
@@ -43,6 +50,7 @@ class Run:
     data: Data = key(step=False)
     tokenizer: Tokenizer = key(losses=True)
     tracker: Tracker = key(identity=False, step=False)
+    store: Store = key(identity=False, step=False, default_factory=Store)  # what is kept beside the record
     seed: int = key(ge=0, lt=2**63, step=False)  # of the weights at the start and of the order of the data
     output_dir: str = key(identity=False, step=False)  # folder; runs are in its runs/, grids in its grids/
     cache_dir: str | None = key(identity=False, step=False)  # null: $NOCAP_CACHE, else nocap under the user's cache folder

@@ -1,7 +1,8 @@
 """Sets of shards made in the cache, once.
 
-A set is a folder `cache_dir/corpora/<kind>-<vocabulary>-<key>`, its key a hash of everything that the shards depend on, the code that
-makes them included. The folder appears by a rename, so neither a killed process nor a racing one leaves half a set behind.
+A set is a folder `cache_dir/corpora/<kind>-<vocabulary>-<key>`, its key a hash of everything that the shards
+depend on, the code that makes them included. The folder appears by a rename, so neither a killed process nor
+a racing one leaves half a set behind.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from nocap.config.keys import is_fault
-from nocap.config.option import Option
 from nocap.data.shards import ShardSet, write_json, write_shard
 from nocap.data.tokens import Tokens, os_errors_refused
 from nocap.store.source import hashes
@@ -29,22 +28,16 @@ FORMAT = 1  # of the shards' content; a change makes every set anew
 
 Made = tuple[dict[str, object], dict[str, list[dict[str, object]]]]  # of the source, for the record; shards by split
 
-_OPTIONS: ContextVar[tuple[Option, ...]] = ContextVar("_OPTIONS", default=())
-
-
-@contextmanager
-def made_by(*options: Option) -> Iterator[None]:
-    """What is made inside the block is made anew once the code of these options, or what they import, is another."""
-    before = _OPTIONS.set(options)
-    try:
-        yield
-    finally:
-        _OPTIONS.reset(before)
+# The options that make the tokens at hand, set where they are asked for them. Their code, with what it
+# imports, is in the key of what is made.
+MAKERS: ContextVar[tuple[object, ...]] = ContextVar("MAKERS", default=())
 
 
 def made(kind: str, vocabulary: str, key: dict[str, Any], *, cache_dir: Path, make: Callable[[Path], Made]) -> ShardSet:
     """The set with this key, made first if it is not in the cache."""
-    code = hashes([make.__module__, *(cls.__module__ for option in _OPTIONS.get() for cls in type(option).__mro__)])
+    code = hashes(
+        [make.__module__, *(cls.__module__ for option in MAKERS.get() for cls in type(option).__mro__)],
+    )
     digest = hashlib.sha256(json.dumps([FORMAT, key, code], sort_keys=True).encode()).hexdigest()
     folder = cache_dir / "corpora" / f"{kind}-{vocabulary}-{digest[:16]}"
     if not folder.is_dir():

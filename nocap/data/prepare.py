@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from nocap.data.made import made_by
+from nocap.data.made import MAKERS
 from nocap.data.shards import ShardSet, scan
 from nocap.data.tokens import Shard, os_errors_refused
 from nocap.options.data import Data
@@ -54,7 +54,8 @@ def verify(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> tuple[list[S
 
 
 def _locate(data: Data, tokenizer: Tokenizer, cache_dir: Path) -> ShardSet:
-    with os_errors_refused(str(cache_dir)), made_by(data, tokenizer):
+    MAKERS.set((data, tokenizer))
+    with os_errors_refused(str(cache_dir)):
         return data.locate(tokenizer, cache_dir=cache_dir)
 
 

@@ -22,7 +22,7 @@ from nocap.launch.plan import Plan
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, half_saved, half_written, is_folder, superseded
 from nocap.store.files import write_file, write_text
-from nocap.store.git import git_state
+from nocap.store.git import git_state, uncommitted
 from nocap.store.record import Metrics, read_json, write_json
 from nocap.store.verify import SEALED, SUMMARY
 
@@ -47,6 +47,8 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     delete(leftovers(plan, ended=False))
     write_file(plan.run_dir / "config.yaml", dump(redact(to_plain(plan.run))).encode(), stage=stage)
     write_json(plan.run_dir / "manifest.json", made, stage=stage)
+    if plan.run.store.diff and (changed := uncommitted()) is not None:
+        write_file(plan.run_dir / "uncommitted.diff", changed[1], stage=stage, mode=0o600)
     for file in outside_files(plan.run):  # a copy to read. It is imported from here only with --allow-code.
         for path in (file.path, file.path.with_suffix(".yaml")):
             if path.is_file():

@@ -25,6 +25,7 @@ from nocap.launch.sources import located
 from nocap.launch.teachers import Teacher, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.find import of_identity
+from nocap.store.git import uncommitted
 from nocap.store.identity import differing, digest, identity_parts
 from nocap.store.record import read_json
 from nocap.store.verify import Ended, read_ended
@@ -65,6 +66,12 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         ValueError: the data, the compiler, the output directory, a teacher or the init checkpoint is invalid.
     """
     check_compiler(run)
+    require(
+        not run.store.diff or uncommitted() is not None,
+        "store.diff",
+        "be false where nocap runs from no git checkout",
+        run.store.diff,
+    )
     run = located(run)
     dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     _check_tokens(run, dataset)

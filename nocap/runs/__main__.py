@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nocap import outside
 from nocap.config.keys import require
-from nocap.store.find import OUTPUTS
+from nocap.store.find import LAST, OUTPUTS
 
 if TYPE_CHECKING:
     from nocap.runs.columns import Listed
@@ -76,8 +76,9 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Listed], list[str]]:
-    """The runs of these names and filters, and a line for each that cannot be read.
+def _chosen(words: Sequence[str], outputs: Path, *, sound: bool = False) -> tuple[list[Listed], list[str]]:
+    """The runs of these names and filters, and a line for each that cannot be read. With `sound`, where it is
+    records that choose and not only names, also for each whose record is not what nocap wrote.
 
     Errors:
         ValueError: a name stands for no run, or a filter is none.
@@ -87,7 +88,10 @@ def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Listed], list[str
 
     names = [word for word in words if not is_filter(word)]
     found = [folder for name in names for folder in find(name, outputs=outputs)] if names else run_folders(outputs / "runs")
-    runs, problems = look({folder.resolve(): folder for folder in found}.values())
+    runs, problems = look(
+        {folder.resolve(): folder for folder in found}.values(),
+        check=sound and (not words or len(names) < len(words) or LAST in names),
+    )
     for word in filter(is_filter, words):
         runs = matching(word, runs)
     return runs, problems
@@ -157,7 +161,7 @@ def _remove(options: argparse.Namespace) -> int:
 
     checkpoints, root = options.verb == "gc", options.output_dir / "runs"
     require(checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
-    runs, problems = _chosen(options.words, options.output_dir)
+    runs, problems = _chosen(options.words, options.output_dir, sound=True)
     frees = {run.folder: removal.freed(run, checkpoints=checkpoints) for run in in_order(runs, COLUMNS["started"])}
     runs = [run for run in in_order(runs, COLUMNS["started"]) if not checkpoints or frees[run.folder]]
     used_by, unknown = _references(options)

@@ -19,7 +19,7 @@ from typing import Any
 from nocap.config.keys import require
 from nocap.judge.arms import has, spell
 from nocap.show.table import BYTES, NONE, count, duration, loss, size, three_digits, whole
-from nocap.store import lease
+from nocap.store import lease, verify
 from nocap.store.runs import Record, glance
 
 DAY_S = 86_400.0
@@ -58,11 +58,14 @@ class Listed:
             return None
 
 
-def look(folders: Iterable[Path]) -> tuple[list[Listed], list[str]]:
-    """The runs in these folders, and a line for each that cannot be read."""
+def look(folders: Iterable[Path], *, check: bool = False) -> tuple[list[Listed], list[str]]:
+    """The runs in these folders, and a line for each that cannot be read; with `check`, also for each whose
+    record is not what nocap wrote."""
     found, problems = list[Listed](), list[str]()
     for folder in folders:
         try:
+            if check:
+                verify.check(folder)
             found.append(Listed(folder=folder, record=glance(folder)))
         except ValueError as error:
             problems.append(f"{folder.name}: {error}")

@@ -12,9 +12,9 @@ from typing import TextIO
 from nocap.config.outward import redact, visible
 
 
-def write_file(path: Path, *parts: bytes | memoryview, stage: Path | None = None) -> None:
+def write_file(path: Path, *parts: bytes | memoryview, stage: Path | None = None, mode: int = 0o666) -> None:
     """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, or in the
-    `stage` of a lease, synced, then renamed.
+    `stage` of a lease, synced, then renamed. `mode`: who may read and write it, less the umask.
 
     A symlink is replaced, not followed: a folder that somebody sent leads nowhere else.
 
@@ -26,7 +26,7 @@ def write_file(path: Path, *parts: bytes | memoryview, stage: Path | None = None
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     temporary = (stage or path.parent) / f".{path.name}.{secrets.token_hex(6)}.tmp"
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             for part in parts:
                 file.write(part)
             file.flush()

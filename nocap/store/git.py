@@ -7,14 +7,9 @@ import subprocess
 
 from nocap.config.paths import PACKAGE
 
-DIFF_BYTES = 256 * 1024  # of uncommitted changes, in a manifest
 
-
-def git_state() -> dict[str, str] | None:
-    """Commit and uncommitted changes of the checkout that nocap runs from; `None` for an installed package.
-
-    Of a long diff its first lines, `DIFF_BYTES` of them, and the SHA-256 of all of it.
-    """
+def uncommitted() -> tuple[str, bytes] | None:
+    """The commit of the checkout that nocap runs from, and the diff of its code since; `None` without one."""
     if not (PACKAGE.parent / ".git").exists():
         return None
     try:
@@ -24,10 +19,12 @@ def git_state() -> dict[str, str] | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit.decode().strip(), "diff": _bounded(diff), "diff_sha256": hashlib.sha256(diff).hexdigest()}
+    return commit.decode().strip(), diff
 
 
-def _bounded(diff: bytes) -> str:
-    kept = diff if len(diff) <= DIFF_BYTES else diff[:DIFF_BYTES].rpartition(b"\n")[0] + b"\n"
-    left_out = f"[{len(diff) - len(kept):,} bytes of this diff are left out]\n" if len(kept) < len(diff) else ""
-    return kept.decode(errors="replace") + left_out
+def git_state() -> dict[str, str | None] | None:
+    """What a record says of it: the commit, and the SHA-256 of the diff, null where nothing was changed. A
+    diff may hold any secret: it is not stored unless asked for (`store.diff`)."""
+    commit, diff = uncommitted() or ("", b"")
+    digest = hashlib.sha256(diff).hexdigest() if diff else None
+    return {"commit": commit, "diff_sha256": digest} if commit else None

@@ -58,12 +58,13 @@ QUIET = {
     "nocap.training.spikes": "reports losses",
     "nocap.training.state": "saves and restores, bit for bit by its tests",
 }
-# Groups whose options compute no number but the tokens, whose content is hashed. Their code is in the key of what is made: `nocap.data.made`.
+# Groups whose options compute no number but the tokens, whose content is hashed. The code that makes tokens
+# is in the key by which `nocap.data.made` keeps them.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
 
 
 def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
-    """Module → hash of its code, for each that computes a number of this run, or with `of="step"` of a training step's time."""
+    """`hashes` of what computes this run's numbers, or with `of="step"` of what a step's time depends on."""
     return hashes([*STEP, *_of_options(run, of)])
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nocap.config.bounded import JSON_BYTES, read_bytes
+from nocap.config.keys import InputError
 from nocap.config.outward import redact
 from nocap.store.files import write_file
 from nocap.store.record import SCHEMA_VERSION, SHAPES, Row, check_shape, digest, read_json, read_rows
@@ -70,8 +71,31 @@ class Ended:
     verified: bool  # by a digest
 
 
-class DamagedError(ValueError):
+class DamagedError(InputError):
     """A record that contradicts itself."""
+
+
+def check(folder: Path, *, config: Mapping[str, Any] | None = None) -> None:
+    """Refuse a record that is not what nocap wrote. Of a run without digests, as one that has not ended, the
+    manifest must have made its own identity, and `config`, what counts of config.yaml, be the manifest's.
+
+    Errors:
+        DamagedError: its files contradict each other or a digest; the message names them.
+        ValueError: a file cannot be read.
+    """
+    ended = read_ended(folder)
+    manifest, summary = (read_json(folder / name) or {} for name in ("manifest.json", SUMMARY))
+    same_config = any(
+        (config is None, ended and ended.verified, config == (manifest.get("parts") or {}).get("config")),
+    )
+    same_summary = (summary.get(SEAL) or {}).get(SUMMARY) in (None, _own_digest(summary))
+    problems = [
+        *_identity_problems(folder, manifest, summary, None),
+        *([] if same_config else ["config.yaml is not the config of manifest.json, with which it was trained"]),
+        *([] if same_summary else [f"{SUMMARY} is not what its own digest says"]),
+    ]
+    if problems:
+        raise DamagedError(f"{folder}: {problems[0]}")
 
 
 def read_ended(folder: Path, *, identity: str | None = None) -> Ended | None:

@@ -38,7 +38,7 @@ def results(plan: StudyPlan, done: Done, *, ledger: Ledger, hardware: Mapping[st
         "question": study.question,
         "date": time.strftime("%Y-%m-%d"),
         "command": command,
-        "commit": git["commit"] + ("+" if git["diff"] else "") if git else None,
+        "commit": f"{git['commit']}{'+' if git['diff_sha256'] else ''}" if git else None,
         "hardware": {key: value for key, value in hardware.items() if key != "host"},
         "shapes": {place: shape(next(iter(arms.values()))) for place, arms in done.arms.items() if arms},
         "speaks_for": plan.at.speaks_for,

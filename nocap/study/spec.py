@@ -26,7 +26,7 @@ from nocap.store.measurement import Metric
 from nocap.study.seeds import MOST_SEEDS, filled, with_seeds
 
 FILE = "study.yaml"
-CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.")  # keys that are no study's
+CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")  # keys that are no study's
 ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
 # Instrument → the key of a scale with its settings there.

@@ -18,13 +18,20 @@ from nocap.model.compiled import compile_in_place
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
+from nocap.store import verify
+from nocap.store.identity import config_that_counts
 from nocap.store.record import read_json
 from nocap.training import checkpoint
 
 
 def run_of(path: str | Path) -> Run:
-    """The run in this folder, with attention kernels that run anywhere."""
-    run = load(expanded(path) / "config.yaml")
+    """The run in this folder, with attention kernels that run anywhere.
+
+    Errors:
+        ValueError: there is none, or its record is not what nocap wrote.
+    """
+    run = load((folder := expanded(path)) / "config.yaml")
+    verify.check(folder, config=config_that_counts(run))
     return replace(run, attention=run.attention.portable())
 
 
@@ -33,7 +40,8 @@ def trained(run_dir: Path, *, log: Callable[[str], None] = lambda line: None) ->
     valid one. What is wrong with a newer one goes to the log.
 
     Errors:
-        ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose weights are not finite.
+        ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is valid, or one
+            that is another model's or whose weights are not finite.
     """
     run = run_of(run_dir)
     identity = (read_json(run_dir / "manifest.json") or {}).get("identity")
