@@ -220,6 +220,7 @@ def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "tiktoken"))
     config = trained / "config.yaml"
     config.write_text(config.read_text().replace("vocabulary: bytes", "vocabulary: gpt2"))
+    sealed(trained)
     model = build_model(load_config(config), vocab_size=50257)
     shutil.rmtree(trained / "checkpoints")
     tensors, _ = checkpoint.snapshot(model, [], copy=False)

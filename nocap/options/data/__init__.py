@@ -29,6 +29,6 @@ class Data(Option):
     read_sequences: int = key(ge=1, le=2**31)  # that the sequential order reads at once; a shard's tail that is shorter is left out
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
-        """The shards, made or fetched if they are missing, not yet read. `nocap.data.made.made` keeps what is made in the cache.
-        `ValueError` in one line for whatever a user can put right."""
+        """The shards, made or fetched if they are missing, not yet read. `nocap.data.made.made` keeps what is made in the
+        cache, until the code that makes it is another. `ValueError` in one line for whatever a user can put right."""
         raise NotImplementedError(f"data.kind={self.kind} must define locate")
