@@ -28,8 +28,10 @@ def train_in_ranks(run: Run, run_dir: Path) -> int:
     """Start a rank per device, pass a request to stop on, and wait for their end. The exit code for the parent."""
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    failures, told = os.pipe()  # of the ranks, in the order in which they failed; it needs no disk, which may be full
+    os.set_blocking(failures, False)
     with _store(run_dir) as store:
-        ranks = [_start(rank, run, run_dir, store) for rank in range(run.trainer.devices)]
+        ranks = [_start(rank, run, run_dir, store, told) for rank in range(run.trainer.devices)]
         asked = False
         while any(rank.poll() is None for rank in ranks) and not any(rank.returncode for rank in ranks):
             if stops and not asked:
@@ -40,7 +42,7 @@ def train_in_ranks(run: Run, run_dir: Path) -> int:
         codes = _end(ranks)
     if stops:
         return EXIT_CODES["preempted"]
-    return _failed(run, run_dir, codes) if codes else 0
+    return _failed(run, run_dir, codes, failures) if codes else 0
 
 
 @contextmanager
@@ -54,7 +56,7 @@ def _store(run_dir: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(rank: int, run: Run, run_dir: Path, store: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, run: Run, run_dir: Path, store: Path, told: int) -> subprocess.Popen[bytes]:
     size = str(run.trainer.devices)
     env = {
         **os.environ,
@@ -64,11 +66,12 @@ def _start(rank: int, run: Run, run_dir: Path, store: Path) -> subprocess.Popen[
         "LOCAL_WORLD_SIZE": size,
         "NOCAP_STORE": str(store),
         "NOCAP_PARENT": str(os.getpid()),
+        "NOCAP_FAILURES": str(told),
         "GLOO_SOCKET_IFNAME": LOOPBACK,  # no other machine may connect
         "NCCL_SOCKET_IFNAME": LOOPBACK,
         "TORCH_GLOO_LAZY_INIT": "0",  # all connections at once: then nobody can make another (training/sockets.py)
     }
-    return subprocess.Popen([sys.executable, "-m", "nocap.launch.worker", str(run_dir)], env=env)
+    return subprocess.Popen([sys.executable, "-m", "nocap.launch.worker", str(run_dir)], env=env, pass_fds=[told])
 
 
 def _end(ranks: list[subprocess.Popen[bytes]]) -> dict[int, int]:
@@ -84,16 +87,17 @@ def _end(ranks: list[subprocess.Popen[bytes]]) -> dict[int, int]:
     return codes
 
 
-def _failed(run: Run, run_dir: Path, codes: dict[int, int]) -> int:
-    """Report which rank was killed, and where. The others only wrote that they lost it."""
-    if set(codes.values()) == {EXIT_CODES["refused"]}:
-        return EXIT_CODES["refused"]
-    heartbeat = Heartbeat(run_dir)
+def _failed(run: Run, run_dir: Path, codes: dict[int, int], failures: int) -> int:
+    """Report which rank was killed, and where, or what the rank said that failed first. The others only lost it."""
+    heartbeat, status, message = Heartbeat(run_dir), "failed", ""
     killed = {rank: code for rank, code in codes.items() if code < 0}
-    message = ", ".join(f"rank {rank} ended with {ending(code)} {heartbeat.where(rank)}" for rank, code in (killed or codes).items())
-    print(f"nocap: {message}; see {run_dir / 'train.log'}", file=sys.stderr)
-    if not killed:
-        return EXIT_CODES["failed"]
-    stage = Path(os.environ["NOCAP_STAGE"])
-    cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - float(os.environ["NOCAP_STARTED"]), error=message, stage=stage)
-    return LOST
+    with suppress(BlockingIOError):  # none said anything
+        status, _, message = os.read(failures, 1 << 16).split(b"\0")[0].decode(errors="replace").partition(" ")
+    if killed or not message:
+        ends = (killed or codes).items()
+        status, message = "failed", ", ".join(f"rank {rank} ended with {ending(code)} {heartbeat.where(rank)}" for rank, code in ends)
+    print(f"nocap: {message}" + ("" if status == "refused" else f"; see {run_dir / 'train.log'}"), file=sys.stderr)
+    if not (run_dir / "summary.json").exists():  # rank 0 has not come to the run's end
+        stage, attempt_s = Path(os.environ["NOCAP_STAGE"]), time.monotonic() - float(os.environ["NOCAP_STARTED"])
+        cut_short(run, run_dir, status="failed", attempt_s=attempt_s, error=message, stage=stage)
+    return LOST if killed else EXIT_CODES[status]

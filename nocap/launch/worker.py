@@ -39,6 +39,8 @@ from nocap.training.summary import cut_short, summarize
 from nocap.training.terminal import Reporter, outlive_readers
 from nocap.training.world import World, join, place
 
+FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
+
 
 def main() -> None:
     run_dir = Path(sys.argv[1])
@@ -152,12 +154,17 @@ def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, sta
         line += f" (furthest behind: {behind})"
     with suppress(OSError):  # a full disk may be what failed
         append_text(run_dir / "train.log", f"rank {world.rank} failed\n{traceback.format_exc()}")
+    if world.size > 1 and not refused:  # all ranks refuse for the same reason
+        line = f"rank {world.rank}: {line}"
+    status = "refused" if refused else "failed"
+    if told := os.environ.get("NOCAP_FAILURES"):  # the ranks' parent reports the first failure: the others only say that they lost a rank
+        os.write(int(told), f"{status} {line}".encode(errors="replace")[:FAILURE_BYTES] + b"\0")
+        return status
     if world.is_main:
         cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - started, error=line, stage=stage)
-    if world.is_main or not refused:  # all ranks refuse for the same reason
-        who = f"rank {world.rank}: " if world.size > 1 and not refused else ""
-        print(f"nocap: {who}{line}" + ("" if refused else f"; see {run_dir / 'train.log'}"), file=sys.stderr)
-    return "refused" if refused else "failed"
+    if world.is_main or not refused:
+        print(f"nocap: {line}" + ("" if refused else f"; see {run_dir / 'train.log'}"), file=sys.stderr)
+    return status
 
 
 def _place_outside(error: Exception) -> str:

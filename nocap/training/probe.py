@@ -60,8 +60,7 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
 
         is_random = any(option.random is True for option in options.values())
         exact = all(
-            torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-            for a, b in zip(tried(), tried(seed=0 if is_random else 1), strict=True)
+            torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(tried(), tried(seed=0 if is_random else 1), strict=True)
         )
         if not exact and not is_random:
             raise InputError(

@@ -53,6 +53,8 @@ def inject(loop, kind, steps, always):
         if due(step):
             if kind == "hang":
                 time.sleep(1e6)
+            if kind == "error":
+                raise ArithmeticError("this rank's own fault")
             os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
         return fetch(job, trainee, step=step)
 
@@ -74,7 +76,7 @@ def inject(loop, kind, steps, always):
             recorder.metrics.path = Path("/dev/full")  # where the kernel answers ENOSPC to every write
         write(recorder, row)
 
-    if kind in ("kill", "hang", "stop"):
+    if kind in ("kill", "hang", "stop", "error"):
         step_module.fetch = fetch_or_not
     elif kind in ("nan", "spike"):
         loop.take_step = scaled_step
