@@ -17,8 +17,8 @@ import yaml
 
 from tests.conftest import FAULTS, REPO, SMALL, Door, Finished, Undisturbed, the_run
 
-COUNTING = REPO / "tests" / "strangers" / "counting"
-COUNTED = (*(word for word in SMALL if not word.startswith("data")), "data=counting", "trainer.steps=1", "trainer.checkpoint_every=0")
+JSONL = REPO / "tests" / "strangers" / "jsonl"
+OF_LINES = (*(word for word in SMALL if not word.startswith("data")), "data=jsonl", "trainer.steps=1", "trainer.checkpoint_every=0")
 
 
 def manifest_of(run_dir: Path) -> dict[str, Any]:
@@ -48,26 +48,35 @@ def refused(done: Finished, *words: str) -> None:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A folder for `--config-dir` with a data source and a tokenizer of its own, and a cache that nobody else uses."""
-    return shutil.copytree(COUNTING, tmp_path / "mine")
+    (tmp_path / "lines.jsonl").write_text("".join(f'{{"text": "the number {i} of many Lines"}}\n' for i in range(4000)))
+    return shutil.copytree(JSONL, tmp_path / "mine")
 
 
 def tokens_of(here: Door, source: Path, *words: str) -> tuple[str, list[str]]:
     """The digest of the tokens that a run of this data source is trained on, and the sets in the cache."""
     out = source.parent / "out"
     shutil.rmtree(out, ignore_errors=True)
-    done = here(*COUNTED, *words, "--config-dir", str(source), f"output_dir={out}", f"cache_dir={source.parent / 'cache'}")
+    done = here(
+        *OF_LINES,
+        f"data.path={source.parent / 'lines.jsonl'}",
+        *words,
+        "--config-dir",
+        str(source),
+        f"output_dir={out}",
+        f"cache_dir={source.parent / 'cache'}",
+    )
     assert done.code == 0, done.err
     return manifest_of(the_run(out))["data"]["manifest"], sorted(path.name for path in (source.parent / "cache" / "corpora").glob("[!.]*"))
 
 
 def test_an_edited_data_source_makes_its_tokens_anew(here: Door, source: Path) -> None:
     first, sets = tokens_of(here, source)
-    edit(source / "data" / "counting.py", "map(str, range", "map(hex, range")
+    edit(source / "data" / "jsonl.py", "encode_ordinary(text)]", "encode_ordinary(text.upper())]")
     second, more = tokens_of(here, source)
     assert (second == first, len(sets), len(more)) == (False, 1, 2)
-    edit(source / "data" / "counting.py", "map(hex, range", "map(str, range")  # as it was
+    edit(source / "data" / "jsonl.py", "encode_ordinary(text.upper())]", "encode_ordinary(text)]")  # as it was
     assert tokens_of(here, source) == (first, more)
-    edit(source / "data" / "counting.py", "        def make(target):", "        # says no more\n        def make(target):")
+    edit(source / "data" / "jsonl.py", "        def make(target):", "        # says no more\n        def make(target):")
     assert tokens_of(here, source) == (first, more)
 
 
