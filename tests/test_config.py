@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.config import hardware, registry
 from nocap.config.compose import Composer, as_in, compose
-from nocap.config.defaults import reasons
+from nocap.config.defaults import FASTER, reasons
 from nocap.config.manual import GRIDS, comments_of, manual
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
@@ -190,6 +190,7 @@ def test_precision_and_compilation_are_the_fast_ones(
     overrides: list[str], precision: str, compilation: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
+    monkeypatch.setattr(hardware, "bf16_gain", lambda *product: FASTER)
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
     one_thread = ["trainer.device=cpu", "trainer.threads=1"]
     for more in (
@@ -201,6 +202,8 @@ def test_precision_and_compilation_are_the_fast_ones(
     ):  # what is compared decides nothing
         t = compose([*one_thread, *overrides, *more]).trainer
         assert (t.precision.value, t.compile.value) == (precision, compilation)
+    monkeypatch.setattr(hardware, "bf16_gain", lambda *product: FASTER - 0.01)
+    assert compose([*one_thread, *overrides]).trainer.precision.value == "fp32"
     monkeypatch.setattr(hardware, "native_bf16", lambda: False)
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: None)
     chosen = {override.partition("=")[0]: override.partition("=")[2] for override in overrides}
@@ -213,13 +216,14 @@ def test_precision_and_compilation_are_the_fast_ones(
     [
         ("avx2 fma", Precision.fp32, "this CPU has no bf16 products"),
         ("avx512f avx512_vnni", Precision.fp32, "this CPU has no bf16 products"),
-        ("avx512f avx512_bf16", Precision.bf16, "width 128 × 32 channels a head is at least 4096"),
-        ("avx512_bf16 amx_tile amx_bf16", Precision.bf16, "width 128 × 32 channels a head is at least 4096"),
-        ("asimd bf16", Precision.bf16, "width 128 × 32 channels a head is at least 4096"),  # Arm
+        ("avx512f avx512_bf16", Precision.bf16, "bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)"),
+        ("avx512_bf16 amx_tile amx_bf16", Precision.bf16, "bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)"),
+        ("asimd bf16", Precision.bf16, "bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)"),  # Arm
     ],
 )
 def test_the_cpus_flags_decide_and_the_line_says_so(flags: str, chosen: Precision, reason: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset(flags.split())))
+    monkeypatch.setattr(hardware, "bf16_gain", lambda *product: 2.0)
     run = compose(["model=tiny", "trainer.device=cpu", "trainer.threads=1"])
     assert run.trainer.precision is chosen
     assert reasons(run)["precision"] == f"{chosen.value}: {reason}"

@@ -154,7 +154,8 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
     cache keeps it by CPU, torch, threads and product. None: nobody has, and now is not the time.
 
     Errors:
-        OSError, subprocess.SubprocessError: it cannot be measured, or not be kept.
+        ValueError: it cannot be measured; what torch said is on stderr.
+        OSError: it cannot be kept.
     """
     key = f"{_cpu()[0]}, torch {torch_build()['version']}, {threads} threads, {' x '.join(map(str, product))}"
     path, kept = cache_root(cache_dir) / "bf16.json", dict[str, float]()
@@ -162,14 +163,13 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
         kept = json.loads(path.read_text())
     if key not in kept and _ELSEWHERE.get() is False and "RANK" not in os.environ:  # torchrun's ranks would measure each other
         kept[key] = float(
-            subprocess.run(
+            subprocess.Popen(
                 [sys.executable, "-P", "-", *map(str, product)],
-                input=PRODUCTS,
                 env={"GOMP_SPINCOUNT": "1000", **os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                check=True,
-            ).stdout
+            ).communicate(PRODUCTS)[0]
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         (new := path.with_suffix(f".{os.getpid()}")).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

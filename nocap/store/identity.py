@@ -54,7 +54,9 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
         was.get(part) != now.get(part) for part in ("init", "teachers")
     ):
         found["config"] = ", ".join(keys)
-    places = {key: [(side.get("environment") or {}).get(key) for side in (was, now)] for key in ("device", "threads", "torch")}
+    places = {key: [config.get(f"trainer.{key}") for config in configs] for key in OF_THE_MACHINE if f"trainer.{key}" in keys} | {
+        key: [(side.get("environment") or {}).get(key) for side in (was, now)] for key in ("device", "threads", "torch")
+    }
     found |= {key: f"{key} ({values[0]}, now {values[1]})" for key, values in places.items() if values[0] != values[1]}
     mine, theirs = now["source"], was.get("source") or {}
     if changed := [module for module in dict.fromkeys([*theirs, *mine]) if theirs.get(module) != mine.get(module)]:

@@ -1,0 +1,196 @@
+"""What a machine decides in silence: the precision that is faster on it, and whose code runs on it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Door, the_run
+
+# A run of two steps that is wide enough for bf16, and chooses no precision.
+WIDE = (
+    *("model=tiny", "model.n_layer=1", "data=synthetic", "data.train_tokens=20000", "data.val_tokens=5000", "tracker=none"),
+    *("trainer.device=cpu", "trainer.threads=1", "trainer.steps=2", "trainer.batch_tokens=512", "trainer.micro_batch=2"),
+    *("trainer.val_every=0", "trainer.val_tokens=512"),
+)
+CPU = Path("/proc/cpuinfo")
+NATIVE = CPU.exists() and re.search(r"^(flags|Features)\s*:.*\b(avx512_bf16|amx_bf16|bf16)\b", CPU.read_text(), re.M)
+native = pytest.mark.skipif(not NATIVE, reason="this CPU has no bf16 products, and computes in fp32 without a probe")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("NOCAP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def default(door: Door, *words: str) -> str:
+    """The precision that the command gets."""
+    shown = door(*WIDE, *words, "--cfg", "job", "--resolve")
+    assert shown.code == 0, shown.err
+    return re.findall(r"^  precision: (\w+)", shown.out, re.M)[0]
+
+
+# --- precision -------------------------------------------------------------------------------------------------------------------------
+
+
+@native
+def test_bf16_is_the_default_only_where_it_is_faster(cache: Path, door: Door, tmp_path: Path) -> None:
+    kept = cache / "bf16.json"
+    measured = default(door)
+    ((key, gain),) = json.loads(kept.read_text()).items()
+    assert key.endswith(", 1 threads, 512 x 128 x 512")
+    assert measured == ("bf16" if gain >= 1.2 else "fp32")
+
+    kept.write_text(json.dumps({key: 2.0}))  # what is kept decides, and nothing is measured again
+    assert default(door) == "bf16"
+    assert default(door, "trainer.precision=fp32") == "fp32"
+    kept.write_text(json.dumps({key: 0.56}))
+    trained = door(*WIDE)
+    assert ", fp32, compile off\n" in trained.out
+    assert "precision fp32: bf16 is 0.56 times as fast here (512 × 128 × 512, 1 thread)" in trained.out
+    assert json.loads(kept.read_text()) == {key: 0.56}
+
+    kept.unlink()  # the run that is there goes before another probe
+    again = door(*WIDE)
+    assert "already finished" in again.out, again.err
+    assert not kept.exists()
+    assert len(list((tmp_path / "outputs" / "runs").iterdir())) == 1
+
+
+@native
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_record_decides_where_nobody_has_measured(precision: str, cache: Path, here: Door, tmp_path: Path) -> None:
+    """Also a half-done one, and in a grid."""
+    assert here(*WIDE, f"trainer.precision={precision}").code == 0
+    assert "already finished" in here(*WIDE).out
+    (the_run(tmp_path / "outputs") / "summary.json").unlink()
+    assert here("--multirun", *WIDE, "seed=0,1").code == 0
+    precisions = re.findall(r"^  precision: (\w+)", "".join(p.read_text() for p in (tmp_path / "outputs").rglob("config.yaml")), re.M)
+    assert precisions == [precision, precision]
+    assert not (cache / "bf16.json").exists()
+
+
+@native
+def test_a_damaged_answer_is_measured_again(cache: Path, door: Door) -> None:
+    cache.mkdir()
+    (cache / "bf16.json").write_text('{"AMD EP')
+    assert default(door) in ("fp32", "bf16")
+    assert len(json.loads((cache / "bf16.json").read_text())) == 1
+
+
+def test_narrow_shapes_and_arms_are_not_measured(cache: Path, here: Door) -> None:
+    """The baseline decides for all arms."""
+    done = here("--multirun", *WIDE, "model=nano,tiny")
+    assert done.code == 0, done.err
+    assert not (cache / "bf16.json").exists()
+
+
+# --- whose code runs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unset(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody has said where compiled code shall lie."""
+    with monkeypatch.context() as patch:
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+COMPILED = (*WIDE, "trainer.precision=fp32", "trainer.compile=regional")
+
+
+def compiler(folder: Path) -> tuple[Path, Path]:
+    """A C++ compiler that writes down what it is asked to make, and makes nothing."""
+    path, asked = folder / "g++", folder / "asked"
+    path.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit 1;; esac\n')
+    path.chmod(0o700)
+    return path, asked
+
+
+def test_compiled_code_of_another_user_never_runs(unset: None, cache: Path, door: Door, tmp_path: Path) -> None:
+    """A folder for temporary files that all can write in, where somebody else has made torch's own place before."""
+    temporary = tmp_path / "temporary"
+    planted = temporary / f"torchinductor_{getpass.getuser()}"
+    for folder in (temporary, planted, planted / "precompiled_headers"):
+        folder.mkdir()
+        folder.chmod(0o777)
+    path, asked = compiler(tmp_path)
+    done = door(*COMPILED, env={"TMPDIR": str(temporary), "CXX": str(path)})
+    assert done.code == 1  # there is no compiler
+    assert [str(p) for p in sorted(planted.rglob("*"))] == [str(planted / "precompiled_headers")]
+    assert str(planted) not in asked.read_text()
+    assert str(cache / "compiled") in asked.read_text()
+    assert stat.S_IMODE((cache / "compiled").stat().st_mode) == 0o700
+
+
+def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(unset: None, cache: Path, door: Door, tmp_path: Path) -> None:
+    folder = cache / "compiled"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    for words, module in ((COMPILED, "nocap.train"), (("model=nano", "trainer.compile=regional"), "nocap.profile")):
+        done = door(*words, module=module)
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert f"{folder}" in done.err
+        assert "mode 777" in done.err
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    assert door(*COMPILED).code == 2
+    folder.unlink()
+    if os.getuid() == 0:
+        folder.mkdir(mode=0o700)
+        os.chown(folder, 65534, 65534)
+        assert "user 65534" in door(*COMPILED).err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_place_that_the_user_chose_for_compiled_code_stays(unset: None, cache: Path, door: Door, tmp_path: Path) -> None:
+    path, asked = compiler(tmp_path)
+    own = tmp_path / "own"
+    door(*COMPILED, env={"TORCHINDUCTOR_CACHE_DIR": str(own), "CXX": str(path)})
+    assert str(own) in asked.read_text()
+    assert str(cache / "compiled") not in asked.read_text()
+
+
+@pytest.mark.slow
+def test_another_run_finds_what_one_has_compiled(unset: None, cache: Path, door: Door, tmp_path: Path) -> None:
+    seconds = []
+    for seed in (0, 1):
+        assert door(*COMPILED, f"seed={seed}", env={"TMPDIR": str(tmp_path)}, timeout=280).code == 0
+        summaries = [json.loads(path.read_text()) for path in (tmp_path / "outputs").rglob("summary.json")]
+        seconds.append(next(summary["clock_s"]["compile"] for summary in summaries if summary["seed"] == seed))
+    assert seconds[1] < 0.5 * seconds[0]
+    assert list((cache / "compiled").rglob("*.gch"))
+    assert not list(tmp_path.glob("torchinductor_*"))
+
+
+def test_plugins_in_a_strangers_folder_are_not_imported(door: Door, tmp_path: Path) -> None:
+    for place in ("evil.py", "more/__init__.py"):
+        (tmp_path / "hydra_plugins" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hydra_plugins" / place).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.yaml").write_text("question: does it run\n")
+    narrow = (*WIDE, "model=nano")
+    for module, words, code in (
+        ("nocap", ("train", "--help"), 0),
+        ("nocap.train", ("--help",), 0),
+        ("nocap.train", (*narrow, "--cfg", "job"), 0),
+        ("nocap.train", narrow, 0),
+        ("nocap.train", ("--multirun", *narrow, "seed=0,nope"), 2),
+        ("nocap.compare", ("outputs",), 0),
+        ("nocap.runs", ("list",), 0),
+        ("nocap.study", ("study",), 2),
+        ("nocap.bench", ("--arm", "model=nano", "--arm", "model=nope"), 2),
+    ):
+        done = door(*words, module=module)
+        assert done.code == code, (module, words, done.err)
+        assert not (tmp_path / "ran").exists(), (module, words)
