@@ -28,7 +28,7 @@ from nocap.training.step import Job, Trainee, build, take_step, validate
 from nocap.training.world import join
 from tests.conftest import REPO, SMALL
 
-STRANGERS = REPO / "tests" / "strangers"
+OWN = REPO / "tests" / "own_ideas"
 V = 257
 
 
@@ -36,7 +36,7 @@ V = 257
 def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     """Compose with the ideas of the strangers' folders."""
     monkeypatch.setenv(outside.VARIABLE, '{"folders": [], "files": []}')
-    outside.use([STRANGERS / name for name in ("my_x0", "my_value_embeddings", "next_but_one", "signum", "softcap")])
+    outside.use([OWN / name for name in ("my_x0", "my_value_embeddings", "next_but_one", "signum", "softcap")])
     return lambda *words: compose([*SMALL, *words])
 
 
@@ -436,7 +436,7 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
 
 
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
-    outside.use([STRANGERS / "my_x0"])
+    outside.use([OWN / "my_x0"])
     run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[my_x0]")
     with pytest.raises(InputError, match=r"ideas.my_x0 must have a part for its enter: from its build_layer, in model.kind=bigram"):
         build_model(run, vocab_size=V)

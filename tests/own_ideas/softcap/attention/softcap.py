@@ -1,0 +1,28 @@
+"""Attention whose scores are capped: cap·tanh(scores/cap), as in Gemma 2 (arXiv:2408.00118)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from nocap.config.keys import require
+from nocap.options.attention import Attention
+
+
+@dataclass(kw_only=True)
+class Softcap(Attention):
+    kind: str = "softcap"
+    cap: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self.cap > 0, "attention.cap", "be above 0", self.cap)
+
+    def mixer(self, run, layer):
+        def mix(q_BHTD, k_BKTD, v_BKTD):
+            groups, (T, D) = q_BHTD.shape[1] // k_BKTD.shape[1], q_BHTD.shape[2:]
+            k, v = (x.repeat_interleave(groups, dim=1) for x in (k_BKTD, v_BKTD))
+            scores = self.cap * torch.tanh(q_BHTD @ k.transpose(2, 3) / D**0.5 / self.cap)
+            future = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
+            return scores.masked_fill(future, float("-inf")).softmax(-1, dtype=torch.float32).type_as(v) @ v
+
+        return mix
