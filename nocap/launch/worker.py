@@ -9,7 +9,8 @@ import os
 import sys
 import time
 import traceback
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,6 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
     stage = Path(os.environ["NOCAP_STAGE"]) if world.is_main else None  # the only rank that writes
     sessions: list[TrackerSession] = []
-    unchecked = manifest["outside"][:1]
 
     def on_start(rows: list[Row]) -> None:
         sessions.append(open_tracker(run.tracker, run_facts(run, run_dir, manifest), rows=rows))
@@ -81,7 +81,13 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     def on_row(row: Row) -> None:
         reporter.row(row)
         sessions[0].log(row)
-        if unchecked and unchecked.pop():  # once, after a whole step
+
+    @contextmanager
+    def starting() -> Iterator[None]:
+        """Around the first forward and backward. A rank that left alone would be missed by the others."""
+        with stops.at_once() if world.size == 1 else nullcontext():
+            yield
+        if manifest["outside"]:
             check_source(run, manifest["parts"]["source"])
 
     data = manifest["data"]
@@ -101,7 +107,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         on_row=on_row,
         log=reporter.log,
         stop_asked=lambda: bool(stops),
-        stop_at_once=stops.at_once if world.size == 1 else nullcontext,  # a rank that left alone would be missed by the others
+        stop_at_once=starting,
         heartbeat=lambda step: heartbeat.beat(world.rank, step),
     )
     try:

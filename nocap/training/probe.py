@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nocap import outside
 from nocap.config.keys import InputError
 from nocap.training.step import Job, Trainee, autocast, forward_of
 
 CLOSE = 1e-5  # of the largest logit
-FORWARD = ("attention", "mlp", "norm", "position", "model", "objective", "ideas")  # the groups whose options a forward calls
 
 
 def probe(job: Job, trainee: Trainee, *, step: int) -> None:
@@ -30,7 +28,11 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
         InputError: they are refused.
     """
     run, device = job.run, job.world.device
-    options = {name: option for name, option in run.options() if name.partition(".")[0] in FORWARD}
+    options = {
+        name: option
+        for name, option in run.options()
+        if name.startswith(("attention", "mlp", "norm", "position", "model", "objective", "ideas."))  # a forward calls them
+    }
     names = ", ".join(
         f"{name}.kind={option.kind}" for name, option in options.items() if outside.used({cls.__module__ for cls in type(option).__mro__})
     )
@@ -38,18 +40,17 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
         return
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([device] * (device.type == "cuda")):
-        torch.manual_seed(0)
-        tokens_BT = torch.randint(job.vocab_size, (1, run.model.seq_len + 1)).to(device)
         model = copy.deepcopy(trainee.model).train(not run.model.fp8_head)  # in training, fp8's scale is of all tokens
-        for p in (p for p in model.parameters() if not p.any()):
-            p.data.normal_(std=0.05)  # a zero would hide what it multiplies
         for _, idea, part in model.joined:
             idea.before_forward(part, model, step=step)
-        kept = copy.deepcopy(model.state_dict())
+        tokens_BT = torch.randint(job.vocab_size, (1, run.model.seq_len + 1), generator=torch.Generator().manual_seed(0)).to(device)
 
-        def tried(inputs_BT: Tensor | None = None, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+        def tried(inputs_BT: torch.Tensor | None = None, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
             """Loss and logits; the loss is the step's, whatever the inputs."""
-            model.load_state_dict(kept)  # as a checkpoint holds it
+            model.load_state_dict(trainee.model.state_dict())  # what a forward changes there is in checkpoints
+            torch.manual_seed(0)
+            for p in (p for p in model.parameters() if not p.any()):
+                p.data.normal_(std=0.05)  # a zero would hide what it multiplies
             torch.manual_seed(seed)  # other generators just go on
             step_BT, targets_BT = forward_of(trainee, tokens_BT, step=step)
             with autocast(run, run.trainer.precision):
@@ -80,7 +81,9 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
     np.random.set_state(states[1])
 
 
-def differences(logits: Callable[[Tensor], Tensor], tokens_BT: Tensor, vocab_size: int) -> Iterator[tuple[int, int | None, int | None]]:
+def differences(
+    logits: Callable[[torch.Tensor], torch.Tensor], tokens_BT: torch.Tensor, vocab_size: int
+) -> Iterator[tuple[int, int | None, int | None]]:
     """For some t: t, and the first token before t, and from t on, whose `logits`, (B, T, V), change with those from t on."""
     before, T = logits(tokens_BT), tokens_BT.shape[1]
     for t in sorted({1, T // 2, T - 1}):
@@ -88,7 +91,7 @@ def differences(logits: Callable[[Tensor], Tensor], tokens_BT: Tensor, vocab_siz
         yield t, first_difference(before[:, :t], after[:, :t]), first_difference(before[:, t:], after[:, t:])
 
 
-def first_difference(a: Tensor, b: Tensor) -> int | None:
+def first_difference(a: torch.Tensor, b: torch.Tensor) -> int | None:
     """The first token whose logits, (B, T, V), differ."""
     differs = ((a - b).abs() > CLOSE * max(1.0, float(a.abs().max()))).any(-1).any(0)
     return int(differs.nonzero()[0]) if bool(differs.any()) else None
