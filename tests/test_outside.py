@@ -70,38 +70,44 @@ def test_the_page_quotes_the_optimizer_as_it_is():
     assert [line for line in quoted.splitlines() if line.strip() not in there] == []
 
 
-WITH_A_CACHE = ("sophia", "scaled_relu2", "ngram_loss", "first_values", "jsonl")  # that decode from one
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("numbers")
-@pytest.mark.parametrize("names", [NAMES, WITH_A_CACHE], ids=["all at once", "with a cache"])
-def test_it_trains_resumes_and_is_in_the_record(door: Door, tmp_path: Path, names: tuple[str, ...]):
-    words = asked(*names)
+def test_all_train_at_once_resume_and_are_in_the_record(door: Door, tmp_path: Path):
+    words = asked(*NAMES)
     assert door(*words, "output_dir=whole").code == 0
     killed = door(*words, env={"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@7", "NOCAP_FAULT_DIR": str(tmp_path)})
     assert killed.code == 0, killed.err
     assert "starting again from the last checkpoint" in killed.err
-    run_dir = the_run(tmp_path / "whole")
-    assert state_of(the_run(tmp_path / "outputs")) == state_of(run_dir)
+    run_dir, again = the_run(tmp_path / "whole"), the_run(tmp_path / "outputs")
+    assert state_of(again) == state_of(run_dir)
     rows, summary = rows_of(run_dir), json.loads((run_dir / "summary.json").read_text())
     assert rows[-1]["val/loss"] < rows[0]["val/loss"]
-    assert summary["status"] == "finished"
-    for name in names:
-        (group,) = [path.name for path in (STRANGERS / name).iterdir()]
-        copies = [run_dir / "options" / group / f"{name}{suffix}" for suffix in (".py", ".yaml")]
-        assert [copy.read_bytes() for copy in copies] == [(STRANGERS / name / group / copy.name).read_bytes() for copy in copies]
-        manifest = json.loads((run_dir / "manifest.json").read_text())
-        assert (group, name) in {(row["group"], row["name"]) for row in manifest["outside"]}
-        assert (f"nocap.outside.{group}.{name}" in manifest["parts"]["source"]) == (group not in ("data", "tracker"))
     assert rows[0]["train/loss_ngram_loss"] > 0
-    if "sqlite_rows" in names:  # of the killed run, too
-        for folder in (run_dir, the_run(tmp_path / "outputs")):
-            table = sqlite3.connect(folder / "rows.sqlite").execute("SELECT step, value FROM rows WHERE name = 'val/loss' ORDER BY step")
-            assert table.fetchall() == [(row["step"], row["val/loss"]) for row in rows if "val/loss" in row]
+    assert summary["status"] == "finished"
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    for name in NAMES:
+        (group,) = [path.name for path in (STRANGERS / name).iterdir()]
+        for file in (STRANGERS / name / group).glob("*.*"):
+            assert (run_dir / "options" / group / file.name).read_bytes() == file.read_bytes()
+        assert (group, name) in {(row["group"], row["name"]) for row in manifest["outside"]}
+        in_source = f"nocap.outside.{group}.{name}" in manifest["parts"]["source"]
+        assert in_source == (group not in ("data", "tracker"))
+    losses = [(row["step"], row["val/loss"]) for row in rows if "val/loss" in row]
+    for folder in (run_dir, again):
+        select = "SELECT step, value FROM rows WHERE name = 'val/loss' ORDER BY step"
+        assert sqlite3.connect(folder / "rows.sqlite").execute(select).fetchall() == losses
     text = door(f"run={run_dir}", "max_tokens=4", "--allow-code", module="nocap.generate")
     assert text.code == 0, text.err
-    assert ("no cache" in text.err) == (names != WITH_A_CACHE)
+    assert "no cache: model.kind=parallel" in text.err
+
+
+@pytest.mark.slow
+def test_what_is_per_token_decodes_from_a_cache(door: Door, tmp_path: Path):
+    assert door(*asked("sophia", "scaled_relu2", "ngram_loss", "first_values")).code == 0
+    run = f"run={the_run(tmp_path / 'outputs')}"
+    text = door(run, "max_tokens=4", "--allow-code", module="nocap.generate")
+    assert text.code == 0, text.err
+    assert "no cache" not in text.err
 
 
 def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
