@@ -23,7 +23,7 @@ from nocap.checks.trial import launcher
 from nocap.config import registry
 from nocap.config.compose import composed
 from nocap.config.keys import LIMITS, TEXT
-from nocap.config.run import Run
+from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 from nocap.measure.request import Generate
 from tests.conftest import SMALL
@@ -37,7 +37,7 @@ SECONDS = 1.0  # of this process; on a machine that is busy, of the better of tw
 @cache
 def places(choices: tuple[tuple[str, str], ...] = tuple(CHOICES)) -> list[tuple[tuple[str, ...], str, Field[Any], Any]]:
     """Words that choose an option, where it lies, a field of it, and the field's type: every key of every schema of these choices once."""
-    owners: list[tuple[tuple[str, ...], str, type]] = [((), "", Run), ((), "trainer.", Trainer)]
+    owners: list[tuple[tuple[str, ...], str, type]] = [((), "", Run), ((), "trainer.", Trainer), ((), "store.", Store)]
     seen: set[type] = set()
     for group, option in choices:
         chosen = (f"{group}=[{option}]" if group == "ideas" else f"{group}={option}", *MANDATORY.get(option, ()))
@@ -46,7 +46,7 @@ def places(choices: tuple[tuple[str, str], ...] = tuple(CHOICES)) -> list[tuple[
                 seen.add(type(found))
                 owners.append((chosen, f"{place}.", type(found)))
     owners.append((("hydra/launcher=pool",), "hydra.launcher.", registry.options("launcher")["pool"]))
-    own = [name for name in get_type_hints(Run) if name not in registry.groups() and name != "trainer"]
+    own = [name for name in get_type_hints(Run) if name not in registry.groups() and name not in ("trainer", "store")]
     return [
         (words, f"{place}{f.name}", f, get_type_hints(owner)[f.name])
         for words, place, owner in owners
