@@ -18,7 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
-from nocap.config import registry
+from nocap.config import hardware, registry
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import unchecked
 from nocap.config.paths import conf_dir
@@ -105,7 +105,8 @@ def _value(node: DictConfig, key: str) -> str:
     if OmegaConf.is_missing(node, key):
         return "…, which must be given"
     try:
-        value = node[key]
+        with hardware.elsewhere(None):
+            value = node[key]
     except OmegaConfBaseException:  # it follows from a key that must be given
         return str(node._get_node(key))
     return str(value.value) if isinstance(value, Enum) else str(value) if isinstance(value, str | list | ListConfig) else json.dumps(value)

@@ -66,8 +66,11 @@ def private_caches() -> dict[str, str]:
         f"mode {there.st_mode & 0o777:o} and user {there.st_uid}",
     )
     own = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton", HEADERS: "apart"}
-    torchs = f"{tempfile.gettempdir()}/torchinductor_"  # it sets its own place, too, when it is asked for it
-    own |= {name: value for name in own if not (value := os.environ.get(name, torchs)).startswith(torchs)}
+    own |= {
+        name: value
+        for name in own  # torch sets its own place, too, when it is asked for it
+        if (value := os.environ.get(name)) and not value.startswith(f"{tempfile.gettempdir()}/torchinductor_")
+    }
     os.environ.update(own)
     return own
 

@@ -41,7 +41,7 @@ class Trainer:
     micro_batch: int = key(ge=1, le=2**24)  # sequences per device and forward
     devices: int = key(ge=1, le=4096, identity=False)  # ranks, each on a device of its own; cpu ranks share the cores
     device: Device  # where it trains
-    precision: Precision  # of the products in forward and backward
+    precision: Precision  # of the products in forward and backward; by default the faster one, as the first run measures it
     val_precision: Precision = key(step=False, losses=True)  # the same, in validation
     threads: int = key(ge=1, le=4096)  # CPU threads per worker
     compile: Compile  # by torch.compile
