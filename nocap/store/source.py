@@ -95,7 +95,7 @@ def check_source(run: Run, source: dict[str, str]) -> None:
 
 def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
     """Module → hash, installed package → version, each with its file."""
-    found, reached = dict[str, tuple[str, Path]](), {""}
+    closure, reached = dict[str, tuple[str, Path]](), {""}
     waiting = [(module, _NOCAP) for module in modules]  # each with the folder of the file that imports it
     while waiting:
         module, beside = waiting.pop()
@@ -106,11 +106,11 @@ def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
         if _quiet(module) or (path := module_path(module, beside)) is None:
             continue
         entries, imports = _read(module, path, path.stat().st_mtime_ns)
-        found |= {name: (text, path) for name, text in entries.items()}
+        closure |= {name: (text, path) for name, text in entries.items()}
         parts = [*module.split("."), *["__init__"] * (path.stem == "__init__")]
         names = (".".join([*parts[:-level], name]).rstrip(".") for level, name in imports)
         waiting += [(name, path.parent) for name in names if name.startswith("nocap.") or not path.is_relative_to(_NOCAP)]
-    return found
+    return closure
 
 
 def _of_options(run: Run, of: str) -> list[str]:
