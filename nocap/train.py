@@ -12,6 +12,7 @@ import sys  # noqa: E402
 import hydra  # noqa: E402
 
 from nocap import outside  # noqa: E402
+from nocap.config import hardware  # noqa: E402
 from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
 from nocap.config.flags import asked, flags_first, without_dashes  # noqa: E402
 from nocap.config.paths import conf_dir  # noqa: E402
@@ -47,7 +48,8 @@ def _main() -> None:
 
             print(manual([] if flags.grid else flags.overrides, search=Search))  # a sweep has no values to show
         elif flags.question:
-            hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(lambda config: None)()
+            with hardware.elsewhere(False if flags.resolve else None):
+                hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(lambda config: None)()
         elif planning:
             from nocap.launch.multirun import multirun
             from nocap.study.grid_plan import render

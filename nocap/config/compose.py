@@ -201,7 +201,8 @@ class Composer:
         arm = tuple(override for override in overrides if override not in seeds)
         key = arm, bool(seeds)
         if key not in self._arms:
-            self._arms[key] = self._arm(arm)
+            with hardware.elsewhere(None):  # OmegaConf resolves what it merges over
+                self._arms[key] = self._arm(arm)
         if isinstance(found := self._arms[key], str):
             raise ValueError(found)
         cfg, choices, defaults = found

@@ -74,8 +74,10 @@ def precision(device: Device, work: Work, micro_batch: int = 1, threads: int = 1
     )
     if not hardware.is_here() or (gain := hardware.bf16_gain((rows, inner, columns), threads, cache_dir)) is None:
         return Precision.bf16, ""
-    where = f"{rows} × {inner} × {columns}, {threads} thread{'s' if threads > 1 else ''}"
-    return Precision.bf16 if gain >= FASTER else Precision.fp32, f"bf16 is {gain:.2f} times as fast here ({where})"
+    return (
+        Precision.bf16 if gain >= FASTER else Precision.fp32,
+        f"bf16 is {gain:.2f} times as fast here ({rows} × {inner} × {columns}, {threads} thread{'s' if threads > 1 else ''})",
+    )
 
 
 def compilation(device: Device, work: Work) -> tuple[Compile, str]:

@@ -159,7 +159,7 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
     """
     key = f"{_cpu()[0]}, torch {torch_build()['version']}, {threads} threads, {' x '.join(map(str, product))}"
     path, kept = cache_root(cache_dir) / "bf16.json", dict[str, float]()
-    with suppress(OSError, ValueError):  # not there, or damaged: measured again
+    with suppress(OSError, ValueError):  # not there, damaged, or half written: measured again
         kept = json.loads(path.read_text())
     if key not in kept and _ELSEWHERE.get() is False and "RANK" not in os.environ:  # torchrun's ranks would measure each other
         kept[key] = float(
@@ -172,8 +172,7 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
             ).communicate(PRODUCTS)[0]
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        (new := path.with_suffix(f".{os.getpid()}")).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-        new.replace(path)
+        path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     return kept.get(key)
 
 

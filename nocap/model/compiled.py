@@ -38,8 +38,9 @@ def _prepare() -> None:
     places = private_caches()
     from torch._inductor import codecache, config
 
-    headers = f"{places['TORCHINDUCTOR_CACHE_DIR']}/precompiled_headers"
-    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = headers, f"{headers}/locks"
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = (
+        f"{places['TORCHINDUCTOR_CACHE_DIR']}/precompiled_headers{below}" for below in ("", "/locks")
+    )
     config.cpp_cache_precompile_headers = places[HEADERS] != "0"
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, VERSIONS)
