@@ -22,7 +22,7 @@ from nocap.config import compose as composing
 from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge import compare as judging
-from nocap.judge.groups import one_of
+from nocap.judge.comparability import one_of
 from nocap.store import runs
 from nocap.store.find import find_one
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from datetime import datetime
 from pathlib import Path
 
 from nocap import outside
@@ -19,7 +18,6 @@ Tokens are random; on a CPU an arm has one thread and is not compiled, unless it
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "attention=gqa mlp=gelu3x"
   python -m nocap.bench --suite cpu --json cpu.json
-  python -m nocap.bench model=small --arm attention=mha --arm attention=flash --append flash.json    # three times, on three days
 
 --arm-external races a training step of your own: FILE defines build(request, **options), which returns a callable. It gets
 the sizes of OVERRIDES and the same tokens; what it may be told besides: NAME=VALUE for build, trainer.precision=,
@@ -52,27 +50,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, metavar="N", help="this many rounds (default: until the intervals are narrow enough)")
     add("--seconds", type=float, metavar="S", help=f"stop after so long, warm-up included (default: {SECONDS:g}; a suite has its own)")
     add("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    add("--append", type=Path, metavar="FILE", help="as --json; where FILE is there, add a sitting: the same command again, later")
     outside.document(parser)
     return parser
 
 
 def _bench(options: argparse.Namespace) -> bool:
     """Whether every arm that could be timed was: one that failed for another reason than memory is a failure."""
-    from nocap.judge.rounds import confidence_for
-    from nocap.judge.stats import signed_rank_needs
     from nocap.measure.arms import compose_arms, refuse_ranks, suite
-    from nocap.measure.sittings import check_append, raced, with_sittings
+    from nocap.measure.rounds import confidence_for, signed_rank_needs
     from nocap.measure.text import render_bench
-    from nocap.store.record import check_writable, read_json, write_json, writing
+    from nocap.store.record import check_writable, write_json, writing
 
     refuse_ranks()
     require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
     require(not (options.suite and options.arm), "--arm", "be left out with --suite, which has its own", f"{len(options.arm)} of them")
-    require(not (options.json and options.append), "--json", "be left out with --append, which writes the same", options.json)
-    key, target = ("--append", options.append) if options.append else ("--json", options.json)
-    if target:
-        check_writable(key, target)
+    if options.json:
+        check_writable("--json", options.json)
     base, overrides, seconds = options.overrides, options.arm, SECONDS
     if options.suite:
         base, overrides, seconds = suite(options.suite, base)
@@ -83,8 +76,6 @@ def _bench(options: argparse.Namespace) -> bool:
         arms += compose_externals(base, options.arm_external, arms[0])
     least = signed_rank_needs(confidence_for(len(arms) - 1))
     require(options.rounds is None or options.rounds >= least, "--rounds", f"be at least {least} for an interval", options.rounds)
-    of, earlier = raced(arms), read_json(options.append) if options.append else None
-    check_append(earlier, of, at=datetime.now().astimezone())
     from nocap.measure.bench import BaselineError, bench  # torch, once the arms are known to be right
 
     try:
@@ -94,10 +85,10 @@ def _bench(options: argparse.Namespace) -> bool:
         return False
     finally:
         _progress("")
-    result = {"suite": options.suite, "words": base, **with_sittings(result, earlier, of)}
+    result = {"suite": options.suite, "words": base, **result}
     print(render_bench(result))
-    if target:
-        with writing(key, target) as path:
+    if options.json:
+        with writing("--json", options.json) as path:
             write_json(path, result)
     return all(arm["status"] != "failed" for arm in result["arms"])
 

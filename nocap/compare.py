@@ -28,8 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
-        _check_together(options)
-        command = _plan if options.power is not None else _why if options.why else _compare
+        command = _why if options.why else _compare
         content = command(options)
         if options.json:
             with writing("--json", options.json) as path:
@@ -48,7 +47,7 @@ def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
         import pandas as pd
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("a data frame needs pandas: pip install 'pandas>=2'") from error
-    from nocap.judge.rows import rows
+    from nocap.report.rows import rows
     from nocap.store.runs import records
 
     return pd.DataFrame(rows(records([paths] if isinstance(paths, str | Path) else paths)))
@@ -61,33 +60,23 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline", metavar="ARM", help="an arm's label or id, one of its runs, or key=value (default: the first started)"
     )
     parser.add_argument("--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison, the plan or the answer to --why as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison, or the answer to --why as JSON")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     parser.add_argument("--why", nargs=2, metavar=("A", "B"), help="show what makes two runs differ, and nothing else")
     allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
     parser.add_argument("--group", metavar="ID", help="compare this group of runs, as the line that left it out names it")
-    parser.add_argument("--power", type=float, metavar="P", help="plan only: the seeds that see --effect with this chance, from these runs")
-    parser.add_argument("--effect", metavar="X", help="with --power: a difference of final losses in nats, or 2%% of tokens/s")
     outside.document(parser)
     return parser
 
 
-def _check_together(options: argparse.Namespace) -> None:
-    is_plan = options.power is not None
-    require((options.effect is not None) == is_plan, "--effect", "be given with --power, and only there", options.effect)
-    for key in ("csv", "html", "why", "target", "baseline", "allow", "group"):
-        given = getattr(options, key)
-        require(not is_plan or given in (None, []), f"--{key}", "be left out with --power", given)
-
-
 def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
-    from nocap.judge import report
+    from nocap.judge.comparability import one_of
     from nocap.judge.compare import compare
-    from nocap.judge.describe import render
-    from nocap.judge.groups import one_of
-    from nocap.judge.rows import rows, to_csv
+    from nocap.report import comparison as report
+    from nocap.report.arms import render
+    from nocap.report.rows import rows, to_csv
     from nocap.store.runs import load
 
     target = options.target
@@ -104,21 +93,13 @@ def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
     return comparison.json()
 
 
-def _plan(options: argparse.Namespace) -> Mapping[str, Any]:
-    from nocap.judge.power import plan_from, render
-    from nocap.store.runs import load
-
-    planned = plan_from(load(options.paths), effect=options.effect, power=options.power)
-    print(render(planned))
-    return planned
-
-
 def _why(options: argparse.Namespace) -> Mapping[str, Any]:
-    from nocap.judge.why import describe, why
+    from nocap.judge.comparability import why
+    from nocap.report.why import render
     from nocap.store.find import find_one
 
     found = why(*(find_one(path) for path in options.why))
-    print(describe(found))
+    print(render(found))
     return found
 
 

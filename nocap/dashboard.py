@@ -65,10 +65,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _of_runs(path: str) -> Shown:
+    from nocap.judge.comparability import one_of
     from nocap.judge.compare import compare
-    from nocap.judge.describe import sections
-    from nocap.judge.groups import one_of
-    from nocap.show.table import markdown, tame
+    from nocap.report.arms import tables
+    from nocap.report.table import tame
     from nocap.store.runs import load
 
     loaded = load([path])
@@ -76,9 +76,8 @@ def _of_runs(path: str) -> Shown:
     for line in found.problems[len(loaded.problems) :]:
         print(f"nocap: {line}", file=sys.stderr)
     lines: list[str] = []
-    for section in islice(sections(compare(found)), 2):  # verdicts; speed and memory
-        rows = [list(map(str, row)) for row in section.rows]
-        lines += [f"### {section.title}", "", *markdown(section.head, rows), "", *section.notes, ""]
+    for table in islice(tables(compare(found)), 2):  # verdicts; speed and memory
+        lines += [f"### {table.title}", "", *table.markdown(), "", *table.notes, ""]
     title = Path(path).absolute().name
     return Shown(title=title, runs=[record.identity for record in found.records], verdicts=tame("\n".join(lines)))
 
@@ -86,7 +85,7 @@ def _of_runs(path: str) -> Shown:
 def _of_study(folder: Path) -> Shown:
     """Its README's own part has the claims; its ledger the runs."""
     from nocap.config.bounded import read_text
-    from nocap.show.table import tame
+    from nocap.report.table import tame
     from nocap.study import ledger
     from nocap.study.report import LEARNT
 
@@ -134,24 +133,24 @@ def as_json(workspace: Any, report: Any) -> dict[str, Any]:
     }
 
 
-AXES = {"steps": "step", "tokens": "tokens", "seconds of training": "time/train_s"}
+AXES = {"steps": "step", "tokens": "tokens", "seconds of training": "clock/train_s"}
 
 
 def _plots(wr: Any) -> Mapping[str, list[Any]]:
     """Section → its plots. Runs are grouped by arm: a line is the mean over seeds, the band their standard deviation."""
     spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
-    speed = {"tokens/s": "speed/tokens_per_s", "ms a step": "speed/step_ms", "memory, MiB": "speed/model_mib"}
+    speed = {"tokens/s": "perf/tokens_per_s", "ms a step": "perf/step_ms", "memory, MiB": "memory/model_mib"}
     return {
         "Loss": [
-            *(wr.LinePlot(title=f"validation loss by {by}", x=axis, y=["loss/val"], **spread) for by, axis in AXES.items()),
-            wr.BarPlot(title="final validation loss", metrics=["loss/val"], **spread),
-            wr.LinePlot(title="training loss by steps", x="step", y=["loss/train"], **spread),
+            *(wr.LinePlot(title=f"validation loss by {by}", x=axis, y=["val/loss"], **spread) for by, axis in AXES.items()),
+            wr.BarPlot(title="final validation loss", metrics=["val/loss"], **spread),
+            wr.LinePlot(title="training loss by steps", x="step", y=["train/loss"], **spread),
         ],
         "Speed and memory": [
             *(wr.BarPlot(title=title, metrics=[metric], **spread) for title, metric in speed.items()),
-            wr.LinePlot(title="tokens/s by steps", x="step", y=["speed/tokens_per_s"], **spread),
+            wr.LinePlot(title="tokens/s by steps", x="step", y=["perf/tokens_per_s"], **spread),
         ],
-        "Where the time went": [wr.BarPlot(title=f"{line}, s", metrics=[f"time/{line}_s"], **spread) for line in LINES],
+        "Where the time went": [wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **spread) for line in LINES],
     }
 
 

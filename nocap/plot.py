@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from nocap.config.keys import require
 from nocap.store.find import OUTPUTS
 
 if TYPE_CHECKING:
-    from nocap.show.drawing import Curve
+    from nocap.report.drawing import Curve
 
 X = {"step": "steps", "tokens": "tokens", "train_s": "seconds of training"}
 
@@ -22,13 +23,15 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
-        from nocap.show.drawing import MARKS, drawn
+        from nocap.report.drawing import MARKS, drawn
         from nocap.store.files import write_file
         from nocap.store.find import find
         from nocap.store.record import writing
 
         found = {run.resolve(): run for word in options.runs for run in find(word, outputs=options.output_dir)}
-        curves = [curve for run in found.values() if (curve := _curve(run, options.x, options.y, options.after)) is not None]
+        curves = [
+            curve for run in found.values() if _sound(run) and (curve := _curve(run, options.x, options.y, options.after)) is not None
+        ]
         rule = f"be in the rows of these runs as a number{f' after step {options.after}' if options.after else ''}"
         require(bool(curves), "--y", rule, options.y)
         if options.png is None:
@@ -51,6 +54,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
     outside.document(parser)
     return parser
+
+
+def _sound(run: Path) -> bool:
+    """Whether its record is what nocap wrote; a line where not."""
+    from nocap.store.runs import glance
+
+    try:
+        glance(run)
+    except ValueError as error:
+        print(f"nocap: {run.name}: left out, {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _curve(run: Path, x: str, y: str, after: int) -> Curve | None:

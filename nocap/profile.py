@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
-from nocap.config.keys import require
-from nocap.store.record import check_writable, read_json, write_json, writing
+from nocap.store.record import check_writable, write_json, writing
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -27,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
 
     with refusals():
         _check(options, unknown)
-        found = _diff(options) if options.diff else _profile(options)
+        found = _profile(options)
         if options.json:
             with writing("--json", options.json) as path:
                 write_json(path, found)
@@ -46,18 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
     add("--ceilings", action="store_true", help="also: what each option could win at most")
-    add("--curve", type=_lengths, metavar="T,T,…", help="also: cost of attention and of a step against sequence length")
     add("--repeats", type=_positive, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
     outside.document(parser)
-    add("--diff", nargs=2, type=Path, metavar=("A", "B"), help="compare two --json files, and nothing else")
     return parser
-
-
-def _lengths(text: str) -> list[int]:
-    lengths = sorted({_positive(number) for number in text.split(",")})
-    if len(lengths) < 3:
-        raise argparse.ArgumentTypeError(f"must have at least 3 lengths, got {text}")
-    return lengths
 
 
 def _positive(text: str) -> int:
@@ -72,11 +62,8 @@ def _check(options: argparse.Namespace, unknown: Sequence[str]) -> None:
         raise ValueError("--multirun must not be given: nocap.profile takes one configuration at a time")
     if unknown:
         raise ValueError(f"flags must be those that --help lists, got {unknown[0]!a}")
-    if options.diff and options.overrides:
-        raise ValueError(f"--diff must be given two files and no configuration, got {options.overrides[0]}")
     for flag in ("json", "html", "trace"):
         if path := getattr(options, flag):
-            require(not (options.diff and flag != "json"), f"--{flag}", "be left out with --diff, which writes --json only", path)
             check_writable(f"--{flag}", path)
 
 
@@ -89,7 +76,7 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
     from nocap.measure.text import render_profile
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
-        how = {"repeats": options.repeats, "trace": trace, "ceilings": options.ceilings, "lengths": options.curve}
+        how = {"repeats": options.repeats, "trace": trace, "ceilings": options.ceilings}
         found = profile(run, options.overrides, compose, **how)
     print(render_profile(found))
     return found
@@ -105,30 +92,6 @@ def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], 
         return compose_measured([*(o for o in overrides if not o.lstrip("+").startswith(keys)), *more])
 
     return composed([]), composed
-
-
-def _diff(options: argparse.Namespace) -> dict[str, Any]:
-    from nocap.measure import diff
-
-    before, after = map(_read, options.diff)
-    names = " and ".join(map(str, options.diff))
-    try:
-        found = diff.difference(before, after)
-        text = diff.render(found)
-    except ValueError as error:
-        raise ValueError(f"{error}, in {names}") from error
-    except (AttributeError, KeyError, TypeError) as error:  # a part of them has another form
-        why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"--diff must be given two files that nocap.profile --json wrote, got {names} ({why})") from error
-    print(text)
-    return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    if found is None:
-        raise ValueError(f"--diff must be given two files that nocap.profile --json wrote, got {path}, which is not there")
-    return found
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nocap.judge.compare import compare
-from nocap.judge.result import Comparison
+from nocap.judge.compare import Comparison, compare
 from nocap.store.runs import Curve, Found, Record
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -55,7 +54,7 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         "val_bpb": val_bpb[-1],
         "tokens_per_s": 2000 * 4096 / train_s[-1],
         "step_ms": {"median": train_s[-1] / 2},
-        "memory_mib": {"model": MEMORY_MIB[attention]},
+        "memory_mib": {"peak": MEMORY_MIB[attention]},
         "params": {"total": total, "non_embedding": total - 0.2e6},
         "flops_per_token": 6 * total,
         "kernel": {"train": kernel, "val": kernel},

@@ -67,7 +67,7 @@ DEADLINE_S = 1200.0  # of a command that nobody disturbs, and between two kills
 GONE_S = 10.0  # in which the last process of a command that ended goes
 
 # What may differ between twins: times, what is made of them, checksums of files with them or a path, how often and where each began.
-TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib", "when", "at", "started", "date", "pace", "equivalent", "break_even"}
+TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib", "when", "at", "started", "date", "pace"}
 TIMES |= {"state.json", "metrics.jsonl", "manifest.json", "summary.json", "config.yaml", "attempts", "git", "commit"}
 OF_A_LINE = {"previous", "folder", "measured", "was"}  # what a ledger's line has of times and places
 ROW_TIMES = ("clock/", "perf/", "memory/")

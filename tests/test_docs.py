@@ -69,7 +69,7 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
 @pytest.mark.parametrize("block", [b for b in ALL if b.settings.get("exit", "0") == "0"], ids=_name)
 def test_overrides_compose(block: Block) -> None:
     for module, arguments in _nocap(block):
-        if module not in COMPOSING or {"--config-dir", "--diff", "--help"} & set(arguments):
+        if module not in COMPOSING or {"--config-dir", "--help"} & set(arguments):
             continue
         for overrides in _arms(arguments):
             compose([*overrides, "data.path=x"] if "data=text" in overrides else overrides)

@@ -184,7 +184,7 @@ def a_new_option(checkout: Path) -> None:
 HARMLESS = {
     "a version": replaced("nocap/__init__.py", '__version__ = "', '__version__ = "9.'),
     "a GPU's peak": replaced("nocap/config/hardware.py", 'r"A40": (149.7', 'r"A40": (150.7'),
-    "a report's word": replaced("nocap/judge/describe.py", "baseline", "base line"),
+    "a report's word": replaced("nocap/report/arms.py", "baseline", "base line"),
     "an error's text": replaced("nocap/options/norm/channels.py", '"be false where', '"not be true where'),
     "a rule's text": replaced("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
     "what is said": replaced("nocap/training/loop.py", "resuming from step", "going on from step"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from nocap.measure.generation import load
 from nocap.measure.roofline import count
 from nocap.measure.steps import measurable
 from nocap.model.gpt import build_model
+from nocap.store.identity import config_that_counts
+from nocap.store.record import digest
 from nocap.training import checkpoint, memory, muon
 from nocap.training.ademamix import AdEMAMix, ramped
 from nocap.training.ledger import Ledger
@@ -373,6 +376,8 @@ def test_what_is_validated_is_generated_from(words: tuple[str, ...], tmp_path: P
         step=4, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True
     )
     (tmp_path / "config.yaml").write_text(dump(to_plain(run)))
+    parts = {"config": config_that_counts(run)}
+    (tmp_path / "manifest.json").write_text(json.dumps({"identity": digest(parts), "parts": parts}))
     model = load(tmp_path, device=torch.device("cpu"), log=print).model
     model.joined_around = ()  # what it has now is what generates
     assert validate(model, trainee.val, run=run, world=job.world) == loss

@@ -9,7 +9,7 @@ import json
 import random
 import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from nocap import compare
 from nocap.config.compose import compose, composed
 from nocap.config.errors import refusals
 from nocap.config.outward import guarded, is_secret_name, redact, visible
-from nocap.judge import report
-from nocap.judge.rows import rows, to_csv
 from nocap.launch import head
 from nocap.launch import plan as planning
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
-from nocap.show.table import markdown, table, tame
+from nocap.report import comparison as report
+from nocap.report.rows import rows, to_csv
+from nocap.report.table import aligned, markdown, tame
 from nocap.store.files import append_text, write_text
 from nocap.store.identity import digest
 from nocap.store.record import Metrics, write_json
@@ -38,6 +38,7 @@ from nocap.training.terminal import Reporter
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
 from tests.made_grid import made, record_of
+from tests.sealing import seal
 
 
 def some(n: int, alphabet: str = string.ascii_letters + string.digits) -> str:
@@ -151,12 +152,25 @@ def logs_and_screen(folder: Path, planned: Plan) -> None:
         print(text, file=sys.stderr)
 
 
+def measured(results: dict[str, Any], names: Sequence[str], arm: str = "") -> list[dict[str, Any]]:
+    """The first claim's measurements, once for each of these claims; of this arm in the place of its own."""
+    claim = results["claims"][0]
+    own = [one for one in results["measurements"] if one["claim"] == claim["id"]]
+    return [{**one, "claim": name, "arm": arm if arm and one["arm"] == claim["arm"] else one["arm"]} for name in names for one in own]
+
+
+def shaped(claim: dict[str, Any], text: str) -> dict[str, Any]:
+    """Where it was measured, with this text in each field that holds one."""
+    return {place: [{**shape, "tokenizer": text} for shape in shapes] for place, shapes in claim["where"].items()}
+
+
 def studies(folder: Path, planned: Plan) -> None:
     lines = [{"event": "registration", "claim": f"M.{i}.{text}", "hash": text} for i, text in enumerate(TEXTS)]
     ledger.append(folder / ledger.FILE, lambda found: lines, {"machine": "abc", "folder": "abc", "scale": "cpu"})
     results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
     claim = results["claims"][0]
-    results["claims"] = [{**claim, "statement": text, "id": f"X{i}", "where": text} for i, text in enumerate(TEXTS)]
+    results["claims"] = [{**claim, "statement": text, "id": f"X{i}", "where": shaped(claim, text)} for i, text in enumerate(TEXTS)]
+    results["measurements"] = measured({**results, "claims": [claim]}, [one["id"] for one in results["claims"]])
     write_json(folder / "made.json", results)
     (folder / "board" / "made").mkdir(parents=True)
     raw = folder / "board" / "made" / "results.cpu.x.json"
@@ -171,7 +185,7 @@ def comparisons(folder: Path, planned: Plan) -> None:
     compare.main([str(folder.parent / "theirs"), *words])
     compare.main(["--why", *(str(theirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
-    print(table(["arm"], [[text] for text in TEXTS]))
+    print(aligned(["arm"], [[text] for text in TEXTS]))
 
 
 def mirrors(folder: Path, planned: Plan) -> None:
@@ -274,7 +288,7 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
     (folder / "summary.json").write_text(json.dumps({**found, "tracker": evil, "error": evil, **summary}))
     rows = [{"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)} for step in range(3)]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return folder
+    return seal(folder)
 
 
 def controls(text: str) -> list[str]:
@@ -306,7 +320,8 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(tmp_path: Path, cap
 
 def test_a_hostile_study_writes_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
-    claim = {**results["claims"][0], "statement": EVIL, "id": EVIL, "where": EVIL, "arm": EVIL}
+    claim = {**results["claims"][0], "statement": EVIL, "id": EVIL, "where": shaped(results["claims"][0], EVIL), "arm": EVIL}
+    results |= {"measurements": measured(results, [EVIL], EVIL)}
     results |= {"claims": [claim], "command": f"x ` {EVIL}\n```\n# y", "date": EVIL, "study": f"../{EVIL}"}
     results["hardware"] = {**results["hardware"], "name": EVIL}
     (tmp_path / "made").mkdir()

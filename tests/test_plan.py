@@ -13,6 +13,7 @@ from nocap.config.compose import compose
 from nocap.launch.multirun import multirun
 from nocap.study import grid_plan, startup
 from nocap.study.sessions import Session
+from tests.sealing import seal
 from tests.test_compare import write_run
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.steps=20", "trainer.threads=1")
@@ -24,10 +25,11 @@ def test_the_start_of_a_run_is_that_of_runs_here(tmp_path: Path, monkeypatch: py
     assert startup.startups({"plain": run, "compiled": compiled}, tmp_path / "runs")[0] == {"plain": 3.0, "compiled": 23.0}
     here = hardware.describe(run.trainer.device, run.trainer.threads)["fingerprint"]
     for seed, (machine, seconds) in enumerate([(here, 7.0), (here, 9.0), (here, 50.0), ("another", 1.0)]):
-        folder = write_run(tmp_path, seed=seed, fingerprint=machine, config={"trainer.compile": "off"}, sealed=False)
+        folder = write_run(tmp_path, seed=seed, fingerprint=machine, config={"trainer.compile": "off"})
         summary = json.loads((folder / "summary.json").read_text())
         summary["clock_s"] |= {"startup": seconds - 2.0, "compile": 2.0}
         (folder / "summary.json").write_text(json.dumps(summary))
+        seal(folder)
     found, source = startup.startups({"plain": run, "compiled": compiled}, tmp_path / "runs")
     assert found == {"plain": 9.0, "compiled": 23.0}
     assert source == "from 3 runs of this machine"

@@ -24,7 +24,7 @@ from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
-from nocap.measure import ceilings, diff, page, profile, roofline, text
+from nocap.measure import ceilings, page, profile, roofline, text
 from nocap.measure.ceilings import Cost
 from nocap.measure.parts import MARK, Ranges, Timeline, profiler, read
 from nocap.measure.roofline import Count, Peak, Work, count
@@ -32,7 +32,7 @@ from nocap.measure.steps import Step, attention_ms, exponent, measure, with_wind
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.loss import Loss
-from nocap.store.measurement import MODEL_PARTS, PARTS
+from nocap.store.metrics import MODEL_PARTS, PARTS
 from nocap.training import memory
 from tests.conftest import Door
 from tests.fuzz.process import answer
@@ -447,30 +447,25 @@ def test_the_trace_is_one_that_perfetto_reads(profiled: Profiled) -> None:
 
 
 def with_bounds(found: dict[str, Any]) -> dict[str, Any]:
-    """The same with a table of ceilings and a curve, made up: measuring them takes longer than the rest."""
+    """The same with a table of ceilings, made up: measuring it takes longer than the rest."""
     row = {"label": "attention=gqa", "words": ["attention=gqa"], "by_flops": 1.076, "by_step": 1.09, "saved_mib": 3.0, "saved": 0.1}
-    fit = {"exponent": 2.0, "low": 1.9, "high": 2.1}
-    cost = {"name": "mha", "T": [16, 32, 64], "attention_ms": [1.0, 4.0, 16.0], "attention": fit, "step_ms": [2.0, 5.0, 18.0], "step": fit}
     table = [row, {**row, "label": "attention=gqa + mlp=gelu3x", "words": ["attention=gqa", "mlp=gelu3x"]}]
-    return {**found, "ceilings": {"table": table}, "curve": [cost]}
+    return {**found, "ceilings": {"table": table}}
 
 
-def test_bounds_and_curve_are_told(profiled: Profiled) -> None:
+def test_bounds_are_told(profiled: Profiled) -> None:
     said = text.render_profile(with_bounds(profiled[0]))
     assert re.search(r"attention=gqa +1\.076× +1\.09× +3 +10\.0%", said)
-    assert re.search(r"mha +step +T\^2\.00 \[1\.90, 2\.10\]", said)
 
 
 @pytest.mark.slow
-def test_the_door_measures_bounds_and_curve(door: Door, tmp_path: Path) -> None:
-    flags = ("--ceilings", "--curve", "16,32,64", "--repeats", "1", "--json", "p.json")
+def test_the_door_measures_bounds(door: Door, tmp_path: Path) -> None:
+    flags = ("--ceilings", "--repeats", "1", "--json", "p.json")
     done = door("model=nano", "trainer.device=cpu", *flags, module="nocap.profile", timeout=290)
     assert done.code == 0, done.err
     found = json.loads((tmp_path / "p.json").read_text())
     speedups = [row["by_step"] for row in found["ceilings"]["table"]]
     assert speedups == sorted(speedups, reverse=True)
-    assert {row["name"] for row in found["curve"]} == {path.stem for path in (conf_dir() / "attention").glob("*.yaml")}
-    assert all(row["attention"]["low"] < row["attention"]["high"] for row in found["curve"])
 
 
 @pytest.mark.slow
@@ -479,7 +474,6 @@ def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -
     page.write(with_bounds(profiled[0]), path)
     written = path.read_text(encoding="utf-8")
     assert "What an option can win at most" in written
-    assert "Milliseconds against the sequence length" in written
     if not CHROMIUM.exists():
         pytest.skip(f"no browser at {CHROMIUM}")
     from playwright.sync_api import sync_playwright
@@ -492,7 +486,7 @@ def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         tab.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or wrong.append(request.url))
         tab.goto(path.as_uri())
-        for plot in ("tree", "roofline", "curve"):
+        for plot in ("tree", "roofline"):
             tab.wait_for_selector(f"#{plot} > svg")
         tab.locator("#tree > svg").click(position={"x": 200, "y": 110})  # the bar of the model, which then fills the width
         assert tab.locator("#tree .words").first.text_content() == "model"
@@ -508,38 +502,7 @@ def test_what_a_record_says_stays_text(profiled: Profiled) -> None:
     assert written.count("</script>") == 2
 
 
-# --- before and after --------------------------------------------------------------------------------------------------------------
-
-
-def test_difference_puts_first_what_moved_most(profiled: Profiled) -> None:
-    before = profiled[0]
-    after = json.loads(json.dumps(before))
-    for row in (*after["parts"], *after["rows"]):
-        if row["part"] == "activation":
-            row["ms"] += 500
-    after["config"]["mlp"]["activation"] = "relu2"
-    found = diff.difference(before, after)
-    assert found["changed"] == {"mlp.activation": ["gelu", "relu2"]}
-    assert found["parts"][0]["part"] == "activation"
-    old, new = found["parts"][0]["ms"]
-    assert new - old == pytest.approx(500)
-    assert all(row["ms"][0] == row["ms"][1] for row in found["parts"][1:])
-    assert "mlp.activation gelu→relu2" in diff.render(found)
-
-
-def test_times_of_another_machine_are_not_compared(profiled: Profiled) -> None:
-    other = {**profiled[0], "hardware": {**profiled[0]["hardware"], "fingerprint": "other", "name": "RTX 4090"}}
-    found = diff.difference(profiled[0], other)
-    assert "RTX 4090" in found["times_refused"]
-    assert found["step_ms"] is None
-    assert "ms" not in found["parts"][0]
-    assert "times not compared" in diff.render(found)
-
-
-@pytest.mark.parametrize("content", ["{}", '{"schema_version": 99, "kind": "profile"}', "[]", "no json"])
-def test_difference_refuses_what_is_no_profile(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.json").write_text(content)
-    assert refused(capsys, "--diff", str(tmp_path / "a.json"), str(tmp_path / "a.json")).startswith("nocap: ")
+# --- refusals ----------------------------------------------------------------------------------------------------------------------
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -556,10 +519,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ("words", "said"),
     [
         (("--multirun", "seed=0,1"), "--multirun must not be given"),
-        (("--diff", "a", "b", "seed=1"), "--diff must be given two files and no configuration, got seed=1"),
-        (("--diff", "a", "b"), "got a, which is not there"),
         (("--json", "."), "--json must be a file that can be written"),
-        (("--curve", "64,128"), "must have at least 3 lengths, got 64,128"),
         (("--repeats", "0"), "must be a whole number from 1 on, got 0"),
     ],
 )

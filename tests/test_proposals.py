@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from nocap.judge.evalue import gain_evidence, threshold
-from nocap.judge.noise import Prior
+from nocap.judge.interval import Declared
 from nocap.race.__main__ import main
 from nocap.race.campaign import ACCEPTED, Campaign, Line
+from nocap.race.evalue import gain_evidence, threshold
 from nocap.race.rules import Rules
 from tests.conftest import REPO, SMALL, Door, Finished
 
@@ -158,7 +158,7 @@ def test_a_gain_below_what_is_asked_for_is_not_accepted():
 
 def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing():
     adversary = load_adversary()
-    rules = Rules(question="?", noise=Prior(sd=adversary.SIGMA * math.sqrt(2), df=8, source="made"))
+    rules = Rules(question="?", noise=Declared(sd=adversary.SIGMA * math.sqrt(2), df=8, source="made"))
     assert adversary.played(rules, 12)["with_a_false_acceptance"]["share"] == 0
     planted = adversary.played(rules, 4, effect=3 * adversary.SIGMA * math.sqrt(2), share=0.1)
     assert planted["found"] > 0.8

@@ -11,16 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from nocap.judge import report
-from nocap.judge.compare import compare
-from nocap.judge.result import Kind
-from nocap.show import forest, table
-from nocap.store.runs import Curve, Found, Record
-from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, record_of, with_summary
+from nocap.judge.compare import Outcome
+from nocap.report import comparison as report
+from nocap.report import forest
+from nocap.store import formats as table
+from nocap.store.runs import Curve, Record
+from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 
 
 def text_of(text: str) -> str:
@@ -44,8 +42,8 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
     assert "12 arms, 45 runs" in shown
     assert "AMD EPYC 9B14" in shown
     assert "2,000 steps, 8.19M tokens" in shown
-    assert re.search(r"lower loss by 0\.02\d\d ± 0\.00\d\d < 0\.001 ✓ better .{0,20}3\.\d% slower", shown)
-    assert "confounded: kernel" in shown
+    assert re.search(r"lower loss by 0\.02\d\d ± 0\.00\d\d ✓ better .{0,20}3\.\d% slower", shown)
+    assert "confounded (kernel)" in shown
     assert "no verdict (n=1)" in shown
     assert "12% fewer parameters and FLOPs per token." in shown
     assert "sliding-swiglu-s1 failed" in shown
@@ -60,20 +58,20 @@ def test_two_seeds_are_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "headline"),
+    ("outcome", "headline"),
     [
-        (Kind.better, "gqa gelu4x lowers the loss, compared with flash gelu4x."),
-        (Kind.worse, "gqa gelu4x raises the loss, compared with flash gelu4x."),
-        (Kind.unclear, "gqa gelu4x shows no difference, compared with flash gelu4x."),
-        (Kind.undecided, "gqa gelu4x has no verdict yet, compared with flash gelu4x."),
-        (Kind.confounded, "gqa gelu4x is confounded, compared with flash gelu4x."),
+        (Outcome.better, "gqa gelu4x lowers the loss, compared with flash gelu4x."),
+        (Outcome.worse, "gqa gelu4x raises the loss, compared with flash gelu4x."),
+        (Outcome.unclear, "gqa gelu4x shows no difference, compared with flash gelu4x."),
+        (Outcome.undecided, "gqa gelu4x has no verdict yet, compared with flash gelu4x."),
+        (Outcome.confounded, "gqa gelu4x is confounded, compared with flash gelu4x."),
     ],
 )
-def test_headline_of_one_change(kind: Kind, headline: str) -> None:
+def test_headline_of_one_change(outcome: Outcome, headline: str) -> None:
     grid = made(seeds=2)
     arm = next(result for result in grid.arms if result.label == "gqa gelu4x")
     assert arm.difference
-    arm = replace(arm, difference=replace(arm.difference, kind=kind))
+    arm = replace(arm, difference=replace(arm.difference, outcome=outcome))
     assert headline in text_of(report.render(replace(grid, arms=[grid.baseline, arm])))
 
 
@@ -93,9 +91,8 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
 def test_whatever_was_not_measured_is_a_dash() -> None:
     """An older record, a run without validation bytes: nothing of it but its loss is needed."""
     bare = made(2, lambda record: replace(record, summary={"status": record.status, "val_loss": 3.0}, curve=Curve()))
-    shown = text_of(report.render(replace(bare, target=None, problems=[], effects_refused="a run diverged")))
+    shown = text_of(report.render(replace(bare, target=None, problems=[])))
     assert "gqa gelu4x" in shown
-    assert "No table of effects: a run diverged." in shown
     assert "None" not in shown
     assert "nan" not in shown
 
@@ -108,7 +105,6 @@ def test_non_finite_losses_become_null() -> None:
     plotted = payload_of(report.render(made(2, diverges)))["arms"]
     assert plotted[0]["seeds"][0]["val_loss"][-1] is None
     assert plotted[0]["mean"]["val_loss"][-1] is None
-    assert next(arm for arm in plotted if arm["label"] == "sliding swiglu")["val_loss"]["high"] is None  # one seed
 
 
 def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
@@ -135,12 +131,6 @@ def test_a_rounded_zero_has_no_minus() -> None:
     assert (table.signed(-1e-9), table.signed(-0.00012), table.signed(None)) == ("+0.0000", "−0.0001", "–")
 
 
-def test_effects_are_in_words() -> None:
-    shown = text_of(report.render(made(3, broken=False)))
-    assert re.search(r"gqa \(for flash\) higher loss by 0\.01\d\d", shown)
-    assert re.search(r"gqa \(for flash\) 4\.\d% faster 4\.\d% to \d\.\d% faster", shown)
-
-
 def test_intervals_share_one_scale_and_an_arrow_is_an_outlier() -> None:
     scale = forest.cells_axis([-0.02, 0.01, 0.03, -0.03, 0.02, 0.5])
     assert -0.04 < scale.low < -0.03
@@ -157,24 +147,6 @@ def test_intervals_share_one_scale_and_an_arrow_is_an_outlier() -> None:
     assert drawn(0.01, 0.03) == f"M{left} 10.0H{right}M{left} 6.0L{left} 10.0L{left} 14.0M{right} 6.0L{right} 10.0L{right} 14.0"
     end, back = (f"{scale.right - x:.1f}" for x in (0, 5))
     assert drawn(0.01, 0.5).endswith(f"M{back} 6.0L{end} 10.0L{back} 14.0")
-
-
-def test_no_difference_shown_says_what_would_have_been() -> None:
-    """Against the non-central t's own distribution, at the level of the strictest of two comparisons."""
-    small = {"flash gelu4x": [3.0, 3.01, 3.02, 3.03], "gqa gelu4x": [3.004, 3.008, 3.021, 3.035], "mha gelu4x": [3.5, 3.51, 3.53, 3.51]}
-    records = [
-        with_summary(record_of(attention, "gelu4x", seed), val_loss=small[f"{attention} gelu4x"][seed], kernel={})
-        for attention in ("flash", "gqa", "mha")
-        for seed in range(4)
-    ]
-    found = compare(Found(records=records, problems=[]))
-    (gap,) = [arm.difference for arm in found.arms if arm.difference and arm.difference.kind is Kind.unclear]
-    assert gap.visible
-    pairs = np.subtract(small["gqa gelu4x"], small["flash gelu4x"])
-    effect, critical = gap.visible / (pairs.std(ddof=1) / 2), stats.t.ppf(1 - 0.05 / 4, 3)
-    assert stats.nct.sf(critical, 3, effect) + stats.nct.cdf(-critical, 3, effect) == pytest.approx(0.8, abs=1e-6)
-    assert f"no difference shown would have shown {gap.visible:.4f}" in text_of(report.render(found))
-    assert [arm.difference.json()["visible"] for arm in found.arms if arm.difference].count(None) == 1
 
 
 # --- what it cannot do -------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nocap.judge import report
-from nocap.judge.result import Comparison
+from nocap.judge.compare import Comparison
 from nocap.launch import search_report
 from nocap.launch.search import Sampler, Search
+from nocap.report import comparison as report
 from nocap.store.runs import Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 from tests.test_search import LR, a_search, carried
@@ -36,7 +36,7 @@ FLAGS = [
 class Tab:
     """A report in a browser's tab, and whatever it complained about or asked for."""
 
-    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", last: str = "pareto") -> None:
+    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", last: str = "times") -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         self.wrong: list[str] = []
         self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
@@ -118,7 +118,7 @@ def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: 
     assert tab.page.locator("#clock .box").count() == 12 * len(report.CLOCK)
     tab.page.click("nav button[data-arm='3']")
     assert len(tab.plotted("curves")) == 11 + 20
-    for plot in ("curves", "pareto"):
+    for plot in ("curves", "times"):
         assert "mha gelu4x" not in tab.plotted(plot)
     assert tab.page.locator("#clock .box").count() == 11 * len(report.CLOCK)
     assert tab.page.locator("tr.off").count() == 4  # verdicts, speed, costs, target
@@ -127,7 +127,7 @@ def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: 
     tab.page.dblclick("nav button[data-arm='4']")
     assert set(tab.plotted("curves")) == {"mha gelu3x"}
     tab.page.click("#all")
-    assert len(tab.plotted("pareto")) == 12
+    assert len(tab.plotted("times")) == 12
 
 
 @pytest.mark.slow
@@ -175,20 +175,20 @@ def crowded(record: Record) -> Record:
     """Twelve arms on the front, in two heaps."""
     i = [f"{attention}-{mlp}" for attention in ATTENTION for mlp in MLP].index(record.arm)
     clock = {"train": 60 + 0.01 * i + 5 * (i > 8)}
-    return with_summary(record, val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8), clock_s=clock, memory_mib={"model": 1000.0})
+    return with_summary(record, val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8), clock_s=clock, memory_mib={"peak": 1000.0})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_names_on_the_front_are_all_there_and_apart(page_of: Callable[..., Tab], width: int) -> None:
     tab = page_of(made(3, crowded, broken=False), width=width)
-    assert tab.page.locator("#pareto .label").all_text_contents() == tab.plotted("pareto")
-    rects = "[...document.querySelectorAll('#pareto .label')].map((label) => label.getBoundingClientRect())"
+    assert tab.page.locator("#times .label").all_text_contents() == tab.plotted("times")
+    rects = "[...document.querySelectorAll('#times .label')].map((label) => label.getBoundingClientRect())"
     boxes = tab.page.evaluate(f"{rects}.map((rect) => [rect.left, rect.top, rect.right, rect.bottom])")
     assert len(boxes) == 12
     for a, b in itertools.combinations(boxes, 2):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 1 or b[3] <= a[1] + 1  # lines of text are a pixel higher than their letters
-    plot = tab.page.locator("#pareto").bounding_box()
+    plot = tab.page.locator("#times").bounding_box()
     assert all(plot["x"] <= a[0] and a[2] <= plot["x"] + plot["width"] for a in boxes)
 
 
@@ -229,11 +229,11 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: Comparison)
     assert tab.page.locator("img").count() == 0
     assert tab.page.locator("nav button[data-arm='0'] span").inner_text() == f"{EVIL} flash gelu4x"
     assert EVIL[:12] in tab.page.locator("#clock").inner_text()
-    tab.page.evaluate("document.getElementById('pareto').scrollIntoView({block: 'center'})")
+    tab.page.evaluate("document.getElementById('times').scrollIntoView({block: 'center'})")
     tab.settle()
-    box = tab.page.locator("#pareto .point").first.bounding_box()
+    box = tab.page.locator("#times .point").first.bounding_box()
     tab.page.mouse.move(box["x"] + 3, box["y"] + 3)
-    assert EVIL in tab.page.wait_for_selector("#pareto .tip:not([hidden])").text_content()
+    assert EVIL in tab.page.wait_for_selector("#times .tip:not([hidden])").text_content()
 
 
 def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from nocap import plot
+from nocap.report.drawing import drawn
 from nocap.runs.__main__ import main
 from nocap.runs.columns import look
 from nocap.runs.removal import remove
-from nocap.show.drawing import drawn
 from nocap.store import lease
+from tests.sealing import seal
 from tests.test_compare import write_run
 
 
@@ -124,6 +125,7 @@ def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest
     identity = trunk.name[-12:]
     manifest = json.loads((branch / "manifest.json").read_text())
     (branch / "manifest.json").write_text(json.dumps({**manifest, "init": {"identity": identity, "step": 8, "path": "there"}}))
+    seal(branch)
     grid = here / "outputs" / "grids" / "lr-1234" / "grid.json"
     grid.parent.mkdir(parents=True)
     grid.write_text(json.dumps({"cells": [{"identity": identity}]}))
@@ -191,6 +193,7 @@ def test_options_numbers_and_units_of_filters(here: Path, capsys: pytest.Capture
     folder = write_run(here / "outputs", config={"optimizer.lr": 0.003})
     content = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**content, "options": {"mlp": "mine,other"}}))
+    seal(folder)
     for word in ("mlp=mine", "mlp=other", "lr=3e-3", "tokens>0.1K", "tokens<1B"):
         assert len(listed(capsys, word)) == 1, word
     assert listed(capsys, "mlp=gelu4x") == listed(capsys, "lr=3e-4") == []
@@ -218,6 +221,7 @@ def test_sync_uploads_what_is_offline_of_the_chosen_and_of_their_grids(
         manifest = json.loads((run / "manifest.json").read_text())
         manifest["attempts"][-1]["grid"] = "../../.." if seed == 3 else "lr-1234"
         (run / "manifest.json").write_text(json.dumps(manifest))
+        seal(run)
     places = {seed: run / "wandb" / "offline-run-1-x" for seed, run in runs.items()}
     comparison, other = (here / "outputs" / "grids" / name / "wandb" / "offline-run-2-y" for name in ("lr-1234", "other"))
     for place in (*places.values(), comparison, other):

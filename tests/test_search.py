@@ -263,7 +263,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     def made(loss: Callable[[Any], float], **more: Any) -> Trainer:
         trainer = Trainer(loss, **more)
         monkeypatch.setattr(searching, "Runner", trainer)
-        monkeypatch.setattr(searching, "outcome", trainer.outcome)
+        monkeypatch.setattr(searching, "sound", trainer.outcome)
         monkeypatch.setattr("nocap.store.identity.source_hashes", lambda *args: {})  # most of a cell's milliseconds
         return trainer
 

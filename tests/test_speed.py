@@ -14,22 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from nocap import bench as command
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.keys import InputError
 from nocap.config.trainer import Compile, Device, Precision
-from nocap.judge.rounds import LIMIT, Narrow, Rounds, confidence_for, judge
-from nocap.judge.stats import signed_rank_needs
 from nocap.measure import bench as measure
 from nocap.measure import contestant
 from nocap.measure.arms import BenchArm, compose_arm, compose_arms, interleave, order, step_config, suite
 from nocap.measure.clock import Clock, clock_of
 from nocap.measure.contestant import Contestant, DivergedError, StepInfo
 from nocap.measure.external import ExternalContestant, compose_externals, load
+from nocap.measure.rounds import LIMIT, Narrow, Rounds, confidence_for, judge, signed_rank, signed_rank_needs
 from nocap.measure.text import render_bench
-from nocap.store.measurement import METRICS, Measurement
+from nocap.store.measurement import Measurement
+from nocap.store.metrics import METRICS
 from nocap.training import memory
 from tests.conftest import EXPLODING, REPO
 
@@ -84,6 +85,46 @@ def test_an_even_drift_cancels_to_the_last_digit():
     ratios = [verdict.ratio.mid for verdict in judged.arms if verdict.ratio]
     assert ratios == [pytest.approx(1 / 1.1), pytest.approx(1 / 0.8)]
     assert [verdict.word for verdict in judged.arms] == ["slower", "faster"]
+
+
+def test_a_slow_first_instance_is_no_gain_of_the_arms():
+    """Equal arms, of which the first instance is 1% slow: over many benches the ratio is 1, where it was 1.005."""
+    rng, ratios, first = np.random.default_rng(7), [], []
+    for _ in range(150):
+        judged = judge(noisy(rng.normal(0, 0.01, (12, 3)) + np.array([0.01, 0.0, 0.0])), limit=0.03, confidence=0.99)
+        assert judged.control.ratio is not None
+        assert judged.arms[0].ratio is not None
+        ratios.append(np.log(judged.arms[0].ratio.mid))
+        first.append(np.log(judged.control.ratio.mid))
+    error = 1.96 * np.std(ratios) / np.sqrt(len(ratios))
+    assert abs(np.mean(ratios)) < error < 0.002
+    assert np.mean(first) == pytest.approx(0.01, abs=0.001)  # the control shows it
+
+
+# --- signed ranks --------------------------------------------------------------------------------------------------------------------
+
+# Hollander & Wolfe: Hamilton's depression scale of nine patients before and after a tranquilliser.
+BEFORE = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
+AFTER = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
+
+
+def test_signed_ranks():
+    found = signed_rank([a - b for a, b in zip(BEFORE, AFTER, strict=True)])
+    assert (found.mid, found.low, found.high) == (pytest.approx(0.46), pytest.approx(0.010), pytest.approx(0.786))
+
+
+@pytest.mark.parametrize("n", [6, 9, 40])
+@pytest.mark.parametrize("confidence", [0.95, 0.99])
+def test_signed_ranks_turn_wilcoxons_test_around(n: int, confidence: float):
+    sample = np.random.default_rng(n).standard_t(2, n)
+    if n < signed_rank_needs(confidence):
+        with pytest.raises(ValueError, match=r"an interval at 0\.99 needs at least 8 values, got 6"):
+            signed_rank(sample, confidence=confidence)
+        return
+    found = signed_rank(sample, confidence=confidence)
+    for edge, inward in ((found.low, 1), (found.high, -1)):
+        inside, outside = (stats.wilcoxon(sample - edge - side * inward * 1e-9, method="exact").pvalue for side in (1, -1))
+        assert outside <= 1 - confidence < inside
 
 
 # --- the verdicts ------------------------------------------------------------------------------------------------------------------

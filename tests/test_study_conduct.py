@@ -59,19 +59,14 @@ def without_training(
 
 
 @pytest.mark.slow
-def test_a_shorter_schedule_is_the_run_it_would_have_been(
-    tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """Calibrated: the baseline alone is trained, whole and at half; the halves begin at the whole run's step 5, where their decay does."""
+def test_a_shorter_schedule_is_the_run_it_would_have_been(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch):
+    """In a race arms are trained whole and at half; the halves begin at the whole run's step 5, where their decay does."""
     monkeypatch.setenv("PYTHONPATH", str(REPO))
-    content = study(claims=[LOSS], scales=at(lengths=[0.5]))
+    content = study(claims=[STEPS], scales=at(lengths=[0.5], least_length=0.5))
     written(tmp_path / "made", content)
-    assert main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}", "--calibrate"]) == 0
-    out = capsys.readouterr().out
-    assert not (tmp_path / "out" / "studies" / "made" / "cpu" / "sessions").exists()
-    manifests = {path.parent: read_json(path) or {} for path in (tmp_path / "out").glob("runs/*/manifest.json")}
+    assert main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}"]) == 0
+    manifests = {path.parent: read_json(path) or {} for path in (tmp_path / "out").glob("runs/*-flash-*/manifest.json")}
     assert len(manifests) == 6
-    assert all("-flash-" in folder.name for folder in manifests)
     steps = {folder: manifest["parts"]["config"]["trainer"]["steps"] for folder, manifest in manifests.items()}
     whole = {manifests[folder]["identity"]: folder for folder, n in steps.items() if n == 12}
     halves = [folder for folder, n in steps.items() if n == 6]
@@ -92,12 +87,6 @@ def test_a_shorter_schedule_is_the_run_it_would_have_been(
     losses = [(read_json(folder / "summary.json") or {})["val_loss"] for folder in (half, again)]
     assert losses[0] == losses[1]
     assert state_of(half)[0] == state_of(again)[0]
-
-    ends = {folder: (read_json(folder / "summary.json") or {})["val_loss"] for folder in manifests}
-    of_seed = {manifests[folder]["parts"]["config"]["seed"]: folder for folder in halves}
-    slopes = [(ends[of_seed[manifests[t]["parts"]["config"]["seed"]]] - ends[t]) / math.log(2) for t in whole.values()]
-    assert out.splitlines()[-1].startswith(f"exchange rate: {sum(slopes) / 3:.4f} [")
-    assert "between 6 and 12 steps of mha (n=3)" in out
 
 
 @pytest.mark.slow
@@ -287,9 +276,8 @@ def test_a_budgets_steps_by_hand(tmp_path: Path):
     hours = 1.0
     a_step = 3 * 1e-5 * 512 + 3 * 2e-5 * 512  # three seeds of each arm
     assert steps(hours, LOSS) == math.floor(hours * 3600 / OVERHEAD / a_step / 16) * 16 == 67920
-    half = a_step + 3 * 0.75 * 1e-5 * 512  # the baseline again at a quarter and half
-    assert steps(hours, LOSS, scales=at(lengths=[0.25, 0.5])) == math.floor(hours * 3600 / OVERHEAD / half / 16) * 16
-    race = half + 3 * 0.75 * 2e-5 * 512
+    assert steps(hours, LOSS, scales=at(lengths=[0.25, 0.5])) == 67920  # nothing races
+    race = a_step * 1.75  # both again at a quarter and half
     assert steps(hours, RACE, scales=at(lengths=[0.25, 0.5])) == math.floor(hours * 3600 / OVERHEAD / race / 16) * 16
     tuned = a_step + 3 * 2 * 1e-5 * 512  # three trials on two seeds, of the arm that leads
     assert steps(hours, LOSS, tune=SEARCH) == math.floor(hours * 3600 / OVERHEAD / tuned / 16) * 16

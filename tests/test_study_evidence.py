@@ -1,4 +1,4 @@
-"""What a study's runs and sessions measured, its bounds and its exchange rate: made evidence against closed forms."""
+"""What a study's runs and sessions measured, and its bounds: made evidence against closed forms."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats as scipy_stats
 
 from nocap.config.compose import compose
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
-from nocap.store.measurement import HELD, METRICS, Ending, Per
-from nocap.study import exchange
+from nocap.store.measurement import Ending, Per
+from nocap.store.metrics import HELD, METRICS
 from nocap.study.evidence import Evidence, bound, check_targets, older
-from nocap.study.looks import judge
 from nocap.study.measured import measurements
 from nocap.study.results import sigma
 from nocap.study.spec import Study
@@ -55,74 +53,6 @@ def measured(claim: Claim, study: Study, evidence: Evidence, arm: str) -> dict[i
     """One arm's primary metric: seed → value and ending."""
     found = [m for m in measurements(claim, study, evidence) if (m.arm, m.metric.name) == (arm, claim.metric)]
     return {m.repeat: (m.value, m.ending) for m in found}
-
-
-# --- the exchange rate -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_rate_is_the_slope_between_the_two_longest(tmp_path: Path):
-    one = made(tmp_path, RACE)
-    found = exchange.rate(one, Evidence(**by_law("mha")))
-    assert found is not None
-    assert (found.mean, found.low, found.high) == pytest.approx((B, B, B))
-    assert (found.n, found.steps) == (3, [200, 400])
-    assert found.buys(0.07) == pytest.approx(B * math.log(1.07))
-
-    slopes = [0.3, 0.4, 0.6]  # a curve that flattens before: only its end counts
-    runs = {("mha", seed): record("mha", seed, 400, 4.0 - b * math.log(2)) for seed, b in enumerate(slopes)}
-    shorter = {("mha", seed): {200: record("mha", seed, 200, 4.0), 100: record("mha", seed, 100, 5.0)} for seed in range(3)}
-    found = exchange.rate(one, Evidence(runs=runs, shorter=shorter))
-    expected = scipy_stats.ttest_1samp(slopes, 0).confidence_interval(0.95)
-    assert found is not None
-    assert (found.mean, found.low, found.high) == pytest.approx((np.mean(slopes), expected.low, expected.high))
-
-
-def test_no_rate_without_three_seeds_of_the_same_lengths(tmp_path: Path):
-    one, whole = made(tmp_path, RACE), by_law("mha")
-    assert exchange.rate(one, Evidence(runs=whole["runs"])) is None
-    assert exchange.rate(one, Evidence(**by_law("mqa"))) is None
-    assert exchange.rate(one, Evidence(**by_law("mha", noise={0: 0.0, 1: 0.1}))) is None
-    torn = {**whole["shorter"], ("mha", 2): {100: whole["shorter"]["mha", 2][100]}}
-    assert exchange.rate(one, Evidence(runs=whole["runs"], shorter=torn)) is None
-    assert exchange.exchange(one, Evidence(runs=whole["runs"])) is None
-
-
-@pytest.mark.parametrize(("faster", "worse"), [(1.1, 0.02), (0.9, -0.05), (1.2, 0.0)])
-def test_the_equivalent_speedup_is_speed_paid_in_loss(tmp_path: Path, faster: float, worse: float):
-    """The baseline, faster by s and worse by w, ends as one whose steps are exp(ln s - w/b) as fast."""
-    found = exchange.exchange(made(tmp_path, RACE), both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(faster)))
-    assert found is not None
-    mqa, expected = found["equivalent"]["mqa"], faster * math.exp(-worse / B)
-    assert (mqa["mid"], mqa["low"], mqa["high"]) == pytest.approx((expected, expected, expected))
-    assert (mqa["speed"], mqa["worse"], mqa["n"]) == pytest.approx((faster, worse, 3))
-    assert found["break_even"]["may_cost"] == pytest.approx(B * math.log(1.07))
-
-
-def test_the_equivalent_speedup_has_the_noise_of_both(tmp_path: Path):
-    one, worse = made(tmp_path, RACE), [0.01, 0.02, 0.06]
-    runs = {("mha", seed): record("mha", seed, 400, 4.0 - b * math.log(2)) for seed, b in enumerate([0.38, 0.40, 0.42])}
-    runs |= {("mqa", seed): record("mqa", seed, 400, runs["mha", seed].val_loss + w) for seed, w in enumerate(worse)}  # type: ignore[operator]
-    shorter = {("mha", seed): {200: record("mha", seed, 200, 4.0)} for seed in range(3)}
-    found = exchange.exchange(one, Evidence(runs=runs, shorter=shorter, pace=pace(1.1)))
-    assert found is not None
-    mqa, t = found["equivalent"]["mqa"], scipy_stats.t.ppf(0.975, 2)
-    of_gain = t * np.std([w / 0.4 for w in worse], ddof=1) / math.sqrt(3)
-    of_rate = 0.03 / 0.4**2 * t * 0.02 / math.sqrt(3)  # |d gain / d rate| = w/b²
-    assert math.log(mqa["high"] / mqa["mid"]) == pytest.approx(math.hypot(of_gain, of_rate))
-    assert math.log(mqa["mid"] / mqa["low"]) == pytest.approx(math.hypot(of_gain, of_rate))
-
-
-def test_no_equivalent_of_what_diverged_or_was_not_timed(tmp_path: Path):
-    one, four = made(tmp_path, claim(RACE, seeds=[0, 1, 2, 3]), seeds=[0, 1, 2, 3]), {0: -0.003, 1: 0.001, 2: 0.002, 3: 0.0}
-    paces, theirs = pace(1.1, seeds=list(four)), by_law("mha", noise=four)
-
-    def equivalent(diverged: int | None, timed: list[Json]) -> list[str]:
-        found = exchange.exchange(one, both(by_law("mqa", noise=four, diverged=diverged), theirs, pace=timed))
-        assert found is not None
-        return list(found["equivalent"])
-
-    assert equivalent(None, paces) == ["mqa"]
-    assert equivalent(3, paces) == equivalent(None, []) == equivalent(None, paces[:2]) == []
 
 
 # --- steps to a loss ---------------------------------------------------------------------------------------------------------------
@@ -290,7 +220,6 @@ def test_a_part_that_is_saved_in_part(tmp_path: Path):
     mechanism = {"rule": "amdahl", "parts": ["scores", "mlp_up"], "saved": {"mlp_up": 0.25}, "formula": "f"}
     one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[]), LOSS]))
     assert bound(one.claims[0], one, evidence) == pytest.approx(1 / (1 - 0.2))
-    assert judge(one.claims[0], one, "cpu", evidence).claim.mechanism.bound == pytest.approx(1 / (1 - 0.2))
 
 
 def test_a_given_bound_is_given(tmp_path: Path):

@@ -64,9 +64,9 @@ print(json.dumps(found))
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["hint"] == f"tensorboard --logdir {tmp_path}; trackio show --project nocap"
     board, rows = found["board"], found["trackio"]["rows"]
-    assert board["loss/val"] == [[1, 2.0], [3, 0.0]] == [[row["step"], row["loss/val"]] for row in rows if "loss/val" in row]
+    assert board["val/loss"] == [[1, 2.0], [3, 0.0]] == [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
     assert board["tokens"] == [[i, 10.0 * i] for i in range(4)] == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
-    ends = {"summary/loss/val": 0.5, "summary/time/train_s": 9.0}
+    ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
     assert {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")} == ends
     assert rows[-1] == {**ends, "step": 3}
     assert (found["trackio"]["name"], found["trackio"]["options"]) == ("gqa lr=0.1 s0 0123ab", {"attention": "gqa"})

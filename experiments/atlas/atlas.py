@@ -41,7 +41,7 @@ from nocap.launch.grid import Cell
 from nocap.launch.search import Sampler, Search, space_of_words
 from nocap.launch.searching import Searching
 from nocap.options.launcher.pool import Devices
-from nocap.show.table import markdown
+from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
 from nocap.study.arms import more, with_seed
@@ -142,7 +142,7 @@ def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
         "clock_s": record.summary["clock_s"],
         "step_ms": record.value("step_ms"),
         "params": record.value("params"),
-        "memory_mib": record.number("memory_mib", "peak"),
+        "memory_mib": record.value("memory_mib"),
         "started": record.started,
         "machine": record.machine[0],
         "torch": record.parts["environment"]["torch"],

@@ -22,7 +22,7 @@ from worth import Blocks, put
 
 from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import require
-from nocap.show.table import markdown
+from nocap.report.table import markdown
 
 SHARE, SEED, IDEAS = jobs.SHORT, 0, 6
 MARK = "the factorial"

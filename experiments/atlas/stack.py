@@ -13,11 +13,11 @@ from typing import Any
 
 import atlas
 import jobs
+from estimate import Estimate
 from worth import BASELINE, Blocks, Line, logarithm, put, speed_of
 
 from nocap.config.errors import EXIT_CODES
-from nocap.judge.stats import Estimate
-from nocap.show.table import markdown
+from nocap.report.table import markdown
 from nocap.store.record import write_json
 
 SHARE, SEEDS = jobs.SCREEN, range(3)  # the screening's

@@ -15,12 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from estimate import Estimate, Noise, interval, pooled
 
 from nocap.config.keys import require
-from nocap.judge.noise import Noise, Prior
-from nocap.judge.stats import Estimate, interval, pooled_sd
-from nocap.show.table import markdown
+from nocap.report.table import markdown
 
 HERE = Path(__file__).resolve().parent
 README, FIGURE, MARK = HERE / "README.md", HERE / "atlas.svg", "the table"
@@ -53,19 +51,18 @@ class Blocks:
         return [of[over] - of[arm] for of in self.losses.values() if {over, arm} <= of.keys()]
 
     @cached_property
-    def noise(self) -> Prior | None:
+    def noise(self) -> Noise | None:
         """Of one pair; `None`: fewer than three arms with two pairs."""
         names = dict.fromkeys(arm for of in self.losses.values() for arm in of if arm != BASELINE)
         groups = [gains for arm in names if len(gains := self.gains(arm)) > 1 and all(map(math.isfinite, gains))]
         groups = [gains for gains in groups if max(gains) - min(gains) > SAME]
-        df = sum(len(gains) - 1 for gains in groups)
-        return Prior(sd=pooled_sd(groups), df=df, source=f"{len(groups)} arms, {df} degrees of freedom") if len(groups) >= 3 else None
+        return pooled(groups) if len(groups) >= 3 else None
 
     def lower(self, arm: str, over: str = BASELINE) -> Estimate | None:
         """By how many nats it ends lower. `None`: too few pairs, or one diverged."""
         gains = self.gains(arm, over)
-        noise = Noise(prior=self.noise)
-        return noise.interval(np.array(gains), 0.05) if noise.enough(len(gains), 3) and gains and all(map(math.isfinite, gains)) else None
+        enough = len(gains) >= (1 if self.noise else 3) and all(map(math.isfinite, gains))
+        return interval(gains, self.noise) if enough else None
 
     def without(self, arm: str) -> str:
         """Why there is no interval."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap import bench
-from nocap.judge.rounds import speed_over
+from nocap.measure.rounds import speed_over
 
 HERE = Path(__file__).resolve().parent
 COMMON = "tracker=none trainer.device=cpu trainer.threads=1"

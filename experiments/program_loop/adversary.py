@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nocap.judge.noise import Prior
+from nocap.judge.interval import Declared
 from nocap.race.campaign import ACCEPTED, Campaign, Line
 from nocap.race.rules import Rules
 
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     plain = Rules(question="none")
-    known = Rules(question="none", noise=Prior(sd=SIGMA * math.sqrt(2), df=8, source="simulated"))
+    known = Rules(question="none", noise=Declared(sd=SIGMA * math.sqrt(2), df=8, source="simulated"))
     rows = []
     for name, rules in (("noise unknown", plain), ("noise declared", known)):
         rows.append({"rules": name, **played(rules, options.campaigns)})

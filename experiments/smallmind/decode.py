@@ -34,7 +34,7 @@ from nocap.measure.generation import Sampler, generate
 from nocap.measure.latency import allocated_bytes, random_prompt
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
-from nocap.show.table import table
+from nocap.report.table import aligned
 
 FIXED = ("trainer.device=cpu", "trainer.precision=fp32", "tracker=none")
 SMALLMIND = ("model.n_layer=4", "model.n_head=8", "model.d_model=256", "model.seq_len=128")
@@ -161,7 +161,7 @@ def show(title: str, report: dict[str, Any], peak: float) -> None:
         ]
         for row in report["engines"]
     ]
-    print(f"{title}: {report['texts']} texts of {report['new']} tokens after {report['prompt']}\n{table(head, rows)}\n")
+    print(f"{title}: {report['texts']} texts of {report['new']} tokens after {report['prompt']}\n{aligned(head, rows)}\n")
 
 
 def main() -> None:

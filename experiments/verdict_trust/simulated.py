@@ -1,274 +1,224 @@
-"""How often verdicts are wrong: simulated studies of few pairs, under noise as it was measured and worse, with one look and with several.
+"""How often the one interval errs, by simulation: the words of claims without an effect, the truth that an interval holds, and power.
 
-`python experiments/verdict_trust/simulated.py [--studies N] [--json FILE] [--readme FILE]`: nothing is trained.
+    python experiments/verdict_trust/simulated.py [--studies 40000]     # writes results.json and the tables of README.md
 
-Verdicts are computed for all studies of a row at once, by the bounds of `nocap.judge.noise` and the levels of the claim. The first studies
-of each row are judged as real ones are, too, and must come out alike.
+Noise is of a pair's gain, with mean 0 and a standard deviation of 1. The claim is "any gain at all", so that the truth is at its edge.
+All studies of a cell are decided at once by `nocap.judge.interval.half_width`; its first ones are also judged from measurements by
+`nocap.judge.verdict.judge`, and must come out alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from counting import bar, finish, share
-from noises import ANY, BEYOND, CLOCK, Kind, normal
-from tables import around, render, write_table
 
-from nocap.config.errors import refusals
-from nocap.config.keys import require
-from nocap.judge.claim import Claim, Guard, Mechanism
-from nocap.judge.noise import BIAS, CAP, Noise, Prior, noise_of
-from nocap.judge.stats import Array
-from nocap.judge.verdict import Judge, Verdict, Word
-from nocap.store.measurement import METRICS, Measurement, Scale
-from nocap.store.record import check_writable
+from nocap.judge.claim import Claim, Mechanism
+from nocap.judge.interval import Array, Declared, half_width
+from nocap.judge.verdict import Word, judge
+from nocap.report.table import markdown
+from nocap.store.measurement import Measurement
+from nocap.store.metrics import METRICS, Scale
 
-STUDIES, LEAST_STUDIES = 10_000, 100  # a row
-LOSS, SPEED, QUIET = 0.0018, 0.031, 0.005  # sigma of a pair's gain: √2 × 0.0013 nats; 3.1% as measured here; where a bias is felt
-EFFECT = 3.0  # that a row plants, in sigmas
-POWER = 0.8
-SEED = 20261122
-AT = "simulated"
-ALIKE = 10  # studies of each row that the judge itself judges
-BIASED = {"bias +0.5%": BIAS, "bias −0.5%": -BIAS}  # the arm that is timed first is slower
-WORDS = (Word.inconclusive, Word.confirmed, Word.refuted)
+HERE = Path(__file__).resolve().parent
+START, END = "<!-- tables: written by simulated.py -->", "<!-- end of tables -->"
+SEED, STUDIES, JUDGED = 20261123, 40_000, 5
+FIXED, ANALYSES, POWER = (3, 5, 8), (3, 6, 12, 24), (3, 4, 5, 6, 8)  # numbers of pairs
+NOISES = ("unknown", "declared", "declared at half its size")
+
+Kind = Callable[[np.random.Generator, tuple[int, int]], Array]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Design:
-    """A claim of any gain at all, so that no effect is on its very edge, or of at least `low`."""
-
-    sigma: float  # of a pair's gain
-    looks: tuple[int, ...]
-    declared: bool  # whether the noise is
-    low: float = 0.0  # the stated end, in sigmas
-    guarded: bool = False  # by a loss, which lies at its margin
-
-    @property
-    def metric(self) -> str:
-        return "val_loss" if self.sigma == LOSS else "tokens_per_s"
-
-    @property
-    def name(self) -> str:
-        what = {LOSS: "loss", SPEED: "speed", QUIET: "quiet speed"}[self.sigma]
-        return f"{what}, noise {'declared' if self.declared else 'unknown'}" + (", guard at its margin" if self.guarded else "")
-
-    @property
-    def scale(self) -> Scale:
-        return Scale.difference if self.sigma == LOSS else Scale.ratio
-
-    @property
-    def priors(self) -> dict[str, Prior]:
-        sigmas = {"val_loss": LOSS, self.metric: self.sigma} if self.declared else {}
-        return {name: Prior(sd=sigma, df=CAP, source="made up") for name, sigma in sigmas.items()}
-
-    def noise(self, metric: str, scale: Scale) -> Noise:
-        return noise_of(METRICS[metric], scale, self.priors.get(metric), level=1.0)
-
-    def claim(self) -> Claim:
-        """As a study would write it."""
-        guard = Guard(metric="val_loss", scale=Scale.difference, margins={AT: LOSS})
-        return Claim(
-            id="simulated",
-            statement="the arm is better",
-            source="made up",
-            arm="arm",
-            metric=self.metric,
-            scale=self.scale,
-            expected=[math.exp(self.low * self.sigma) if self.scale is Scale.ratio else self.low * self.sigma, None],
-            guards=[guard] if self.guarded else [],
-            mechanism=Mechanism(bound=None, formula="none: nothing is trained"),
-            seeds=list(range(self.looks[-1])),
-            looks=list(self.looks),
-        )
+def lognormal(sigma: float) -> Kind:
+    mean, sd = math.exp(sigma**2 / 2), math.exp(sigma**2 / 2) * math.sqrt(math.expm1(sigma**2))
+    return lambda rng, shape: (mean - np.exp(sigma * rng.normal(size=shape))) / sd
 
 
-ONE_LOOK, GROWING = ((3,), (4,), (6,)), (3, 6, 9)
-DESIGNS = [
-    Design(sigma=sigma, looks=looks, declared=declared)
-    for sigma in (LOSS, SPEED, QUIET)
-    for declared in (True, False)
-    for looks in (*ONE_LOOK, GROWING)
-]
-GUARDED = Design(sigma=SPEED, looks=(4,), declared=True, guarded=True)
+def outliers(share: float) -> Kind:
+    """One-sided, of eight standard deviations of the others."""
+    sd = math.sqrt(1 + 64 * share * (1 - share))
+    return lambda rng, shape: (rng.normal(size=shape) - 8 * ((rng.random(shape) < share) - share)) / sd
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """All studies of a row: what each came to, with how many pairs, and where its interval lies."""
-
-    words: Any  # of WORDS, by index
-    pairs: Any
-    low: Array
-    high: Array
-
-    def share_of(self, word: Word) -> dict[str, float]:
-        return share(int(np.sum(self.words == WORDS.index(word))), len(self.words))
+def correlated(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """AR(1): each pair resembles the one before by 0.5."""
+    x = rng.normal(size=shape)
+    for i in range(1, shape[1]):
+        x[:, i] = 0.5 * x[:, i - 1] + math.sqrt(0.75) * x[:, i]
+    return x
 
 
-def judged(design: Design, gains: Array, guard: Array | None = None) -> Judged:
-    """`gains`: of (study, pair), as logarithms for a ratio; `guard`: the guard's. The first look that decides is the verdict."""
-    claim = design.claim()
-    noise = design.noise(design.metric, design.scale)
-    of = [(gains, noise, design.low * design.sigma)]
-    of += [] if guard is None else [(guard, design.noise("val_loss", Scale.difference), -LOSS)]
-    words, pairs = np.zeros(len(gains), dtype=int), np.zeros(len(gains), dtype=int)
-    low, high = np.zeros(len(gains)), np.zeros(len(gains))
-    for look, n in enumerate(design.looks, start=1):
-        share = claim.alpha / len(of)
-        alpha, side, each = (claim.level(look, a) for a in (claim.alpha, share / 2, share))
-        inside, outside = np.ones(len(gains), dtype=bool), np.zeros(len(gains), dtype=bool)
-        for i, (values, one, end) in enumerate(of):
-            inside &= one.at_least(values[:, :n], alpha) >= end
-            outside |= -one.at_least(-values[:, :n], each if i else side) < end
-        open_ = words == 0
-        error, df = noise.error(gains[:, :n])
-        half = _quantile(df, 1 - claim.level(look, claim.alpha / 2)) * error + noise.bias
-        mid = gains[:, :n].mean(axis=1)
-        for known, new in ((low, mid - half), (high, mid + half), (pairs, n)):
-            known[open_] = new[open_] if isinstance(new, np.ndarray) else new
-        words[open_] = np.where(outside, 2, inside)[open_]
-    return Judged(words=words, pairs=pairs, low=low, high=high)
+def sessions(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """The log ratio of two speeds, each 20% off in each session."""
+    speeds = np.log(np.maximum(1 + 0.2 * rng.normal(size=(2, *shape)), 0.1))
+    return (speeds[0] - speeds[1]) / 0.29
 
 
-def _quantile(df: Array, p: float) -> Array:
-    from scipy import special
+KINDS: dict[str, Kind] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "t, 3 degrees": lambda rng, shape: rng.standard_t(3, size=shape) / math.sqrt(3),
+    "lognormal .5": lognormal(0.5),
+    "lognormal .8": lognormal(0.8),
+    "exponential": lambda rng, shape: 1 - rng.exponential(size=shape),
+    "5% outliers": outliers(0.05),
+    "AR(1) .5": correlated,
+    "sessions": sessions,
+    "lognormal 1": lognormal(1.0),
+    "10% outliers": outliers(0.1),
+}
+SHOWN = ("lognormal 1", "10% outliers")  # without a bar
+# What may be false in %, at a number of pairs and over the analyses, and what the intervals must hold; None: no bar.
+BARS: Mapping[str, Mapping[str, tuple[float, float, float | None]]] = {
+    "unknown": {
+        **dict.fromkeys(("normal", "t, 3 degrees"), (1.0, 1.0, 98.0)),
+        **dict.fromkeys(("lognormal .5", "lognormal .8", "exponential", "5% outliers"), (5.0, 6.0, 95.0)),
+        **dict.fromkeys(("AR(1) .5", "sessions"), (5.0, 5.0, 93.0)),
+    },
+    "declared": {kind: (3.0, 3.0, 94.0) for kind in KINDS if kind not in SHOWN},
+    "declared at half its size": {
+        kind: (8.0, 12.0, None) if kind == "AR(1) .5" else (5.0, 5.0, None) for kind in KINDS if kind not in SHOWN
+    },
+}
+LEAST_POWER = {"unknown": {3: 30.0, 4: 55.0, 5: 78.0, 6: 92.0}, "declared": {3: 85.0}}  # of an effect of three standard deviations
 
-    return special.stdtrit(df, p)
+
+def declared(noise: str) -> Declared | None:
+    size = {"declared": 1.0, "declared at half its size": 0.5}.get(noise)
+    return None if size is None else Declared(sd=size, df=8, source="simulated")
 
 
-def judge(design: Design, gains: Sequence[float], guard: Sequence[float] | None = None) -> Verdict:
-    """One study as a real one is judged."""
-    sides = [(design.metric, design.scale, gains), *([("val_loss", Scale.difference, guard)] if guard is not None else [])]
+def interval(values: Array, noise: str, *, analysis: int = 1) -> tuple[Array, Array]:
+    """Low and high ends, (studies,), of values of shape (studies, pairs)."""
+    mid, n = values.mean(axis=1), values.shape[1]
+    half, _ = half_width(values.std(axis=1, ddof=1), n, declared=declared(noise), analysis=analysis)
+    return mid - half, mid + half
+
+
+def first(values: Array, noise: str) -> tuple[Array, Array]:
+    """Over the analyses: 1 confirmed, -1 refuted, 0 neither; and at which, (studies,)."""
+    said, when = np.zeros(len(values)), np.full(len(values), len(ANALYSES))
+    for k, n in enumerate(ANALYSES, start=1):
+        low, high = interval(values[:, :n], noise, analysis=k)
+        new = (said == 0) & ((low >= 0) | (high < 0))
+        said, when = np.where(new, np.where(low >= 0, 1, -1), said), np.where(new, k, when)
+    return said, when
+
+
+def words(values: Array, noise: str) -> list[Word]:
+    """By the judge itself, of each study that goes on until it is decided."""
+    made: dict[str, Any] = {"id": "s", "statement": "any gain", "source": "made", "arm": "arm", "metric": "val_loss"}
+    claim = Claim(**made, scale=Scale.difference, expected=[0.0, None], mechanism=Mechanism(formula="none"), seeds=[*range(24)])
+    known = declared(noise)
     found = []
-    for metric, scale, values in sides:
-        for seed, gain in enumerate(map(float, values)):
-            arm = math.exp(gain) if scale is Scale.ratio else 3.4 - gain
-            for side, value in (("arm", arm), ("baseline", 1.0 if scale is Scale.ratio else 3.4)):
-                found.append(Measurement(arm=side, repeat=seed, metric=METRICS[metric], value=value))
-    return Judge(design.claim(), found, against="baseline", at=AT, noise=design.priors).last_complete()
+    for study in values:
+        for n in ANALYSES:
+            losses = [("arm", i, 100 - gain) for i, gain in enumerate(study[:n])] + [("base", i, 100.0) for i in range(n)]
+            rows = [Measurement(arm=arm, repeat=i, metric=METRICS["val_loss"], value=float(x)) for arm, i, x in losses]
+            word = judge(claim, rows, against="base", at="", noise=known and {"val_loss": known}).word
+            if word is not Word.inconclusive:
+                break
+        found.append(word)
+    return found
 
 
-def check_alike(design: Design, gains: Array, found: Judged, guard: Array | None = None) -> None:
-    """Refuse a simulation that the judge does not agree with."""
-    for i in range(min(ALIKE, len(gains))):
-        verdict = judge(design, gains[i].tolist(), None if guard is None else guard[i].tolist())
-        assert (verdict.word, verdict.n) == (WORDS[found.words[i]], found.pairs[i]), (design, i, verdict)
-        back = math.log if design.scale is Scale.ratio else float
-        assert verdict.interval is not None
-        assert np.allclose([back(verdict.interval.low), back(verdict.interval.high)], [found.low[i], found.high[i]]), (design, i)
+def percent(x: Array) -> float:
+    return round(100 * float(np.mean(x)), 2)
 
 
-# --- rows --------------------------------------------------------------------------------------------------------------------------
+def calibrate(studies: int) -> dict[str, Any]:
+    """Every cell, in percent."""
+    rows, power = [], []
+    for noise in NOISES:
+        for name, kind in KINDS.items():
+            rng = np.random.default_rng(SEED)
+            values = kind(rng, (studies, ANALYSES[-1]))
+            ends = [interval(values[:, :n], noise) for n in FIXED]
+            said, _ = first(values, noise)
+            judged = [{Word.confirmed: 1, Word.refuted: -1}.get(word, 0) for word in words(values[:JUDGED], noise)]
+            assert judged == said[:JUDGED].tolist(), (noise, name)
+            rows.append(
+                {
+                    "noise": noise,
+                    "kind": name,
+                    "false": [percent(low >= 0) for low, _ in ends],
+                    "over_analyses": percent(said == 1),
+                    "refuted": [percent(high < 0) for _, high in ends],
+                    "holds": [percent((low <= 0) & (high >= 0)) for low, high in ends],
+                }
+            )
+        values = np.random.default_rng(SEED).normal(size=(studies, ANALYSES[-1]))
+        for effect in (2, 3) if noise != NOISES[2] else ():
+            seen = {n: percent(interval(effect + values[:, :n], noise)[0] >= 0) for n in POWER}
+            said, when = first(effect + values, noise)
+            pairs = round(float(np.mean(np.array(ANALYSES)[when - 1])), 1)
+            power.append({"noise": noise, "effect": effect, "seen": seen, "over_analyses": percent(said == 1), "pairs": pairs})
+    return {"studies": studies, "seed": SEED, "rows": rows, "power": power}
 
 
-def row(design: Design, noise: str, kind: Kind, *, studies: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Both errors at the edge, and an effect of three sigmas. A guard lies at its margin under both."""
-    shape = (studies, design.looks[-1])
-    shift = BIASED.get(noise, 0.0)
-    drawn, sure = design.sigma * kind(rng, shape) + shift, 100 * design.sigma if design.guarded else 0.0
-    guard = LOSS * (kind(rng, shape) - 1) if design.guarded else None
-    edge, planted = judged(design, drawn + sure, guard), judged(design, drawn + EFFECT * design.sigma, guard)
-    check_alike(design, drawn + sure, edge, guard)
-    check_alike(design, drawn + EFFECT * design.sigma, planted, guard)
-    covered = int(np.sum((edge.low <= sure) & (sure <= edge.high)))
-    return {
-        "design": design.name,
-        "looks": list(design.looks),
-        "noise": noise,
-        "beyond": noise in BEYOND,
-        "studies": studies,
-        "confirmed": edge.share_of(Word.confirmed),
-        "refuted": edge.share_of(Word.refuted),
-        "found": None if design.guarded else planted.share_of(Word.confirmed),
-        "covered": share(covered, studies),
-        "t_test": t_test(drawn + sure if guard is None else guard + LOSS),
-        "pairs": {"no effect": float(edge.pairs.mean()), "planted": float(planted.pairs.mean())},
-    }
+def broken(result: Mapping[str, Any], *, errors: float = 0.0) -> list[str]:
+    """Cells beyond their bar, by more than so many standard errors of a share."""
+
+    def room(bar: float) -> float:
+        return errors * math.sqrt(bar * (100 - bar) / result["studies"])
+
+    found = []
+    for row in result["rows"]:
+        if (bars := BARS[row["noise"]].get(row["kind"])) is not None:
+            at, over, holds = bars
+            ok = max(row["false"]) <= at + room(at) and row["over_analyses"] <= over + room(over)
+            ok = ok and (holds is None or min(row["holds"]) >= holds - room(holds))
+            found += [] if ok else [f"{row['noise']}, {row['kind']}: {row['false']}, {row['over_analyses']}, {row['holds']}"]
+    for row in result["power"]:
+        least = LEAST_POWER[row["noise"]] if row["effect"] == 3 else {}
+        found += [f"{row['noise']}, power at {n}: {row['seen'][n]}" for n, bar in least.items() if row["seen"][n] < bar - room(bar)]
+    return found
 
 
-def t_test(gains: Array) -> dict[str, float]:
-    """How often Student's test of all pairs, one-sided at 5%, confirms, and at 2.5% refutes: the rule before."""
-    n = gains.shape[1]
-    t = gains.mean(axis=1) / (gains.std(axis=1, ddof=1) / math.sqrt(n))
-    edges = [float(_quantile(np.array(n - 1.0), p)) for p in (0.95, 0.975)]
-    return {"confirmed": float(np.mean(t > edges[0])), "refuted": float(np.mean(t < -edges[1]))}
+def tables(result: Mapping[str, Any]) -> str:
+    """In percent; three, five and eight pairs, then the four analyses."""
 
+    def several(values: list[float]) -> str:
+        return " / ".join(f"{x:.1f}" for x in values)
 
-def growing(*, studies: int, rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Looks at 3, 6 and 9 pairs against 9 pairs fixed: at no effect, at the effect that 9 pairs find in 90%, and at twice that; of a claim
-    of any gain, and of one of at least half that effect."""
-    plain, n = Design(sigma=LOSS, looks=GROWING, declared=True), GROWING[-1]
-    df = np.array(CAP + n - 1)
-    planned = float(_quantile(df, 1 - plain.claim().alpha) + _quantile(df, 0.9)) / math.sqrt(n)  # in sigmas
-    rows = []
-    for low in (0.0, planned / 2):
-        for times in (0, 1, 2):
-            design = replace(plain, low=low)
-            gains = design.sigma * (rng.normal(size=(studies, n)) + times * planned)
-            grown, fixed = judged(design, gains), judged(replace(design, looks=(n,)), gains)
-            check_alike(design, gains, grown)
-            shares = {word.value: {"grown": grown.share_of(word), "fixed": fixed.share_of(word)} for word in WORDS}
-            mean = {"pairs": float(grown.pairs.mean()), "fixed": n}
-            rows.append({"low": low, "effect": times * planned, "times": times, "words": shares, **mean})
-    return rows
-
-
-def kinds_of(design: Design) -> dict[str, Kind]:
-    """A bias is tried where it is as large as the noise."""
-    if design.sigma == QUIET:
-        return {"normal": normal, **dict.fromkeys(BIASED, normal)}
-    return {**(CLOCK if design.sigma == SPEED and not design.guarded else ANY), **BEYOND}
-
-
-def calibrate(*, studies: int, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Every row, and the bars that must hold.
-
-    Errors:
-        ValueError: too few studies.
-    """
-    require(studies >= LEAST_STUDIES, "--studies", f"be at least {LEAST_STUDIES}", studies)
-    rng, rows = np.random.default_rng(SEED), []
-    for design in [*DESIGNS, GUARDED]:
-        log(f"{design.name}, {design.looks}")
-        rows += [row(design, name, kind, studies=studies, rng=rng) for name, kind in kinds_of(design).items()]
-    counted = [one for one in rows if not one["beyond"]]
-    powered = [one["found"] for one in counted if one["looks"] == [4] and one["design"] == "loss, noise declared"]
-    held = [one["covered"] for one in counted if one["design"] != "loss, noise unknown"]
-    bars = [
-        bar("confirmed falsely", "at most 5%", [one["confirmed"] for one in counted], most=0.05),
-        bar("refuted falsely", "at most 2.5%", [one["refuted"] for one in counted], most=0.025),
-        bar("3σ confirmed, 4 pairs of declared noise", "at least 80%", powered, least=POWER),
-        bar("interval holds the truth, noise declared or a clock's", "at least 93%", held, least=0.93),
+    head = ("noise", "of a pair", "falsely confirmed at 3 / 5 / 8 pairs", "over four analyses", "falsely refuted", "holds the truth")
+    rows = [
+        [
+            r["noise"],
+            r["kind"] + " (no bar)" * (r["kind"] in SHOWN),
+            several(r["false"]),
+            f"{r['over_analyses']:.1f}",
+            several(r["refuted"]),
+            several(r["holds"]),
+        ]
+        for r in result["rows"]
     ]
-    ok = all(one["verdict"] != "broken" for one in bars)
-    return {"seed": SEED, "studies": studies, "bars": bars, "rows": rows, "growing": growing(studies=studies, rng=rng), "ok": ok}
+    seen = ("noise", "true gain", f"confirmed at {' / '.join(map(str, POWER))} pairs", "over four analyses", "pairs on average")
+    gains = [
+        [r["noise"], f"{r['effect']}σ", several(list(r["seen"].values())), f"{r['over_analyses']:.1f}", f"{r['pairs']:.1f}"]
+        for r in result["power"]
+    ]
+    return "\n".join([*markdown(head, rows), "", *markdown(seen, gains), "", f"{result['studies']:,} studies a cell, seed {SEED}."])
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Count the wrong verdicts of simulated studies: two minutes, nothing is trained.")
-    parser.add_argument("--studies", type=int, metavar="N", default=STUDIES, help=f"simulated studies a row (default: {STUDIES})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts as JSON")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="write the tables between its marks")
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="How often the interval errs.")
+    parser.add_argument("--studies", type=int, default=STUDIES, help="a cell")
+    parser.add_argument("--into", type=Path, default=HERE, metavar="FOLDER", help="with a README.md; results.json and its tables go there")
     options = parser.parse_args(argv)
-    with refusals():
-        if options.json:
-            check_writable("--json", options.json)
-        if options.readme:
-            around(options.readme)
-        log: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if sys.stderr.isatty() else (lambda line: None)
-        result = calibrate(studies=options.studies, log=log)
-        if options.readme:
-            write_table(options.readme, render(result))
-        return finish(result, render(result), options.json)
+    result = calibrate(options.studies)
+    (options.into / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    before, _, rest = (options.into / "README.md").read_text().partition(START)
+    (options.into / "README.md").write_text(f"{before}{START}\n\n{tables(result)}\n\n{END}{rest.partition(END)[2]}")
+    print(tables(result))
+    print(*(f"beyond its bar: {line}" for line in broken(result)), sep="\n")
+    return int(bool(broken(result)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -27,8 +27,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nocap.judge.rounds import speed_over
 from nocap.measure.external import Request
+from nocap.measure.rounds import speed_over
 
 COMPOSE = "import pickle, sys; from nocap.config.compose import compose; pickle.dump(compose(sys.argv[1:]), sys.stdout.buffer)"
 

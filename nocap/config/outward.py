@@ -1,8 +1,7 @@
 """What leaves the process: no secret in any file or line, and no terminal control in what a screen shows.
 
-A secret is the value of an environment variable with a secret's name, or one of a few shapes that are plainly
-secrets. Texts are cleaned where they are written: `nocap.store` for files and trackers, `nocap.show` for
-pages, `guarded` for stdout and stderr.
+A secret is the value of an environment variable with a secret's name, or a text with the shape of a known token. Texts are cleaned
+where they are written: `nocap.store` for files and trackers, `nocap.report` for pages, `guarded` for stdout and stderr.
 """
 
 from __future__ import annotations

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from nocap.show.table import shorten
 from nocap.store.find import find_one
+from nocap.store.formats import shorten
+from nocap.store.metrics import OF_A_RUN
 from nocap.store.runs import Record
 
 ABSENT = "—"  # a key that the other option has and this one does not
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Runs that differ in nothing but the seed, as far as config, source and data go."""
+    """Runs that differ in nothing but the seed, as far as config, source and data go. One of which all diverged has no finished run."""
 
     id: str
     label: str
@@ -32,16 +34,24 @@ class Arm:
     def all(self) -> tuple[Record, ...]:
         return (*self.runs, *self.diverged)
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
         return sorted({run.seed for run in self.runs})
 
-    @property
+    @cached_property
     def machines(self) -> dict[tuple[str, int], str]:
         return {run.machine: run.machine_name for run in self.runs}
 
     def values(self, metric: str) -> dict[int, float]:
         """Seed → measurement. A seed that ran twice, on two machines, counts once, with its mean; what was not measured is left out."""
+        return self._values[metric]
+
+    @cached_property
+    def _values(self) -> dict[str, dict[int, float]]:
+        """Asked for once with each other arm, to pool their noise."""
+        return {metric: self._measured(metric) for metric in OF_A_RUN}
+
+    def _measured(self, metric: str) -> dict[int, float]:
         found: dict[int, list[float]] = {seed: [] for seed in self.seeds}
         for run in self.runs:
             if (value := run.value(metric)) is not None:
@@ -54,7 +64,7 @@ class Arm:
 
 
 def group(records: Sequence[Record]) -> list[Arm]:
-    """The arms that have a finished run, in the order in which they were started.
+    """The arms that have a finished or a diverged run, in the order in which they were started.
 
     Runs of one config whose code or data differ are different arms: nobody may average over an edit in between.
     """
@@ -65,7 +75,7 @@ def group(records: Sequence[Record]) -> list[Arm]:
     for members in groups.values():
         finished = tuple(r for r in members if r.status == "finished" and r.val_loss is not None)
         diverged = tuple(r for r in members if r.status == "diverged")
-        if finished:
+        if finished or diverged:
             arms.append(Arm(id=members[0].arm, label="", config=members[0].config, runs=finished, diverged=diverged))
     return _labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
 
@@ -118,12 +128,20 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
     short = short_keys(swept(arms))
     labelled = []
     for arm, head in zip(arms, heads, strict=True):
-        alike = [other.config for other, theirs in zip(arms, heads, strict=True) if theirs == head]
-        keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in swept_keys(alike)]
+        alike = [other for other, theirs in zip(arms, heads, strict=True) if theirs == head]
+        differing = swept_keys([other.config for other in alike])
+        given = [key for key in differing if any(key in typed for other in alike for typed in map(_typed, other.all))]
+        told_apart = len({tuple(setting(other.config, key) for key in given) for other in alike}) == len(alike)
+        keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in (given if told_apart else differing)]
         label = " ".join([*head, *keys, *arm.id.split("+")[1:]])
         labelled.append(replace(arm, label=label or arm.all[0].name.removesuffix(f"-s{arm.all[0].seed}")))
     used = [arm.label for arm in labelled]  # by versions of nocap that write the same config differently
     return [replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm for arm in labelled]
+
+
+def _typed(run: Record) -> Collection[str]:
+    """The keys that somebody gave for it; others follow from these."""
+    return [key for attempt in run.manifest.get("attempts") or [] for key in attempt.get("swept") or ()]
 
 
 def _name_parts(run: Record) -> list[str]:

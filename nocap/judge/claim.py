@@ -1,8 +1,8 @@
-"""A claim: what an arm is expected to gain, with its guards and the rule that will judge it. Written down before the runs.
+"""A claim: what an arm is expected to gain, with its guards. Written down before the runs, and judged by `judge.verdict`.
 
 An effect is always a gain: as a ratio, how many times better than the baseline the arm is; as a difference, by how much. 1.25 is 25% more
-tokens/s, or a step in 80% of the time. A guard's margin is how much worse the arm may be. A study has scales of its own (`cpu`, `gpu`),
-and each has its own margins: numbers, or what some more steps buy there.
+tokens/s, or a step in 80% of the time. A guard's margin is how much worse the arm may be. A study has scales of its own (`cpu`, `gpu`), and
+each has its own margins.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.judge.margin import Direction, check_direction, checked, share_of_steps
-from nocap.judge.noise import is_log
-from nocap.judge.sequential import levels
-from nocap.store.measurement import HELD, METRICS, PARTS, Better, Metric, Scale
+from nocap.judge.interval import LEAST_PAIRS
+from nocap.store.metrics import HELD, METRICS, PARTS, Better, Metric, Scale, is_log
 
-LEAST_PAIRS = 3  # fewer have no verdict
 TO_TARGET = ("time_to_target_s", "steps_to_target")
 BASELINE = "baseline"  # the target that is each seed's own final loss of the baseline
 CLAIMABLE = [name for name, metric in METRICS.items() if metric.made_by != "clock"]
@@ -32,7 +28,7 @@ class Guard:
 
     metric: str
     scale: Scale
-    margins: dict[str, Any]  # scale of the study → how much worse the arm may be: 1.01 as a ratio, 0.005 as a difference, 5% of steps
+    margins: dict[str, float]  # scale of the study → how much worse the arm may be: 1.01 as a ratio, 0.005 as a difference
 
     def __post_init__(self) -> None:
         key = f"guard {self.metric}"
@@ -41,10 +37,12 @@ class Guard:
         require(self.scale is not Scale.value, f"{key}.scale", "be ratio or difference", self.scale.value)
         require(bool(self.margins), f"{key}.margins", "name a scale of the study, as in {cpu: 0.02}", self.margins)
         least = 1.0 if self.scale is Scale.ratio else 0.0
-        self.margins = checked(f"{key}.margins", self.margins, metric=self.metric, scale=self.scale, least=least)
+        for name, margin in self.margins.items():
+            ok = math.isfinite(margin) and margin >= least
+            require(ok, f"{key}.margins.{name}", f"be a finite number of at least {least:g} for a {self.scale.value}", margin)
 
-    def margin(self, at: str) -> Any:
-        """For a scale of the study, as it was stated: a number, or a share of steps.
+    def margin(self, at: str) -> float:
+        """For a scale of the study.
 
         Errors:
             ValueError: none was declared for it.
@@ -94,7 +92,7 @@ class Mechanism:
 
 @dataclass(kw_only=True, slots=True)
 class Claim:
-    """An expected gain with its guards and decision rule. Seeds name pairs: of runs, or of timing sessions."""
+    """An expected gain with its guards. Seeds name pairs: of runs, or of timing sessions."""
 
     id: str
     statement: str
@@ -107,15 +105,11 @@ class Claim:
     scale: Scale
     expected: list[float | None]  # [low, high] as the source states it; null is open
     threshold: Threshold = Threshold.source
-    slack: dict[str, Any] = field(default_factory=dict)  # scale of the study → how far beyond the ends still is equivalent there
-    direction: Direction = Direction.better  # worse: an upper end alone is meant, as in [null, 0]
-    two_sided: bool = False  # a gain above the stated top refutes too; otherwise it is reported
+    two_sided: bool = False  # a gain above the stated top refutes; otherwise it exceeds
     target: Any = None  # the loss that time and steps to target are about; `baseline`: each seed's own final loss of the baseline
     guards: list[Guard] = field(default_factory=list)
     mechanism: Mechanism
     seeds: list[int]
-    alpha: float = 0.05
-    looks: Any = field(default_factory=list)  # numbers of pairs at which it is judged, the last is all seeds; none: at all of them
 
     @property
     def metrics(self) -> list[Metric]:
@@ -146,22 +140,14 @@ class Claim:
         require(bool(self.parts) == (self.metric in profiled), f"{of} parts", f"be given for {', '.join(profiled)} only", self.parts)
         require(not self.of or self.metric == "share", f"{of} of", "be given for a share only", self.of)
         _check_parts(f"{of} parts", [*self.parts, *self.of], HELD if self.metric == "held_mib" else PARTS)
-        self.slack = checked(f"{of} slack", self.slack, metric=self.metric, scale=self.scale, least=0.0)
-        require(not self.slack or self.scale is Scale.difference, f"{of} slack", "be for a difference only", self.scale.value)
         rule = self.mechanism.rule
         require(rule is Rule.given or self.scale is Scale.ratio, f"{of} mechanism.rule", "be given but for a ratio", rule.value)
         self._check_expected(of)
-        check_direction(of, metric, self.scale, self.expected, self.direction)
         self._check_target(of)
         names = [metric.name for metric in self.metrics]
         require(len(set(names)) == len(names), f"{of} guards", "each have a metric of their own, not the claim's", ", ".join(names[1:]))
-        self._check_pairs(of)
-
-    def _check_pairs(self, of: str) -> None:
         require(len(self.seeds) >= LEAST_PAIRS, f"{of} seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
         require(len(set(self.seeds)) == len(self.seeds), f"{of} seeds", "differ", self.seeds)
-        require(0 < self.alpha < 0.5, f"{of} alpha", "be above 0 and below 0.5", self.alpha)
-        self.looks = _checked_looks(f"{of} looks", self.looks, pairs=len(self.seeds))
 
     def _check_expected(self, of: str) -> None:
         key, ends = f"{of} expected", [end for end in self.expected if end is not None]
@@ -170,6 +156,8 @@ class Claim:
         log = is_log(METRICS[self.metric], self.scale)
         require(not log or min(ends) > 0, key, "be above 0 for a ratio, a speed or a time", self.expected)
         require(len(ends) == 1 or ends[0] < ends[1], key, "hold something: low below high", self.expected)
+        low, plain = self.expected[0], self.scale is Scale.value
+        require(plain or low is not None, key, "have a low end, below no change for what is worse", self.expected)
         bound = self.mechanism.bound
         require(not log or bound is None or bound > 0, f"{of} mechanism.bound", "be above 0 for a ratio, a speed or a time", bound)
         require(not self.two_sided or len(ends) == 2, f"{of} two_sided", "have both ends stated", self.expected)
@@ -180,47 +168,6 @@ class Claim:
         rule = "be a loss above 0, or baseline, for a claim about time or steps to target, and null for others"
         number = isinstance(self.target, int | float) and 0 < self.target < math.inf
         require((number or self.target == BASELINE) if needs else self.target is None, f"{of} target", rule, self.target)
-
-    def at_look(self, look: int) -> tuple[list[int], float]:
-        """The seeds of a look, counted from 1, and the nominal level of its one-sided tests.
-
-        Errors:
-            ValueError: the look was not declared.
-        """
-        return self.seeds[: self.pairs_at(look)], self.level(look, self.alpha)
-
-    def pairs_at(self, look: int) -> int:
-        require(1 <= look <= len(self.looks), f"claim {self.id}: look", f"be one of the {len(self.looks)} declared", look)
-        return int(self.looks[look - 1])
-
-    def level(self, look: int, alpha: float) -> float:
-        """The nominal level of a look for tests that err with alpha over all looks."""
-        return levels(tuple(self.looks), alpha)[look - 1]
-
-    def judged(self, at: str, *, slack: bool = False) -> tuple[float | None, float | None]:
-        """The ends that decide at a scale of the study: of two stated ones the lower, unless the claim is two-sided. `slack`: as far beyond
-        them as still is equivalent."""
-        low, high = self.expected
-        beyond = self.slack.get(at, 0.0) if slack else 0.0
-        top = high if self.two_sided or low is None else None
-        return None if low is None else low - beyond, None if top is None else top + beyond
-
-    def shares_of_steps(self, at: str) -> list[float]:
-        """Of its margins at a scale, those that the exchange rate must translate."""
-        stated = [self.slack.get(at), *(guard.margins.get(at) for guard in self.guards)]
-        return [share for margin in stated if (share := share_of_steps(margin)) is not None]
-
-
-def _checked_looks(key: str, looks: Any, *, pairs: int) -> list[int]:
-    """As numbers of pairs. Old studies have a count of looks: 1 is one look at all pairs."""
-    rule = f"be numbers of pairs, from at least {LEAST_PAIRS} up to all {pairs}, as in [{LEAST_PAIRS}, {2 * LEAST_PAIRS}]"
-    if looks == 1 and not isinstance(looks, bool):
-        looks = []
-    require(isinstance(looks, list), key, rule, looks)
-    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in looks)
-    rising = whole and all(a < b for a, b in pairwise(looks))
-    require(not looks or (rising and looks[0] >= LEAST_PAIRS and looks[-1] == pairs), key, rule, looks)
-    return looks or [pairs]
 
 
 def check_metric(key: str, name: str) -> None:

@@ -1,70 +1,187 @@
-"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted."""
+"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. `Comparison.json()` is what `--json`,
+trackers and other programs read.
+
+    baseline     the arm's id          target   nats per token, or null       swept   config keys that differ between arms
+    metric       what the verdicts are about: val_loss, or val_bpb where vocabularies differ and that was declared
+    arms         one object an arm, in the order they were started
+    runs         one object a run, with its validation curve
+    measurements one object a run and metric, with unit and which way is better
+    problems     lines for people: what was skipped, declared or should be doubted
+    not_compared runs that are not finished or cannot be read, with their status
+
+Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB. Intervals are those that decide
+(`judge.interval`), widened for the number of arms; the noise of the other arms narrows them. Nothing of it was registered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
 from statistics import fmean
+from typing import Any
 
-from nocap.judge import estimates, factorial, stats, target
+from nocap.judge import time_to_target
 from nocap.judge.arms import Arm, changes, choose_baseline, group, swept
-from nocap.judge.estimates import ALPHA, LEAST_SEEDS
-from nocap.judge.inference import inference
-from nocap.judge.result import ComparedArm, Comparison, Difference, Front, Kind, Timed
-from nocap.judge.stats import Estimate
-from nocap.judge.why import check_allowed, check_measured, confounders, covers
-from nocap.show.table import shorten
-from nocap.store.runs import Found, Record
-from nocap.store.verify import ENDED
+from nocap.judge.comparability import check_allowed, check_measured, confounders, covers
+from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
+from nocap.judge.time_to_target import Reach
+from nocap.store.formats import shorten
+from nocap.store.metrics import METRICS, Kind
+from nocap.store.record import SCHEMA_VERSION
+from nocap.store.runs import Found, Record, measurements
 
 TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")  # comparable on one machine only
-PEAK_ONLY = "no figure of the model's memory: a record has none, or only the peak of its process"
+PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
+
+
+class Outcome(Enum):
+    better = "better"
+    worse = "worse"
+    unclear = "no difference shown"
+    undecided = "no verdict"
+    confounded = "confounded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Of the metric to the baseline's: below 0 is better."""
+
+    estimate: Estimate | None
+    outcome: Outcome
+    reason: str = ""  # why there is no verdict, or what confounds it
+    metric: str
+
+    @property
+    def verdict(self) -> str:
+        return f"{self.outcome.value}{f' ({self.reason})' if self.reason else ''}"
+
+    def json(self) -> dict[str, Any]:
+        nothing = {"mean": None, "low": None, "high": None, "sd": None, "n": 0, "method": f"no {self.metric}"}
+        return {**(self.estimate.json() if self.estimate else nothing), "outcome": self.outcome.value, "verdict": self.verdict}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """A mean over runs of one machine, and its ratio to the baseline's; or why there is none."""
+
+    mean: float | None
+    ratio: Estimate | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedArm:
+    """An arm beside the baseline."""
+
+    arm: Arm
+    seeds: list[int]  # that the row is over
+    changes: Mapping[str, Any]  # config keys in which it differs from the baseline, with its own values
+    val_loss: float | None  # means
+    val_bpb: float | None
+    difference: Difference | None  # None: it is the baseline
+    times: Mapping[str, Timed]
+    to_target: Mapping[str, Reach] | None
+
+    @property
+    def label(self) -> str:
+        return self.arm.label
+
+    @property
+    def costs(self) -> dict[str, float | None]:
+        return {
+            "params": (self.arm.summary("params") or {}).get("total"),
+            **{key: self.arm.summary(key) for key in ("flops_per_token", "tokens")},
+        }
+
+    @property
+    def clock_s(self) -> dict[str, float]:
+        clocks = [run.summary.get("clock_s") or {} for run in self.arm.runs]
+        return {line: fmean(clock.get(line) or 0.0 for clock in clocks) for line in dict.fromkeys(k for c in clocks for k in c)}
+
+    def json(self) -> dict[str, Any]:
+        arm = self.arm
+        return {
+            "arm": arm.id,
+            "label": arm.label,
+            "changes": self.changes,
+            "n": len(self.seeds),
+            "seeds": self.seeds,
+            "diverged": sorted({run.seed for run in arm.diverged}),
+            **{key: _plain(getattr(self, key)) for key in ("val_loss", "val_bpb", "difference")},
+            **_plain(self.times),
+            "params": arm.summary("params") or {},
+            **{key: arm.summary(key) for key in ("flops_per_token", "tokens", "steps")},
+            "kernel": arm.summary("kernel") or {},
+            "hardware": sorted({run.machine[0] for run in arm.runs}),
+            "to_target": _plain(self.to_target),
+            "clock_s": self.clock_s,
+            "runs": [run.identity for run in arm.all],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    arms: list[ComparedArm]
+    baseline: ComparedArm
+    target: float | None
+    metric: str
+    swept: list[str]
+    problems: list[str]
+    not_compared: list[tuple[str, str]]  # name and status
+
+    @property
+    def runs(self) -> list[tuple[Record, Arm]]:
+        return [(run, row.arm) for row in self.arms for run in row.arm.all]
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "baseline": self.baseline.arm.id,
+            "confidence": CONFIDENCE,
+            "least_seeds": LEAST_PAIRS,
+            "exploratory": True,
+            "target": self.target,
+            "metric": self.metric,
+            "swept": self.swept,
+            "arms": [row.json() for row in self.arms],
+            "runs": [_run(run, arm) for run, arm in self.runs],
+            "measurements": [{**one.json(), "arm": arm.id} for run, arm in self.runs for one in measurements(run)],
+            "problems": self.problems,
+            "not_compared": [{"name": name, "status": status} for name, status in self.not_compared],
+        }
 
 
 def compare(found: Found, *, baseline: str | None = None, target_loss: float | None = None, allow: Collection[str] = ()) -> Comparison:
     """Compare what was found.
 
     Errors:
-        ValueError: no finished run, no such baseline, an unknown `allow`, or losses that measure different things.
+        ValueError: no finished run, no such baseline, an unknown `allow`, losses that measure different things, a target that was met
+            before the first step.
     """
     check_allowed(allow)
     arms = group(found.records)
-    if not arms:
+    if not any(arm.runs for arm in arms):
         open_ = [f"{record.folder.name}: {record.status}" for record in found.records]
         have = shorten([*(f"{name}: {why}" for name, why in found.unreadable.items()), *open_])
         raise ValueError(f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})")
     declared = check_measured(arms, allowed=allow)
     base = choose_baseline(arms, baseline)
     metric = "val_bpb" if _vocabularies(arms) > 1 else "val_loss"
-    differences = _differences(arms, base, metric=metric, allow=allow)
-    fronts = _front(arms, base)
-    results = [
-        ComparedArm(
-            arm=arm,
-            changes=changes(arm, base),
-            val_loss=estimates.mean(arm.values("val_loss")),
-            val_bpb=estimates.mean(arm.values("val_bpb")),
-            difference=differences.get(arm.id),
-            difference_bpb=None if arm is base else estimates.difference(arm.values("val_bpb"), base.values("val_bpb")),
-            times={name: _timed(arm, base, name) for name in TIMES},
-            to_target=None if target_loss is None else target.reach(arm, base, goal=target_loss),
-            inference=inference(arm, base),
-            front=fronts.get(arm.id),
-        )
-        for arm in arms
-    ]
-    effects, refused = factorial.effects(arms, base, metric=metric, allow=allow)
+    if target_loss is not None:
+        _check_target(arms, target_loss)
+    others = [arm for arm in arms if arm is not base]
+    rows = [_row(arm, base, others, metric=metric, target_loss=target_loss, allow=allow) for arm in arms]
     compared = {run.identity for arm in arms for run in arm.all}
     left_out = [record for record in found.records if record.identity not in compared]
     return Comparison(
-        arms=results,
-        baseline=next(result for result in results if result.arm is base),
+        arms=rows,
+        baseline=next(row for row in rows if row.arm is base),
         target=target_loss,
         metric=metric,
         swept=swept(arms),
-        effects=effects,
-        effects_refused=refused,
-        problems=[*found.problems, *declared, *_doubts(arms, base, left_out, allow=allow)],
+        problems=[*found.problems, *declared, *_doubts(rows, base, allow=allow)],
         not_compared=[
             *((record.folder.name, _status(record)) for record in left_out),
             *((name, f"unreadable: {why}") for name, why in found.unreadable.items()),
@@ -72,42 +189,71 @@ def compare(found: Found, *, baseline: str | None = None, target_loss: float | N
     )
 
 
+def _check_target(arms: Sequence[Arm], target: float) -> None:
+    first = max((run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss), default=math.inf)
+    if target >= first:
+        raise ValueError(f"--target must be below the first validation loss, {first:.4f}: every run would reach it at once, got {target:g}")
+
+
 def _vocabularies(arms: Sequence[Arm]) -> int:
     return len({arm.config.get("tokenizer.vocabulary") for arm in arms})
 
 
 def _status(record: Record) -> str:
-    if record.status == "finished":
-        return "finished without a validation loss"
-    return f"{record.status}: no seed of its arm finished" if record.status in ENDED else record.status
+    return "finished without a validation loss" if record.status == "finished" else record.status
 
 
-def _differences(arms: Sequence[Arm], base: Arm, *, metric: str, allow: Collection[str]) -> dict[str, Difference]:
-    """By arm. Holm over the arms that can have a verdict."""
-    found = {arm.id: _difference(arm, base, metric=metric, allow=allow) for arm in arms if arm is not base}
-    family = {arm: one.estimate for arm, one in found.items() if one.kind is Kind.unclear and one.estimate}
-    for (arm, estimate), p in zip(family.items(), stats.holm([estimate.p for estimate in family.values()]), strict=True):
-        side = Kind.better if estimate.mid < 0 else Kind.worse
-        if p < ALPHA:
-            found[arm] = replace(found[arm], p_holm=p, kind=side)
-        else:
-            found[arm] = replace(found[arm], p_holm=p, visible=estimates.visible(estimate, among=len(family)))
-    return found
+# --- a row -------------------------------------------------------------------------------------------------------------------------
 
 
-def _difference(arm: Arm, base: Arm, *, metric: str, allow: Collection[str]) -> Difference:
+def _row(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, target_loss: float | None, allow: Collection[str]) -> ComparedArm:
+    """Means, differences and ratios over the same seeds: those that it shares with the baseline, where these are enough."""
+    seeds = arm.seeds if arm is base else shared(arm.values(metric), base.values(metric)) or arm.seeds
+
+    def mean(name: str) -> float | None:
+        known = [x for seed, x in arm.values(name).items() if seed in seeds]
+        return fmean(known) if known else None
+
+    return ComparedArm(
+        arm=arm,
+        seeds=seeds,
+        changes=changes(arm, base),
+        val_loss=mean("val_loss"),
+        val_bpb=mean("val_bpb"),
+        difference=None if arm is base else _difference(arm, base, others, metric=metric, allow=allow),
+        times={name: _timed(arm, base, others, name, mean(name)) for name in TIMES},
+        to_target=None if target_loss is None else time_to_target.reach(arm, base, goal=target_loss),
+    )
+
+
+def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool) -> Estimate | None:
+    """With an interval for all arms together, which the noise of the other arms narrows."""
+    groups = []
+    for other in others:
+        values, theirs = other.values(metric), base.values(metric)
+        if other is not arm and values.keys() == theirs.keys() and (not log or min([*values.values(), *theirs.values()], default=0) > 0):
+            groups.append([math.log(x / theirs[seed]) if log else x - theirs[seed] for seed, x in values.items()])
+    bias = CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0
+    sides = arm.values(metric), base.values(metric)
+    return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
+
+
+def _difference(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allow: Collection[str]) -> Difference:
     """The estimate, and what stands in the way of a verdict, if anything does."""
-    mine, theirs = arm.values(metric), base.values(metric)
-    kind, reason = Kind.unclear, ""
+    found = _gain(arm, base, others, metric, log=False)
+    outcome, reason = Outcome.undecided, ""
     if spoilt := confounders(arm, base, allowed=allow):
-        kind, reason = Kind.confounded, ", ".join(spoilt)
+        outcome, reason = Outcome.confounded, ", ".join(spoilt)
     elif arm.diverged or base.diverged:
-        who = arm if arm.diverged else base
-        diverged, seeds = (len({run.seed for run in runs}) for runs in (who.diverged, who.all))
-        kind, reason = Kind.undecided, f"{diverged} of {seeds} seeds diverged{'' if who is arm else ' in the baseline'}"
-    elif (n := min(len(mine), len(theirs))) < LEAST_SEEDS:
-        kind, reason = Kind.undecided, f"n={n}"
-    return Difference(estimate=estimates.difference(mine, theirs), kind=kind, reason=reason, metric=metric)
+        side = arm if arm.diverged else base
+        diverged, seeds = (len({run.seed for run in runs}) for runs in (side.diverged, side.all))
+        reason = f"{diverged} of {seeds} seeds diverged{'' if side is arm else ' in the baseline'}"
+    elif found is None or not math.isfinite(found.high):
+        reason = f"n={found.n if found else 0}"
+    else:
+        floor = ROUNDING * max(abs(x) for side in (arm, base) for x in side.values(metric).values())
+        outcome = Outcome.better if found.high < -floor else Outcome.worse if found.low > floor else Outcome.unclear
+    return Difference(estimate=found, outcome=outcome, reason=reason, metric=metric)
 
 
 def machines_differ(arm: Arm, base: Arm) -> str | None:
@@ -115,51 +261,39 @@ def machines_differ(arm: Arm, base: Arm) -> str | None:
     for side, what in ((arm, "its runs"), (base, "the baseline's runs")):
         if len(side.machines) > 1:
             return f"{what} are from {len(side.machines)} machines: {shorten(side.machines.values(), most=3)}"
+    if not arm.machines or not base.machines:
+        return "no run of it finished"
     (mine, name), (theirs, base_name) = (next(iter(side.machines.items())) for side in (arm, base))
     return None if mine == theirs else f"other hardware: {name}; the baseline: {base_name}"
 
 
-def _timed(arm: Arm, base: Arm, metric: str) -> Timed:
-    mine, theirs = arm.values(metric), base.values(metric)
-    unknown = metric == "model_mib" and not (mine and theirs)
+def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Timed:
+    unknown = metric == "model_mib" and not (arm.values(metric) and base.values(metric))
     refused = machines_differ(arm, base) or (PEAK_ONLY if unknown else None)
-    ratio = None if refused or arm is base else estimates.ratio(mine, theirs)
-    return Timed(mean=fmean(mine.values()) if mine and len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
+    ratio = None if refused or arm is base else _gain(arm, base, others, metric, log=True)
+    return Timed(mean=mean if len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
 
 
-def _front(arms: Sequence[Arm], base: Arm) -> dict[str, Front]:
-    """Which arms no other beats in loss, training time and memory at once. An arm that is beaten only by arms which no t-interval of the
-    three sets apart from it is tied."""
-    placed: dict[str, list[Estimate]] = {}
-    for arm in arms:
-        cells = [estimates.mean(arm.values(metric)) for metric in ("val_loss", "train_s", "model_mib")]
-        if machines_differ(arm, base) is None and None not in cells:
-            placed[arm.id] = [cell for cell in cells if cell]
-    points = {name: [estimate.mid for estimate in mine] for name, mine in placed.items()}
-    fronts = {}
-    for name, mine in placed.items():
-        beaten_by = [other for other in placed if stats.dominates(points[other], points[name])]
-        apart = any(a.high < b.low for other in beaten_by for a, b in zip(placed[other], mine, strict=True))
-        fronts[name] = Front.behind if apart else Front.tied if beaten_by else Front.on
-    return fronts
+# --- doubts ------------------------------------------------------------------------------------------------------------------------
 
 
-def _doubts(arms: Sequence[Arm], base: Arm, left_out: Sequence[Record], *, allow: Collection[str]) -> Iterator[str]:
+def _doubts(rows: Sequence[ComparedArm], base: Arm, *, allow: Collection[str]) -> Iterator[str]:
+    arms = [row.arm for row in rows]
     if _vocabularies(arms) > 1:
         yield "vocabularies differ: verdicts are on bits per byte, each over the text that its val_tokens cover"
-    for arm in arms:
+    for row in rows:
+        arm = row.arm
         for spoilt in confounders(arm, base, allowed=allow):
             yield f"{arm.label}: differs from the baseline in its {spoilt} too; no verdict unless declared (--allow {spoilt})"
-        if arm.diverged:
+        if arm.diverged and arm.runs:
             seeds = shorten(str(run.seed) for run in arm.diverged)
             yield f"{arm.label}: seed {seeds} diverged; its means are over the seeds that did not, which flatters it"
+        if left := sorted({*arm.seeds} - {*row.seeds}):
+            yield f"{arm.label}: its row is over the seeds that it shares with the baseline, without {shorten(map(str, left))}"
         if len(arm.runs) > len(arm.seeds):
             yield f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds; a seed that ran twice counts once, with its mean"
     if apart := [arm.label for arm in arms if arm is not base and _one_after_the_other(arm, base)]:
         yield f"not interleaved with the baseline, so a machine that drifted would look like speed: {shorten(apart)}"
-    for record in left_out:
-        if record.status == "diverged":
-            yield f"{record.folder.name}: diverged, and so did or is missing every other seed of its arm"
     torches = {str(run.parts.get("environment", {}).get("torch")) for arm in arms for run in arm.all}
     if len(torches) > 1 and not any(covers(a, "torch") for a in allow):
         yield f"runs of several versions of torch: {', '.join(sorted(torches))}"
@@ -171,3 +305,33 @@ def _one_after_the_other(arm: Arm, base: Arm) -> bool:
     if min(len(a), len(b)) < 2 or not all([*a, *b]) or machines_differ(arm, base):
         return False
     return max(a) < min(b) or max(b) < min(a)
+
+
+# --- as JSON -----------------------------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """As JSON: what has a form of its own in that, other dataclasses by their fields."""
+    if isinstance(value, Estimate | Difference):
+        return value.json()
+    if isinstance(value, Timed | Reach):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _run(run: Record, arm: Arm) -> dict[str, Any]:
+    return {
+        "identity": run.identity,
+        "name": run.name,
+        "arm": arm.id,
+        "label": arm.label,
+        "seed": run.seed,
+        "status": run.status,
+        **{key: run.summary.get(key) for key in ("steps", "tokens")},
+        **{key: run.value(key) for key in ("val_loss", "val_bpb", "tokens_per_s", "train_s")},
+        "curve": asdict(run.curve),
+        "clock_s": run.summary.get("clock_s") or {},
+        "hardware": dict(run.hardware),
+    }

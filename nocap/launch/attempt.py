@@ -14,7 +14,7 @@ from typing import Any
 
 from nocap.config.exits import EXIT_CODES, LOST
 from nocap.launch.head import leftovers, write_record_head
-from nocap.launch.plan import Plan, headline, nothing_to_train, outcome
+from nocap.launch.plan import Plan, headline, nothing_to_train, sound
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
@@ -86,11 +86,11 @@ def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: flo
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
     """
-    if (summary := outcome(plan)) is not None:
+    if (summary := sound(plan)) is not None:
         clean(plan)
         return Ended(summary=summary)
     with hold(plan, wait_s=wait_s) as held:
-        if (summary := outcome(plan)) is not None:  # its holder has brought it to its end
+        if (summary := sound(plan)) is not None:  # its holder has brought it to its end
             return Ended(summary=summary)
         for line in (*(f"note: {notice}" for notice in plan.notices), headline(plan)):
             log(line)

@@ -27,7 +27,7 @@ from nocap.config.schemas import register
 from nocap.launch import attempt, elsewhere
 from nocap.launch.grid import FILE
 from nocap.launch.head import write_record_head
-from nocap.launch.plan import Plan, headline, nothing_to_train, outcome, plan, settled
+from nocap.launch.plan import Plan, headline, nothing_to_train, plan, settled, sound
 from nocap.launch.tracked import typed_keys
 from nocap.store.record import read_json
 from nocap.training.heartbeat import Heartbeat
@@ -111,7 +111,7 @@ def _train_as_rank(plan: Plan) -> NoReturn:
     held, problem, summary = None, None, None
     if world.is_main:
         try:
-            if (summary := outcome(plan)) is None:
+            if (summary := sound(plan)) is None:
                 held = attempt.hold(plan)
                 stage = held.stage()
                 os.environ["NOCAP_STAGE"] = str(stage)

@@ -14,7 +14,7 @@ from nocap.config.keys import is_fault
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
-from nocap.launch.plan import Plan, outcome, plan, settled, undecided
+from nocap.launch.plan import Plan, plan, settled, undecided
 from nocap.store.checkpoints import delete, half_written
 from nocap.store.identity import digest
 from nocap.store.record import write_json
@@ -89,9 +89,7 @@ def check(
             composed = as_in(first, overrides, compose) if first and hardware.is_here() else settled(overrides, compose)
             first = first or composed
             planned = plan(composed.run, choices=composed.choices, dataset=datasets.of(composed.run))
-            if hardware.is_here():
-                outcome(planned)  # a damaged record is found now
-            else:
+            if not hardware.is_here():
                 planned = undecided(planned, composed.defaults)
         except ValueError as error:
             if is_fault(error):

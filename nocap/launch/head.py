@@ -44,6 +44,7 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     """
     made = manifest(plan, (read_json(plan.run_dir / "manifest.json") or {}).get("attempts") or [])  # takes a while
     lease.check(stage)
+    (plan.run_dir / "summary.json").unlink(missing_ok=True)  # its digests are of the head before
     delete(leftovers(plan, ended=False))
     write_file(plan.run_dir / "config.yaml", dump(redact(to_plain(plan.run))).encode(), stage=stage)
     write_json(plan.run_dir / "manifest.json", made, stage=stage)
@@ -53,8 +54,6 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
         for path in (file.path, file.path.with_suffix(".yaml")):
             if path.is_file():
                 write_text(plan.run_dir / COPIES / outside.place(file.group) / path.name, path.read_text(errors="surrogateescape"))
-    lease.check(stage)
-    (plan.run_dir / "summary.json").unlink(missing_ok=True)
 
 
 def leftovers(plan: Plan, *, ended: bool) -> list[Path]:

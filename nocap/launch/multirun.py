@@ -33,17 +33,18 @@ from nocap.launch import elsewhere, jobs, search
 from nocap.launch.attempt import GOES_ON, clean
 from nocap.launch.cell import cell as task
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
-from nocap.launch.plan import Plan, outcome
+from nocap.launch.plan import DAMAGED, Plan, outcome
 from nocap.launch.runner import Runner
 from nocap.launch.searching import Searching
 from nocap.launch.tracked import track_grid, upload_all
 from nocap.options.launcher import Launcher as Launching
 from nocap.options.launcher import One, Slots
-from nocap.show import table
+from nocap.report.table import aligned
+from nocap.store.formats import plural
 from nocap.store.verify import SUMMARY
 
 if TYPE_CHECKING:
-    from nocap.judge.result import Comparison
+    from nocap.judge.compare import Comparison
 
 Results = dict[str, Result]  # by identity
 
@@ -217,7 +218,7 @@ def _search(searching: Searching, slots: Slots) -> int:
         by_status[trial.status] = by_status.get(trial.status, 0) + 1
     now = sum(result.trained and result.status == "finished" for result in searching.results.values())
     counts = [f"{n} {SEARCHED.get(status, status)}" for status, n in by_status.items()]
-    print(f"{searching.grid.name}: {', '.join(counts)}; {table.plural(now, 'run')} trained now", flush=True)
+    print(f"{searching.grid.name}: {', '.join(counts)}; {plural(now, 'run')} trained now", flush=True)
     cells = {cell.plan.identity: cell for _, _, cell in searching.runs()}
     left = {identity: result for identity, result in searching.results.items() if result.status not in ("finished", "diverged")}
     for identity, result in left.items():
@@ -229,7 +230,7 @@ def _search(searching: Searching, slots: Slots) -> int:
         print(GOES_ON, flush=True)
         return EXIT_CODES["preempted"]
     names, rows = search_report.rows(searching, trials[: search_report.MOST])
-    print(f"\n{table.table(names, rows)}\n\n{search_report.note(searching)}\nreport: {folder}/{REPORT}", flush=True)
+    print(f"\n{aligned(names, rows)}\n\n{search_report.note(searching)}\nreport: {folder}/{REPORT}", flush=True)
     if any(result.status != "preempted" for result in left.values()):
         return EXIT_CODES["failed"]
     return EXIT_CODES["preempted"] if left else 0
@@ -259,7 +260,7 @@ def _report(grid: Grid, results: Results, *, stopped: bool) -> int:
         print(GOES_ON, flush=True)
         return EXIT_CODES["preempted"]
     _compare(grid, any_finished="finished" in by_status, trained=any(result.trained for result in results.values()))
-    if by_status.keys() & {"failed", "waiting"}:
+    if by_status.keys() & {"failed", "waiting", DAMAGED}:
         return EXIT_CODES["failed"]
     return EXIT_CODES["preempted"] if "preempted" in by_status else 0
 
@@ -278,7 +279,7 @@ def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
     if any_finished:
         try:
             from nocap.judge.compare import compare
-            from nocap.judge.describe import render
+            from nocap.report.arms import render
             from nocap.store.runs import load
 
             comparison = compare(load([grid.folder]))
@@ -311,7 +312,7 @@ def _report_is_older(grid: Grid) -> bool:
 
 def _write_report(grid: Grid, comparison: Comparison) -> None:
     """`report.html` in the grid's folder, and with W&B a run of the group that holds the verdicts and the report."""
-    from nocap.judge import report
+    from nocap.report import comparison as report
 
     path = grid.folder / REPORT
     report.write(comparison, path)

@@ -33,6 +33,8 @@ from nocap.store.verify import Ended, read_ended
 if TYPE_CHECKING:
     from nocap.config.compose import Composed
 
+DAMAGED = "damaged"  # the status of a run whose record was changed, and which no checkpoint makes again
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -155,18 +157,16 @@ def _folder(root: Path, name: str, identity: str) -> Path:
     if not folder.exists():
         return of_identity(root, identity) or folder
     require(folder.is_dir(), str(folder), "be a run's folder, or not be there", "something else")
-    theirs = (read_json(folder / "manifest.json") or {}).get("identity", identity)
-    require(theirs == identity, f"{folder}/manifest.json", f"be of the run in the folder's name, {identity}", theirs)
     return folder
 
 
 def _damage(folder: Path, identity: str) -> Iterator[str]:
-    """A notice where the folder has an ended run's record that is not believed: the last checkpoint makes it again.
-
-    Errors:
-        ValueError: there is no checkpoint that could.
-    """
-    if (damage := _read(folder, identity)[1]) is not None:
+    """A notice where the folder has an ended run's record that is not believed, and the last checkpoint makes it again."""
+    try:
+        damage = _read(folder, identity)[1]
+    except ValueError:
+        return  # it is this run's outcome
+    if damage is not None:
         yield f"{damage}: not believed; the run goes on from its last checkpoint, which makes its record again"
 
 
@@ -174,8 +174,10 @@ def _read(folder: Path, identity: str) -> tuple[Ended | None, ValueError | None]
     """The record of a run that has ended, or why it is not believed.
 
     Errors:
-        ValueError: it is not believed, and there is no checkpoint that could make it again.
+        ValueError: it is not believed, and there is no checkpoint that could make it again; or the folder is another run's.
     """
+    theirs = (read_json(folder / "manifest.json") or {}).get("identity", identity)
+    require(theirs == identity, f"{folder}/manifest.json", f"be of the run in the folder's name, {identity}", theirs)
     try:
         return read_ended(folder, identity=identity), None
     except ValueError as error:
@@ -246,13 +248,24 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
 def outcome(plan: Plan) -> dict[str, Any] | None:
     """The summary of this run if it has come to its end: finished, or diverged, which it would do again.
 
-    One that is damaged has not, where there is a checkpoint to go on from.
+    One that is damaged has not, where there is a checkpoint to go on from; without one it is `damaged`, with the reason as its `error`.
+    """
+    try:
+        ended, _ = _read(plan.run_dir, plan.identity)
+    except ValueError as error:
+        return {"status": DAMAGED, "error": str(error)}
+    return ended.summary if ended is not None else None
+
+
+def sound(plan: Plan) -> dict[str, Any] | None:
+    """The same of a run alone.
 
     Errors:
-        ValueError: it is damaged, and there is no checkpoint.
+        ValueError: it is damaged.
     """
-    ended, _ = _read(plan.run_dir, plan.identity)
-    return ended.summary if ended is not None else None
+    if (summary := outcome(plan)) is not None and summary["status"] == DAMAGED:
+        raise ValueError(summary["error"])
+    return summary
 
 
 def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from nocap.config.outward import trusted, visible
 from nocap.config.run import Run
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.grid import Cell, Grid, Result
-from nocap.launch.plan import outcome
+from nocap.launch.plan import DAMAGED, outcome
 from nocap.launch.signals import stop_handler
 from nocap.options.launcher import Share, Slots
 from nocap.store.lease import HeldError
@@ -105,8 +105,9 @@ class Runner:
         """Whether some process has brought this run to its end."""
         summary = outcome(cell.plan)
         if summary is not None:
-            clean(cell.plan)
-            self._results[cell.plan.identity] = Result(status=summary["status"], summary=summary)
+            if summary["status"] != DAMAGED:
+                clean(cell.plan)
+            self._results[cell.plan.identity] = Result(status=summary["status"], summary=summary, reason=summary.get("error"))
         return summary is not None
 
     def _start(self, cell: Cell, share: Share) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from nocap.launch.grid import FILE, REPORT, named
 from nocap.launch.search import describe
 from nocap.launch.searching import Searching, Trial
-from nocap.show import page, table
+from nocap.report import page
 from nocap.store.files import write_file
+from nocap.store.formats import loss, plural
 from nocap.store.record import write_json
 
 MOST = 10  # trials of the table on a terminal
@@ -18,7 +18,7 @@ MOST = 10  # trials of the table on a terminal
 
 def head(searching: Searching) -> list[str]:
     """What is searched, and how."""
-    search, one = searching.search, table.plural(searching.search.trials, "trial")
+    search, one = searching.search, plural(searching.search.trials, "trial")
     screen = f"; all at {search.screen:g} of their steps, then the best {search.screen:g} of them at all steps" if search.screen else ""
     keys = [f"  {key}: {describe(distribution)}" for key, distribution in searching.space.items()]
     return [f"{searching.grid.name}: {search.sampler.name}, {one} on seed {', '.join(map(str, searching.seeds))}{screen}", *keys]
@@ -32,7 +32,7 @@ def rows(searching: Searching, trials: Sequence[Trial]) -> tuple[list[str], list
     for trial in trials:
         values = [word.partition("=")[2] for word in trial.words]
         said = {"finished": "", "open": "not finished", "refused": f"cannot be trained: {trial.reason}"}.get(trial.status, trial.status)
-        losses = [table.loss(trial.val_loss), *([table.loss(trial.screened)] if screens else [])]
+        losses = [loss(trial.val_loss), *([loss(trial.screened)] if screens else [])]
         found.append([str(trial.number), *losses, *values, said])
     return names, found
 
@@ -69,11 +69,11 @@ def write(searching: Searching, trials: Sequence[Trial], *, with_page: bool = Tr
 def render(searching: Searching, trials: Sequence[Trial]) -> str:
     names, lines = rows(searching, trials)
     ended = [trial for trial in trials if trial.val_loss is not None]
-    lowest = f"; the lowest loss is {table.loss(ended[0].val_loss)}, with {' '.join(ended[0].words)}" if ended else ""
+    lowest = f"; the lowest loss is {loss(ended[0].val_loss)}, with {' '.join(ended[0].words)}" if ended else ""
     return page.render(
-        Path(__file__).parent,
+        "search",
         kind="nocap search",
-        title=f"{table.plural(len(trials), 'trial')}{lowest}",
+        title=f"{plural(len(trials), 'trial')}{lowest}",
         data=page.finite({"screen": searching.search.screen, "keys": _axes(searching), "trials": [_plotted(trial) for trial in trials]}),
         lines=head(searching),
         note=note(searching),

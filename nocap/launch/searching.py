@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
 from nocap.launch.grid import Cell, Datasets, Grid, RefusedError, Result
-from nocap.launch.plan import outcome, plan
+from nocap.launch.plan import plan, sound
 from nocap.launch.runner import Runner
 from nocap.launch.search import Search, Space, describe, ends, optuna, propose, words_of
 from nocap.options.launcher import Slots
 from nocap.store import lease
 from nocap.store.identity import digest
-from nocap.store.verify import DamagedError
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -256,7 +255,7 @@ class Searching:
             try:
                 cells = self._short(number, params)
             except ValueError as error:
-                if is_fault(error) or isinstance(error.__cause__, DamagedError):
+                if is_fault(error):
                     raise
                 trials.add(params, self.space, refused=str(error))
                 log(f"trial {number + 1}: {' '.join(words_of(self.space, params))} cannot be trained, which is its result: {error}")
@@ -325,7 +324,7 @@ class Searching:
 
 def _loss(cells: Sequence[Cell]) -> float | None:
     """The mean validation loss of these runs, infinite where one diverged. None: they have not all ended."""
-    ends = [outcome(cell.plan) for cell in cells]
+    ends = [sound(cell.plan) for cell in cells]
     losses = [math.inf if end["status"] == "diverged" or end.get("val_loss") is None else float(end["val_loss"]) for end in ends if end]
     return fmean(losses) if losses and len(losses) == len(ends) else None
 

@@ -17,14 +17,14 @@ import torch
 from nocap.config import hardware
 from nocap.config.keys import InputError
 from nocap.config.trainer import Device
-from nocap.judge.rounds import LIMIT, Narrow, SpeedVerdict, confidence_for, judge
-from nocap.judge.stats import signed_rank_needs
 from nocap.measure.arms import BenchArm, Times, interleave
 from nocap.measure.clock import Clock, clock_of
 from nocap.measure.contestant import Contestant, StepInfo
 from nocap.measure.external import ExternalContestant
 from nocap.measure.roofline import matmul_flops
-from nocap.store.measurement import METRICS, Measurement, now
+from nocap.measure.rounds import LIMIT, Narrow, SpeedVerdict, confidence_for, judge, signed_rank_needs
+from nocap.store.measurement import Measurement, now
+from nocap.store.metrics import METRICS
 from nocap.training import memory
 
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out

@@ -21,7 +21,7 @@ from nocap.data.batches import microbatches
 from nocap.measure.roofline import Count, Peak, Work, count
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window
-from nocap.store.measurement import MODEL_PARTS, STEP_PARTS
+from nocap.store.metrics import MODEL_PARTS, STEP_PARTS
 from nocap.training.memory import MIB
 
 Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make

@@ -29,7 +29,8 @@ from nocap.measure.request import Generate
 from nocap.measure.text import render_latency
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import kernel_name
-from nocap.store.measurement import METRICS, Measurement, now
+from nocap.store.measurement import Measurement, now
+from nocap.store.metrics import METRICS
 from nocap.store.record import write_json, writing
 
 COMPILED = "cache, compiled"

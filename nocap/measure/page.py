@@ -1,4 +1,4 @@
-"""The profile as a page: nested bars of the step, its roofline, the curve, and the tables of the terminal."""
+"""The profile as a page: nested bars of the step, its roofline, and the tables of the terminal."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from nocap.measure.text import profile_head, profile_tables
-from nocap.show import page
+from nocap.report import page
 from nocap.store.files import write_file
-from nocap.store.measurement import PARTS, part_title
+from nocap.store.metrics import PARTS, part_title
 
 Json = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def render(found: Json) -> str:
         else "a step on a busy machine: not to be trusted"
     )
     return page.render(
-        Path(__file__).parent,
+        "profile",
         kind="nocap profile",
         title=title[:1].upper() + title[1:],
         data=_plots(found),
@@ -50,7 +50,6 @@ def _plots(found: Json) -> dict[str, Any]:
         "peaks": [{"name": precision, "flops": flops} for precision, flops in found["roof"]["flops"].items()],
         "bytes_per_s": found["roof"]["bytes_per_s"],
         "points": points,
-        "curve": found.get("curve") or [],
     }
 
 

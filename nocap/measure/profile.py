@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure import ceilings as bounds
 from nocap.measure.clock import Clock
-from nocap.measure.diff import KIND
 from nocap.measure.parts import Seen
 from nocap.measure.roofline import Count, Peak, Work, by_part, count, measure_peak
-from nocap.measure.steps import Measured, Step, curve, measure, with_window
+from nocap.measure.steps import Measured, Step, measure
 from nocap.model.flops import flops_per_token
-from nocap.options.attention import first_window, kernel_name
-from nocap.store.measurement import METRICS, PARTS, STEP_PARTS, Measurement, now
+from nocap.options.attention import kernel_name
+from nocap.store.measurement import Measurement, now
+from nocap.store.metrics import METRICS, PARTS, STEP_PARTS
 from nocap.training import memory
 from nocap.training.memory import MIB
 from nocap.training.step import configure_numerics
@@ -47,7 +46,6 @@ def profile(
     repeats: int,
     trace: Path | None = None,
     ceilings: bool = False,
-    lengths: list[int] | None = None,
 ) -> dict[str, Any]:
     """The profile of a run, as JSON types. `compose` makes the run that the user's overrides and more of them describe.
 
@@ -67,9 +65,6 @@ def profile(
         if ceilings:
             log("counting what each option would do")
             found["ceilings"] = bounds.ceilings(run, compose, counted, peak, found)
-        if lengths:
-            log(f"measuring attention and a step at {', '.join(map(str, lengths))} tokens")
-            found["curve"] = _curve(run, compose, lengths)
     except RuntimeError as error:
         if not memory.ran_out(error):
             raise
@@ -95,13 +90,6 @@ def check_fits(run: Run, counted: Count) -> None:
             f"the step must fit into the memory that is free, {free / MIB:,.0f} MiB: it needs at least {need / MIB:,.0f} MiB; "
             f"lower trainer.micro_batch={run.trainer.micro_batch}, model.seq_len or the model"
         )
-
-
-def _curve(run: Run, compose: Callable[[Sequence[str]], Run], lengths: list[int]) -> list[dict[str, Any]]:
-    quarter = max(1, lengths[0] // 4)
-    window = min(first_window(run) or quarter, quarter)
-    options = [override for factor, override in bounds.offered(run) if factor == "attention"]
-    return curve({name.partition("=")[2]: partial(with_window, compose([name]), window=window) for name in options}, lengths)
 
 
 # --- the record
@@ -146,7 +134,7 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
     whole_ms = attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale) * n / measured.microbatches
     doubts = list(_doubts(run, counted, peak, measured, rows))
     return {
-        "kind": KIND,
+        "kind": "profile",
         "date": date.today().isoformat(),
         "words": list(overrides),
         "config": to_plain(run),

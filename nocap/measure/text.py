@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.show.table import NONE, plural, shorten, table
-from nocap.store.measurement import METRICS, PARTS, Scale, part_title
+from nocap.report.table import aligned
+from nocap.report.words import gain
+from nocap.store.formats import NONE, shorten
+from nocap.store.metrics import METRICS, PARTS, Scale, part_title
 
 Json = Mapping[str, Any]
 BUSY = 0.8  # of a step: below, the GPU waits for the host
@@ -35,7 +37,7 @@ def render_latency(content: Json, *, context: int) -> str:
         for row in content["rows"]
     ]
     cache = [] if kv_bytes is None else [f"KV cache: {kv_bytes:,.0f} bytes a token, over the whole context of {context}"]
-    return "\n".join([first, table(head, cells), *cache])
+    return "\n".join([first, aligned(head, cells), *cache])
 
 
 # --- the bench
@@ -54,7 +56,7 @@ def render_bench(result: Json) -> str:
         f"{hard['name']}, torch {hard['torch']}: {result['clock']}; {result['rounds']} interleaved rounds"
         f" in {spent['all']:.0f} s, {spent['warm_up']:.0f} s of it warm-up"
     )
-    return "\n".join([first, table(head, rows), *left_out, *_notes(result)])
+    return "\n".join([first, aligned(head, rows), *left_out, *_notes(result)])
 
 
 def _arm(arm: Json) -> list[str]:
@@ -64,7 +66,7 @@ def _arm(arm: Json) -> list[str]:
         arm["label"],
         f"{arm['tokens_per_s']:,.0f}",
         _or_none(arm["step_ms"], ",.1f"),
-        NONE if speed is None else METRICS["tokens_per_s"].describe(speed["ratio"], Scale.ratio),
+        NONE if speed is None else gain(speed["ratio"], METRICS["tokens_per_s"], Scale.ratio),
         NONE if speed is None else f"{speed['ratio']:.3f}× [{speed['low']:.3f}, {speed['high']:.3f}]",
         _or_none(arm["speed_by_flops"], ".3f"),
         NONE if memory is None else f"{memory['peak']:,.0f}",
@@ -75,7 +77,7 @@ def _arm(arm: Json) -> list[str]:
 
 def _notes(result: Json) -> Iterator[str]:
     limit, peaks = result["limit"], result["peak_flops"]
-    yield from _sittings(result)
+    yield "all of this is of one session: how much this machine differs tomorrow is in no interval here; a study times in three sessions"
     yield (
         f"speed: tokens/s over those of the baseline's second instance, round by round, with an interval at {limit['confidence']:.2%},"
         f" and a verdict where that is ±{limit['half_width']:.1%} or less."
@@ -97,21 +99,6 @@ def _notes(result: Json) -> Iterator[str]:
         yield f"tokens per step differ ({', '.join(f'{n:,}' for n in sorted(sizes))}): speed is per token"
 
 
-def _sittings(result: Json) -> Iterator[str]:
-    """What the intervals cover, in words; and those over sittings, where there are enough of them."""
-    held = len(result.get("sittings") or [None])
-    yield (
-        "the intervals above are of one sitting: how much this machine differs tomorrow is not in them"
-        + ("" if held > 1 else "; --append FILE adds sittings")
-    )
-    for label, over in (result.get("over_sittings") or {}).items():
-        if over is not None:
-            ends = f"{over['ratio']:.3f}× [{over['low']:.3f}, {over['high']:.3f}]"
-            yield f"{label}: over {over['n']} sittings {ends} (95%): {over['verdict']}"
-        elif held > 1:
-            yield f"{label}: no interval over {plural(held, 'sitting')} yet: three of them are needed"
-
-
 # --- the profile
 
 
@@ -126,7 +113,7 @@ class Table:
 
 
 def render_profile(found: Json) -> str:
-    tables = [f"{each.title}\n{table(each.head, each.rows)}\n{each.note}".rstrip() for each in profile_tables(found).values()]
+    tables = [f"{each.title}\n{aligned(each.head, each.rows)}\n{each.note}".rstrip() for each in profile_tables(found).values()]
     return "\n\n".join(["\n".join(profile_head(found)), *tables])
 
 
@@ -157,12 +144,10 @@ def doubted(found: Json) -> list[str]:
 
 
 def profile_tables(found: Json) -> dict[str, Table]:
-    """By what they show, in the order to read them; tables of ceilings and of the curve where those were measured."""
+    """By what they show, in the order to read them; tables of ceilings where those were measured."""
     tables = {"parts": _parts(found["parts"], found["step"]), "memory": _memory(found["memory_mib"])}
     if "ceilings" in found:
         tables |= _ceilings(found["ceilings"]["table"], trusted=found["trusted"])
-    if "curve" in found:
-        tables["curve"] = _curve(found["curve"])
     return {**tables, "layers": _layers(found["layers"])}
 
 
@@ -251,17 +236,6 @@ def _ceilings(found: Sequence[Json], *, trusted: bool) -> dict[str, Table]:
         note = f"and {len(rows) - len(cells)} more, in --json" if len(rows) > len(cells) else ""
         tables[key] = Table(title=title, head=head, rows=cells, note=note)
     return tables
-
-
-def _curve(found: Sequence[Json]) -> Table:
-    rows = []
-    for row in found:
-        window = f", window {row['window']}" if "window" in row else ""
-        for key, what in (("attention", "scores and weighted sum, one layer"), ("step", "step")):
-            costs = "  ".join(f"{T}: {_ms(ms)}" for T, ms in zip(row["T"], row[f"{key}_ms"], strict=True))
-            fit = row[key]
-            rows.append([row["name"] + window, what, f"T^{fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]", costs])
-    return Table(title="milliseconds against the sequence length", head=["attention", "of", "fitted", "ms at T"], rows=rows)
 
 
 def _ms(value: float) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
-from nocap.judge.evalue import gain_evidence, threshold
-from nocap.judge.noise import CAP
+from nocap.judge.interval import CAP
+from nocap.race.evalue import gain_evidence, threshold
 from nocap.race.rules import Rules
 
 Line = Mapping[str, Any]

@@ -13,7 +13,7 @@ from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import refuse_interpolations
 from nocap.config.errors import explain
 from nocap.config.keys import check_keys, key, require
-from nocap.judge.noise import Prior
+from nocap.judge.interval import Declared
 from nocap.store.identity import digest
 from nocap.study.spec import check_words
 
@@ -33,7 +33,7 @@ class Rules:
     most: int = key(ge=2, le=1000, default=12)  # pairs of one proposal
     first_seed: int = key(ge=0, lt=2**62, default=0)
     flops: float | None = key(ge=1, le=1000, default=None)  # FLOPs of a token over the baseline's, at most; null: any number
-    noise: Prior | None = None  # of a pair's gain, in nats, where it is known before
+    noise: Declared | None = None  # of a pair's gain, in nats, where it is known before
 
     def __post_init__(self) -> None:
         check_keys("", self)

@@ -62,6 +62,8 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
         parser.add_argument("--columns", metavar="A,B", default=",".join(DEFAULT), help="columns or config keys (default: %(default)s)")
         parser.add_argument("--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the runs and these columns as JSON")
+        parser.add_argument("--csv", type=Path, metavar="FILE", help="write them as CSV")
     if verb in ("show", "rm", "gc"):
         parser.add_argument(
             "--studies",
@@ -76,9 +78,9 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(words: Sequence[str], outputs: Path, *, sound: bool = False) -> tuple[list[Listed], list[str]]:
-    """The runs of these names and filters, and a line for each that cannot be read. With `sound`, where it is
-    records that choose and not only names, also for each whose record is not what nocap wrote.
+def _chosen(words: Sequence[str], outputs: Path, *, named: bool = False) -> tuple[list[Listed], list[str]]:
+    """The runs of these names and filters, and a line for each that cannot be read or was changed. With `named`, one that was changed is
+    chosen by its name, where no filter believes what it says.
 
     Errors:
         ValueError: a name stands for no run, or a filter is none.
@@ -88,25 +90,34 @@ def _chosen(words: Sequence[str], outputs: Path, *, sound: bool = False) -> tupl
 
     names = [word for word in words if not is_filter(word)]
     found = [folder for name in names for folder in find(name, outputs=outputs)] if names else run_folders(outputs / "runs")
-    runs, problems = look(
-        {folder.resolve(): folder for folder in found}.values(),
-        check=sound and (not words or len(names) < len(words) or LAST in names),
-    )
+    believed = named and bool(words) and len(names) == len(words) and LAST not in names
+    runs, problems = look({folder.resolve(): folder for folder in found}.values(), sound=not believed)
     for word in filter(is_filter, words):
         runs = matching(word, runs)
     return runs, problems
 
 
 def _list(options: argparse.Namespace) -> int:
+    from nocap.report.rows import to_csv
+    from nocap.report.table import aligned
     from nocap.runs.columns import column, in_order, text
-    from nocap.show.table import plural, table
+    from nocap.store.files import write_text
+    from nocap.store.formats import plural
+    from nocap.store.record import write_json, writing
 
     runs, problems = _chosen(options.words, options.output_dir)
     columns = [column(name, runs) for name in options.columns.split(",")]
     runs = in_order(runs, column(options.sort, runs))
     if runs:
-        print(table([one.name for one in columns], [[text(one, run) for one in columns] for run in runs]))
+        print(aligned([one.name for one in columns], [[text(one, run) for one in columns] for run in runs]))
     print(plural(len(runs), "run"))
+    rows = [{one.name: one.of(run) for one in columns} for run in runs]
+    if options.json:
+        with writing("--json", options.json) as path:
+            write_json(path, {"runs": rows, "problems": problems})
+    if options.csv:
+        with writing("--csv", options.csv) as path:
+            write_text(path, to_csv(rows))
     _tell(problems)
     return 0
 
@@ -126,15 +137,16 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _why(options: argparse.Namespace) -> int:
-    from nocap.judge.why import describe, why
+    from nocap.judge.comparability import why
+    from nocap.report.why import render
     from nocap.store.find import find_one
 
-    print(describe(why(*(find_one(name, outputs=options.output_dir) for name in options.words))))
+    print(render(why(*(find_one(name, outputs=options.output_dir) for name in options.words))))
     return 0
 
 
 def _sync(options: argparse.Namespace) -> int:
-    from nocap.show.table import plural
+    from nocap.store.formats import plural
     from nocap.store.tracking import offline
 
     runs, problems = _chosen(options.words, options.output_dir)
@@ -155,13 +167,14 @@ def _sync(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
+    from nocap.report.table import aligned
     from nocap.runs import removal
     from nocap.runs.columns import COLUMNS, DEFAULT, in_order, text
-    from nocap.show.table import plural, shorten, size, table
+    from nocap.store.formats import plural, shorten, size
 
     checkpoints, root = options.verb == "gc", options.output_dir / "runs"
     require(checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
-    runs, problems = _chosen(options.words, options.output_dir, sound=True)
+    runs, problems = _chosen(options.words, options.output_dir, named=True)
     frees = {run.folder: removal.freed(run, checkpoints=checkpoints) for run in in_order(runs, COLUMNS["started"])}
     runs = [run for run in in_order(runs, COLUMNS["started"]) if not checkpoints or frees[run.folder]]
     used_by, unknown = _references(options)
@@ -170,7 +183,7 @@ def _remove(options: argparse.Namespace) -> int:
         [*(text(one, run) for one in shown), size(frees[run.folder]), shorten(used_by.get(run.record.identity, ()), most=3)] for run in runs
     ]
     if rows:
-        print(table([*(one.name for one in shown), "frees", "used by"], [[cell or "–" for cell in row] for row in rows]))
+        print(aligned([*(one.name for one in shown), "frees", "used by"], [[cell or "–" for cell in row] for row in rows]))
     what = "checkpoints of " if checkpoints else ""
     if not options.yes:
         total = sum(frees[run.folder] for run in runs)

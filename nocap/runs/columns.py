@@ -12,14 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
 from nocap.judge.arms import has, spell
-from nocap.show.table import BYTES, NONE, count, duration, loss, size, three_digits, whole
-from nocap.store import lease, verify
+from nocap.store import lease
+from nocap.store.formats import BYTES, NONE, count, duration, size, whole
+from nocap.store.metrics import METRICS, OF_A_RUN
 from nocap.store.runs import Record, glance
 
 DAY_S = 86_400.0
@@ -58,15 +59,12 @@ class Listed:
             return None
 
 
-def look(folders: Iterable[Path], *, check: bool = False) -> tuple[list[Listed], list[str]]:
-    """The runs in these folders, and a line for each that cannot be read; with `check`, also for each whose
-    record is not what nocap wrote."""
+def look(folders: Iterable[Path], *, sound: bool = True) -> tuple[list[Listed], list[str]]:
+    """The runs in these folders, and a line for each that cannot be read, or with `sound` was changed."""
     found, problems = list[Listed](), list[str]()
     for folder in folders:
         try:
-            if check:
-                verify.check(folder)
-            found.append(Listed(folder=folder, record=glance(folder)))
+            found.append(Listed(folder=folder, record=glance(folder, sound=sound)))
         except ValueError as error:
             problems.append(f"{folder.name}: {error}")
     return found, problems
@@ -99,8 +97,15 @@ class Column:
     show: Callable[[Any], str] = spell
 
 
-def _measured(metric: str, show: Callable[[float | None], str]) -> Column:
-    return Column(name=metric, of=lambda run: run.record.value(metric), show=show)
+def _value(metric: str, run: Listed) -> float | None:
+    return run.record.value(metric)
+
+
+def _swept(run: Listed) -> str | None:
+    """What its grid swept, with its own values: options by their names."""
+    options, config = run.record.manifest.get("options") or {}, {**run.record.config, "seed": run.record.seed}
+    words = [f"{key.rpartition('.')[2]}={spell(options.get(key, config.get(key)))}" for key in run.attempt.get("swept") or ()]
+    return " ".join(words) or None
 
 
 COLUMNS = {
@@ -112,6 +117,7 @@ COLUMNS = {
         Column(name="identity", of=lambda run: run.record.identity),
         Column(name="seed", of=lambda run: run.record.seed),
         Column(name="status", of=lambda run: run.status),
+        Column(name="swept", of=_swept),
         Column(name="grid", of=lambda run: run.attempt.get("grid")),
         Column(name="host", of=lambda run: run.attempt.get("host")),
         Column(name="machine", of=lambda run: run.record.machine_name),
@@ -121,13 +127,7 @@ COLUMNS = {
         Column(name="steps", of=lambda run: run.record.number("steps"), show=whole),
         Column(name="tokens", of=lambda run: run.record.number("tokens"), show=count),
         Column(name="wall_s", of=lambda run: run.record.number("clock_s", "wall"), show=duration),
-        _measured("val_loss", loss),
-        _measured("val_bpb", loss),
-        _measured("tokens_per_s", whole),
-        _measured("step_ms", three_digits),
-        _measured("model_mib", whole),
-        _measured("train_s", duration),
-        _measured("params", count),
+        *(Column(name=name, of=partial(_value, name), show=METRICS[name].show) for name in OF_A_RUN),
     )
 }
 DEFAULT = ("run", "status", "steps", "val_loss", "tokens_per_s", "train_s", "age", "size")

@@ -26,7 +26,7 @@ def remove(run: Listed, *, root: Path, checkpoints: bool) -> str | None:
         return reason
     try:
         with lease.acquire(run.folder):
-            now = glance(run.folder)
+            now = glance(run.folder, sound=False)
             if (now.manifest, now.summary) != (run.record.manifest, run.record.summary):
                 return "it has gone on since it was listed"
             if checkpoints:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nocap.runs.columns import Listed, age, size_of
-from nocap.show.table import shorten, size
 from nocap.store.checkpoints import FOLDER, saved_steps
+from nocap.store.formats import shorten, size
 from nocap.store.runs import dig
 from nocap.training.terminal import table
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nocap.config.paths import expanded
-from nocap.show.table import plural, shorten
+from nocap.store.formats import plural, shorten
 from nocap.store.record import digest, read_json
 
 OUTPUTS = Path("outputs")  # names are looked for here

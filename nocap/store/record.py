@@ -39,9 +39,9 @@ _ATTEMPT = _each(str, "started host grid") | _each(int, "devices threads") | {"s
 _PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "init": dict, "teachers": dict}
 _DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _each(int, "vocab_size val_bytes") | {"source": dict}
 _CLAIM = Whole(
-    _each(str, "id statement source arm metric scale bound_rule word hash where")
-    | _each([str], "parts of failed missing diverged censored")
-    | {"n": int, "bound": float, "expected": [float], "guards": [dict], "seeds": {...: _NUMBERS}}
+    _each(str, "id statement source arm metric scale bound_rule word hash")
+    | _each([str], "parts of failed diverged censored at_most")
+    | {"n": int, "bound": float, "where": dict, "missing": [dict], "expected": [float], "guards": [dict], "seeds": {...: _NUMBERS}}
 )
 _ARM = Whole({"arm": str, "words": [str], "tuned": [str], "diverged": [int]} | _each(float, "params flops_per_token tokens"))
 # A file's name → what its keys hold, wherever it is read.
@@ -69,7 +69,7 @@ SHAPES: dict[str, Shape] = {
     | {"rows": [{"engine": str, "batch": int} | _each(float, "prefill_tokens_per_s decode_tokens_per_s")]},
     "results.*.json": Whole(
         _each(str, "kind study scale question date command baseline")
-        | {"hardware": _HARDWARE, "shapes": _TEXTS, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
+        | {"hardware": _HARDWARE, "shapes": {...: dict}, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
     ),
     "state.json": {"step": int, "run": str, "clock_s": _NUMBERS, "losses": [float], "optimizer": dict},
 }

@@ -10,29 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nocap.config import registry
 from nocap.config.keys import flat
 from nocap.config.outward import redact, visible
 from nocap.config.paths import expanded
-from nocap.show.table import plural, shorten
 from nocap.store.find import find, without_record
-from nocap.store.measurement import HELD, METRICS, Ending, Measurement
+from nocap.store.formats import plural, shorten
+from nocap.store.measurement import Ending, Measurement
+from nocap.store.metrics import METRICS, OF_A_RUN
 from nocap.store.record import SCHEMA_VERSION, Row, read_json
-from nocap.store.verify import Ended, read_ended
+from nocap.store.verify import Ended, check, read_ended
 
 LONGEST_NAME = 500  # characters; a file system takes 255
 
 TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
-
-# Metric → where the summary has it.
-_IN_SUMMARY = {
-    "val_loss": ("val_loss",),
-    "val_bpb": ("val_bpb",),
-    "tokens_per_s": ("tokens_per_s",),
-    "step_ms": ("step_ms", "median"),
-    "params": ("params", "total"),
-}
-_MADE = ("train_s", "model_mib")  # properties of a record, made of lines of its clock and of parts of its memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +52,7 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
-    verified: bool = True  # by a digest of its files, which records from before it have not
     content: str = ""  # SHA-256 of its rows
-    inference: Mapping[str, Any] = field(default_factory=dict)  # latency.json, where `nocap.generate --latency` left one
 
     def number(self, *keys: str) -> float | None:
         """A finite number of the summary, by its path; `None` where there is none, as in older records."""
@@ -72,7 +60,7 @@ class Record:
 
     def value(self, metric: str) -> float | None:
         """What the run measured in a metric, in the metric's unit."""
-        return getattr(self, metric) if metric in _MADE else self.number(*_IN_SUMMARY[metric])
+        return self.train_s if metric == "train_s" else self.number(*METRICS[metric].path)
 
     @property
     def val_loss(self) -> float | None:
@@ -83,16 +71,6 @@ class Record:
         """Seconds of training: its waits for data and a teacher's training included."""
         found = [self.number("clock_s", line) for line in TRAIN_LINES]
         return None if found[0] is None else sum(seconds or 0.0 for seconds in found)
-
-    @property
-    def model_mib(self) -> float | None:
-        """MiB that the model's training takes, whatever else is in the process.
-
-        Older records of a CPU have its parts; those of a GPU have a peak with warm-up in it, which is another thing.
-        """
-        parts = [self.number("memory_mib", part) for part in HELD]
-        older = None if None in parts or self.hardware.get("device") != "cpu" else sum(filter(None, parts))
-        return older if (model := self.number("memory_mib", "model")) is None else model
 
     @property
     def hardware(self) -> Mapping[str, Any]:
@@ -118,7 +96,7 @@ class Record:
 def measurements(record: Record) -> list[Measurement]:
     """What a run measured at its end. A diverged run has no loss, and says so."""
     found = []
-    for name in (*_IN_SUMMARY, *_MADE):
+    for name in OF_A_RUN:
         is_lost = record.status == "diverged" and METRICS[name].made_by == "train"
         value, ending = (None, Ending.diverged) if is_lost else (record.value(name), Ending.measured)
         if is_lost or value is not None:
@@ -181,8 +159,6 @@ def load(paths: Iterable[str | Path]) -> Found:
         else:
             found.records.append(record)
     found.problems += [line for path in places for line in without_record(expanded(path))]
-    if older := [record.folder.name for record in found.records if not record.verified]:
-        found.problems.append(f"unverified, from before records had a digest: {plural(len(older), 'run')} ({shorten(older)})")
     return found
 
 
@@ -205,43 +181,45 @@ def read(folder: Path, *, problems: list[str]) -> Record:
     Errors:
         ValueError: the folder is no run, its record is damaged or contradicts itself, or a newer nocap wrote it.
     """
-    record, ended = glance(folder), read_ended(folder)
+    ended = read_ended(folder)
+    record = glance(folder, sound=ended is None)  # its digests were checked with its rows
     return replace(
         record,
         curve=_curve(folder, ended, problems) if ended is not None else Curve(),
-        verified=ended is None or ended.verified,
         content=ended.content if ended is not None and ended.rows else "",
-        inference=_inference(folder, problems),
     )
 
 
-def glance(folder: Path) -> Record:
-    """A record without its rows, as a list of many runs shows it: what it says of itself is believed.
+def glance(folder: Path, *, sound: bool = True) -> Record:
+    """A record without its rows, as a list of many runs shows it. Without `sound`, what it says of itself is believed.
 
     Errors:
-        ValueError: the folder is no run, its manifest or summary cannot be read, or a newer nocap wrote it.
+        ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
     """
-    manifest = read_json(folder / "manifest.json")
-    if manifest is None:
-        raise ValueError("it has no manifest.json")
-    summary = read_json(folder / "summary.json") or {"status": "not finished"}
+    if sound:
+        manifest, summary = check(folder)
+    else:
+        manifest, summary = (read_json(folder / name) or {} for name in ("manifest.json", "summary.json"))
+    summary = summary or {"status": "not finished"}
     for file, content in (("manifest.json", manifest), ("summary.json", summary)):
         if (version := content.get("schema_version") or 0) > SCHEMA_VERSION:
             raise ValueError(f"{file} has schema_version {version}, and this nocap reads up to {SCHEMA_VERSION}")
     parts = manifest.get("parts") or {}
     if not isinstance(dig(parts, "config"), Mapping) or not manifest.get("identity"):
         raise ValueError("manifest.json has no identity or no parts.config")
-    config = _with_kinds(dict(flat(redact(parts["config"]))))  # an older nocap, or another's, may have left a secret
+    name = str(manifest.get("name") or folder.name.rpartition("-")[0] or folder.name)[:LONGEST_NAME]
+    arm = str(manifest.get("arm") or name)[:LONGEST_NAME]
+    shown, name, arm = redact((parts["config"], name, arm))  # another's nocap may have left a secret
+    config = dict(flat(shown))
     seed = config.pop("seed", summary.get("seed"))
     if type(seed) is not int:
         raise ValueError(f"the seed must be an integer, got {seed!r}")
     status = str(summary.get("status", "unknown"))
-    name = redact(str(manifest.get("name") or folder.name.rpartition("-")[0] or folder.name)[:LONGEST_NAME])
     return Record(
         folder=folder,
         identity=str(manifest["identity"]),
         name=name,
-        arm=redact(str(manifest.get("arm") or name)[:LONGEST_NAME]),
+        arm=arm,
         seed=seed,
         status=status,
         started=str(((manifest.get("attempts") or [{}])[0] or {}).get("started") or ""),
@@ -250,25 +228,7 @@ def glance(folder: Path) -> Record:
         manifest=manifest,
         summary=summary,
         curve=Curve(),
-        verified=False,
     )
-
-
-def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
-    """A record from before every option had a kind has its group's first."""
-    bare = [group for group in registry.groups() if f"{group}.kind" not in config and any(key.startswith(f"{group}.") for key in config)]
-    return {**{f"{group}.kind": next(iter(registry.options(group))) for group in bare if group != "ideas"}, **config}
-
-
-def _inference(folder: Path, problems: list[str]) -> Mapping[str, Any]:
-    try:
-        content = read_json(folder / "latency.json") or {}
-        if (version := content.get("schema_version") or 0) > SCHEMA_VERSION:
-            raise ValueError(f"latency.json has schema_version {version}")
-    except ValueError as error:
-        problems.append(f"{folder.name}: no inference, {error}")
-        return {}
-    return content
 
 
 def _curve(folder: Path, ended: Ended, problems: list[str]) -> Curve:

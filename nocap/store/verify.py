@@ -1,14 +1,12 @@
-"""Whether the record of an ended run is what nocap wrote: its digest, its rows against its summary, its identity.
+"""Whether a record is what nocap wrote: its digest and its identity. Every reader of records comes through here.
 
-`summary.json` carries the SHA-256 of the files it was made from, and of itself. A record from before that is checked as far as its
-files speak of each other, and counts as unverified. Somebody who recomputes all of it is not caught.
+`summary.json` carries the SHA-256 of the files it was made from, and of itself. Somebody who recomputes all of it is not caught.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from nocap.store.record import SCHEMA_VERSION, SHAPES, Row, check_shape, digest,
 ENDED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
 SUMMARY, SEAL = "summary.json", "sha256"  # the key of the summary that holds the digests
 SEALED = ("config.yaml", "manifest.json", "metrics.jsonl")
+Json = dict[str, Any]
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
 
 
@@ -62,84 +61,63 @@ def _own_digest(summary: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """An ended run whose record is consistent."""
+    """An ended run whose record is what nocap wrote."""
 
     summary: dict[str, Any]
     rows: list[Row]
     bad_lines: list[int]  # of metrics.jsonl: skipped
     content: str  # SHA-256 of metrics.jsonl
-    verified: bool  # by a digest
 
 
 class DamagedError(InputError):
-    """A record that contradicts itself."""
+    """A record that is not what nocap wrote; the message names the file."""
 
 
-def check(folder: Path, *, config: Mapping[str, Any] | None = None) -> None:
-    """Refuse a record that is not what nocap wrote. Of a run without digests, as one that has not ended, the
-    manifest must have made its own identity, and `config`, what counts of config.yaml, be the manifest's.
+def check(folder: Path, *, identity: str | None = None, config: Mapping[str, Any] | None = None) -> tuple[Json, Json]:
+    """Refuse a record that was changed, or is not of this identity. A run that has not ended may have no digest: then `config`, what counts
+    of config.yaml, is compared with its manifest. Its manifest and its summary, or an empty one.
 
     Errors:
-        DamagedError: its files contradict each other or a digest; the message names them.
+        DamagedError: that; the message names the file.
         ValueError: a file cannot be read.
     """
-    ended = read_ended(folder)
-    manifest, summary = (read_json(folder / name) or {} for name in ("manifest.json", SUMMARY))
-    same_config = any(
-        (config is None, ended and ended.verified, config == (manifest.get("parts") or {}).get("config")),
-    )
-    same_summary = (summary.get(SEAL) or {}).get(SUMMARY) in (None, _own_digest(summary))
-    problems = [
-        *_identity_problems(folder, manifest, summary, None),
-        *([] if same_config else ["config.yaml is not the config of manifest.json, with which it was trained"]),
-        *([] if same_summary else [f"{SUMMARY} is not what its own digest says"]),
-    ]
-    if problems:
-        raise DamagedError(f"{folder}: {problems[0]}")
+    manifest, summary = read_json(folder / "manifest.json"), read_json(folder / SUMMARY) or {}
+    if manifest is None:
+        raise DamagedError(f"{folder / 'manifest.json'} is missing")
+    if problem := next(_problems(folder, manifest, summary, identity, config), None):
+        raise DamagedError(f"{folder}: {problem}")
+    return manifest, summary
 
 
 def read_ended(folder: Path, *, identity: str | None = None) -> Ended | None:
     """A run that has come to its end, which is of this identity; `None` where it has not.
 
     Errors:
-        DamagedError: it claims to have ended, and its files say something else; the message names them.
+        DamagedError: its record was changed.
         ValueError: a file cannot be read.
     """
-    summary = read_json(folder / SUMMARY)
-    if summary is None or summary.get("status") not in ENDED:
+    if (read_json(folder / SUMMARY) or {}).get("status") not in ENDED:
         return None
-    manifest = read_json(folder / "manifest.json")
-    if manifest is None:
-        raise DamagedError(f"{folder / 'manifest.json'} is missing")
-    try:
-        content = read_bytes(folder / "metrics.jsonl", JSON_BYTES)
-    except FileNotFoundError:
-        content = b""
-    except (OSError, ValueError) as error:
-        raise DamagedError(f"{folder / 'metrics.jsonl'} cannot be read: {error}") from error
+    _, summary = check(folder, identity=identity)
+    content = read_bytes(folder / "metrics.jsonl", JSON_BYTES)
     rows, bad = read_rows(content)
-    if problem := next(_problems(folder, manifest, summary, rows, identity), None):
-        raise DamagedError(f"{folder}: {problem}")
-    return Ended(summary=summary, rows=rows, bad_lines=bad, content=hashlib.sha256(content).hexdigest(), verified=SEAL in summary)
+    return Ended(summary=summary, rows=rows, bad_lines=bad, content=hashlib.sha256(content).hexdigest())
 
 
-def _problems(
-    folder: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Row], identity: str | None
-) -> Iterator[str]:
-    if seal := summary.get(SEAL):
-        found = {**_digests(folder), SUMMARY: _own_digest(summary)}
-        yield from (f"{name} is not what its digest in {SUMMARY} says" for name in (*SEALED, SUMMARY) if found.get(name) != seal.get(name))
-    yield from _identity_problems(folder, manifest, summary, identity)
-    config = manifest["parts"]["config"]
-    last = rows[-1] if rows else {"step": None}
-    yield from _differing(summary, "its rows have", {"steps": last["step"], **from_rows(rows)})
-    yield from _differing(summary, "its config has", {"seed": config.get("seed"), **_from_config(config, summary)})
-    yield from _differing(summary, "its rows have", {"tokens": last.get("tokens")})
-    yield from _time_problems(summary, rows)
-
-
-def _identity_problems(folder: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any], identity: str | None) -> Iterator[str]:
+def _problems(folder: Path, manifest: Json, summary: Json, identity: str | None, config: Mapping[str, Any] | None) -> Iterator[str]:
     own, parts = manifest.get("identity"), manifest.get("parts") or {}
+    if summary:
+        if not (seal := summary.get(SEAL)):
+            yield f"{SUMMARY} has no digest"
+            return
+        try:
+            found = {**_digests(folder), SUMMARY: _own_digest(summary)}
+        except (OSError, ValueError) as error:
+            yield f"a file cannot be read: {error}"
+            return
+        yield from (f"{name} is not what its digest in {SUMMARY} says" for name in (*SEALED, SUMMARY) if found.get(name) != seal.get(name))
+    elif config not in (None, parts.get("config")):
+        yield "config.yaml is not the config of manifest.json, with which it was trained"
     hidden = "<redacted:" in json.dumps(parts)  # a secret, which the digest was made with
     if not isinstance(parts.get("config"), dict) or (own != digest(parts) and not hidden):
         yield f"manifest.json has identity {own}, and its parts make {digest(parts)}"
@@ -147,40 +125,3 @@ def _identity_problems(folder: Path, manifest: Mapping[str, Any], summary: Mappi
     for place, other in ((SUMMARY, summary.get("identity")), ("the folder's name", named and named[1]), ("this run", identity)):
         if other not in (None, own):
             yield f"manifest.json has identity {own}, and {place} {other}"
-
-
-def _from_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    trainer = config.get("trainer") or {}
-    steps, batch_tokens = trainer.get("steps"), trainer.get("batch_tokens")
-    if summary["status"] != "finished" or type(steps) is not int or type(batch_tokens) is not int:
-        return {}
-    return {"steps": steps} if config.get("ideas") else {"steps": steps, "tokens": steps * batch_tokens}  # an idea may begin with less
-
-
-def _differing(summary: Mapping[str, Any], whose: str, expected: Mapping[str, Any]) -> Iterator[str]:
-    """The keys of the summary that differ from what another file makes of them. Older summaries and rows have fewer keys."""
-    for key, value in expected.items():
-        unknown = summary.get(key) is None or (value is None and key not in ("val_loss", "steps"))
-        if not unknown and not _same(summary[key], value):
-            yield f"{SUMMARY} has {key} {summary[key]}, and {whose} {value}"
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return all(_same(a[key], b[key]) for key in a.keys() & b.keys())
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return bool(a == b)
-
-
-def _time_problems(summary: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
-    """Training ends with the last row: its clock is the summary's, and tokens/s follow from it."""
-    clock = summary.get("clock_s") or {}
-    training_s = sum(clock.get(line) or 0.0 for line in ("train", "data"))
-    last = rows[-1] if rows else {}
-    row_s = (last.get("clock/train_s") or 0.0) + (last.get("clock/data_s") or 0.0)
-    if row_s and not math.isclose(training_s, row_s, rel_tol=1e-6, abs_tol=1e-6):
-        yield f"{SUMMARY} has {training_s:g} s of training, and its rows {row_s:g} s"
-    tokens, speed = summary.get("tokens"), summary.get("tokens_per_s")
-    if tokens and speed and clock.get("train") and not math.isclose(speed * training_s, tokens, rel_tol=1e-6):
-        yield f"{SUMMARY} has {speed:g} tokens/s, and {tokens} tokens in {training_s:g} s of training"

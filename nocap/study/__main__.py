@@ -1,4 +1,4 @@
-"""`python -m nocap.study`: a study from its file to its verdicts, the leaderboard, and how many seeds a study needs."""
+"""`python -m nocap.study`: a study from its file to its verdicts, and the leaderboard."""
 
 from __future__ import annotations
 
@@ -27,13 +27,8 @@ is carried out, written there.
   python -m nocap.study experiments/gqa scale=gpu budget_h=8 --plan   cells, a guess at the cost, and the power, before anything runs
   python -m nocap.study experiments/gqa sittings=5                    time it in five sittings instead of its three: also on another day
   python -m nocap.study experiments/gqa --judge                       the verdicts of what there is; nothing is trained or written
-  python -m nocap.study experiments/gqa --calibrate                   the exchange rate between steps and loss
-  python -m nocap.study --board experiments                           the leaderboard of all studies, and their READMEs
-  python -m nocap.study --noise experiments                           the noise that studies share, for the next one to declare
-  python -m nocap.study --power 0.9 --effect 0.005 --sigma 0.0013     seeds for a difference of losses, in nats
-  python -m nocap.study --power 0.9 --effect 2% --sigma 0.5%          seeds for a ratio of times or speeds"""
-MODES = ("plan", "judge", "calibrate")
-CALIBRATION_LENGTHS = [0.25, 0.5]  # of the baseline's steps, where a study names none
+  python -m nocap.study --board experiments                           the leaderboard of all studies, and their READMEs"""
+MODES = ("plan", "judge")
 
 
 @dataclass(kw_only=True)
@@ -49,8 +44,8 @@ class Options:
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_intermixed_args(outside.arguments(argv))
-    if options.power is None and not options.overrides and not options.board and not options.noise:
-        parser.error("a study's folder, or one of --board --noise --power is required")
+    if not options.overrides and not options.board:
+        parser.error("a study's folder or --board is required")
     from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
     from nocap.training.terminal import outlive_readers
 
@@ -64,22 +59,14 @@ def main(argv: list[str] | None = None) -> int:
             for path in write(options.board, Path("README.md")):
                 print(f"written: {path}")
             return EXIT_CODES["finished"]
-        if options.noise:
-            from nocap.study.pooled import pooled, render
-
-            print(render(pooled(options.noise)))
-            return EXIT_CODES["finished"]
-        if options.overrides:
-            mode = next((mode for mode in MODES if getattr(options, mode)), "run")
-            return _studies(options.overrides, mode=mode, as_json=options.json)
-        print(_seeds(options))
-        return EXIT_CODES["finished"]
+        mode = next((mode for mode in MODES if getattr(options, mode)), "run")
+        return _studies(options.overrides, mode=mode, as_json=options.json)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.study",
-        description="Carry out a study and judge its claims, or plan its seeds.",
+        description="Carry out a study and judge its claims.",
         epilog=FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -90,46 +77,22 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--plan", action="store_true", help="print what a study would run, and stop")
     what.add_argument("--judge", action="store_true", help="judge what there is: train, time and write nothing")
     what.add_argument("--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies, and its head in README")
-    what.add_argument("--noise", type=Path, metavar="FOLDER", help="print the noise of a pair that the studies of a folder share")
-    what.add_argument("--calibrate", action="store_true", help="train the baseline at shorter lengths too: loss against log-steps")
-    what.add_argument("--power", type=float, metavar="P", help="the seeds that see an effect with this chance")
     parser.add_argument("--json", action="store_true", help="print each study's results as a line of JSON, and all else on stderr")
-    parser.add_argument("--effect", metavar="X", help="the difference to see, or the ratio's change as in 2%%")
-    parser.add_argument("--sigma", metavar="S", help="the standard deviation between seeds, in the effect's unit")
     outside.document(parser)
     return parser
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    planning = options.power is not None
-    alone = planning or options.board or options.noise
-    require(not (alone and options.overrides), "FOLDER", "be left out with --board, --noise and --power", " ".join(options.overrides))
-    judged = bool(options.overrides) and not (options.plan or options.calibrate)
+    require(not (options.board and options.overrides), "FOLDER", "be left out with --board", " ".join(options.overrides))
+    judged = bool(options.overrides) and not options.plan
     require(judged or not options.json, "--json", "be given where a study is judged, and only there", options.json)
-    for key in ("effect", "sigma"):
-        given = getattr(options, key)
-        require((given is not None) == planning, f"--{key}", "be given with --power, and only there", given)
-
-
-def _seeds(options: argparse.Namespace) -> str:
-    from nocap.judge.power import parse_amount, plan
-    from nocap.store.measurement import Scale
-
-    (effect, relative), (sigma, sigma_relative) = (parse_amount(f"--{key}", getattr(options, key)) for key in ("effect", "sigma"))
-    rule = "be a percentage as --effect is" if relative else "be in --effect's unit, without %"
-    require(relative == sigma_relative, "--sigma", rule, options.sigma)
-    found = plan(effect=effect, sigma=sigma, scale=Scale.ratio if relative else Scale.difference, power=options.power)
-    return (
-        f"{found.pairs} pairs of seeds ({2 * found.pairs} runs) see a {'ratio' if relative else 'difference'} of {options.effect} through "
-        f"sigma {options.sigma} with a power of {found.power:.2f}: paired t-test, two-sided 5%, pairs taken as uncorrelated"
-    )
 
 
 # --- studies -----------------------------------------------------------------------------------------------------------------------
 
 
 def _studies(given: Sequence[str], *, mode: str, as_json: bool) -> int:
-    """One study after the other; the worst exit code. `mode`: run, plan, judge or calibrate.
+    """One study after the other; the worst exit code. `mode`: run, plan or judge.
 
     Errors:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
@@ -191,10 +154,8 @@ def _one(folder: Path, plan: StudyPlan, options: Options, *, mode: str, as_json:
         return 0
     out = sys.stdout
     with redirect_stdout(sys.stderr if as_json else out):
-        if mode in ("run", "calibrate"):
+        if mode == "run":
             settle(folder)
-        if mode == "calibrate":
-            return _calibrate(plan, options)
         found, code = _judge(folder, plan, options, run=mode == "run")
     if as_json:
         print(json.dumps(found, allow_nan=False), flush=True)
@@ -210,6 +171,7 @@ def _judge(folder: Path, plan: StudyPlan, options: Options, *, run: bool) -> tup
     from nocap.study.evidence import check_targets
     from nocap.study.ledger import Ledger, read, writable
     from nocap.study.results import results
+    from nocap.study.rows import rows
     from nocap.study.spec import load
 
     done = carry_out(plan, run=run, budget_h=options.budget_h)
@@ -222,37 +184,13 @@ def _judge(folder: Path, plan: StudyPlan, options: Options, *, run: bool) -> tup
         hardware=describe(plan.trainer.device, plan.trainer.threads),
         command=f"python -m nocap.study {folder} scale={plan.scale}{hours}",
     )
-    print(text.render(found))
+    print(text.render(found, rows([found], {plan.study.name: plan.study})))
     for path in report.write(load(folder), folder, found) if run and plan.ledger and writable(plan.ledger) else []:
         print(f"written: {path}")
     for problem in done.problems:
         print(f"nocap: {problem}", file=sys.stderr)
-    missing = any(claim["missing"] or claim["reason"] == "sittings" for claim in found["claims"])
+    missing = any(claim["missing"] for claim in found["claims"])
     return found, EXIT_CODES["failed" if done.problems or missing else "finished"]
-
-
-def _calibrate(plan: StudyPlan, options: Options) -> int:
-    """Train the baseline at its lengths, nothing else; then print the rate, and what it makes of arms that have been trained before.
-
-    Errors:
-        ValueError: the study trains nothing.
-    """
-    from nocap.study import text
-    from nocap.study.conduct import carry_out
-    from nocap.study.exchange import exchange
-    from nocap.study.keeper import Keeper
-
-    base, study = plan.study.baseline, plan.study
-    require(base in plan.train, "--calibrate", "be for a study that trains its baseline", study.name)
-    Keeper(plan, writes=True).register()
-    at = replace(plan.at, lengths=plan.at.lengths or CALIBRATION_LENGTHS)
-    plan = replace(plan, study=replace(study, scales={**study.scales, plan.scale: at}))
-    carry_out(plan, run=True, budget_h=options.budget_h, only=base)
-    evidence = carry_out(plan, run=False, budget_h=options.budget_h).evidence
-    found = exchange(plan.study, evidence)
-    require(found is not None, "--calibrate", "find two lengths of the baseline with three seeds that finished", study.seeds)
-    print("\n".join(text.exchange({"exchange": found, "baseline": base})).strip())
-    return 0
 
 
 if __name__ == "__main__":

@@ -4,51 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from markupsafe import Markup
 
 from nocap.config.outward import redact, visible
-from nocap.show import forest, page
-from nocap.show.table import count
-from nocap.store.measurement import METRICS, Scale
-from nocap.study import wording
+from nocap.report import forest, page
+from nocap.store.formats import count
+from nocap.store.metrics import METRICS, Scale
+from nocap.study import text, wording
 from nocap.study.rows import Row, errors, sections
 from nocap.study.wording import Json
 
-HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where")
+HEAD = ("statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where", "machine, date")
 
 
 def render(title: str, every: Sequence[Row]) -> str:
-    tables = [(f"{len(some)} {standing.value}", list(map(_cells, some))) for standing, some in sections(every).items()]
     return page.render(
-        Path(__file__).parent,
+        "board",
         kind="nocap leaderboard",
         title=title,
         note=errors(every),
-        head=HEAD,
-        tables=tables,
+        tables=[(f"{len(some)} {standing.value}", some, text.claims(some, HEAD)) for standing, some in sections(every).items()],
         plots=plots(every),
         bare=[row.claim["id"] for row in every if row.claim["measured"] is None],
     )
-
-
-def _cells(row: Row) -> dict[str, object]:
-    one, claim = row.one, row.claim
-    return {
-        "word": row.word,
-        "claim": claim["id"],
-        "study": str(one["study"]),
-        "cells": [
-            claim["statement"],
-            f"{wording.metric(claim)}: {wording.expected(claim)}",
-            wording.allowed(claim),
-            row.measured,
-            row.verdict,
-            "; ".join(row.notes),
-            f"{row.where}; {one['hardware']['name']}, {one['date']}",
-        ],
-    }
 
 
 # --- forest plots ------------------------------------------------------------------------------------------------------------------

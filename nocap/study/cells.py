@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from nocap.config.compose import Composed
 from nocap.launch.grid import Cell, RefusedError, Result, check, key_of
-from nocap.launch.plan import outcome, plan
+from nocap.launch.plan import DAMAGED, outcome, plan
 from nocap.launch.runner import Runner
 from nocap.options.launcher.pool import Devices
 from nocap.store.runs import Record, read
+from nocap.store.verify import read_ended
 from nocap.study.arms import with_seed
 
 
@@ -71,7 +72,7 @@ class Cells:
             for cell in grid.cells
         ]
         by_identity = {cell.plan.identity: cell for cell in cells}
-        self.grid = replace(grid, cells=tuple(cells))
+        self.grid, self.damaged = replace(grid, cells=tuple(cells)), set[tuple[str, int]]()
         self.of: list[tuple[Wanted, Cell]] = [(run, by_identity[i]) for run, i in zip(runs, identities, strict=True)]
 
     @property
@@ -107,5 +108,15 @@ class Cells:
                 watch(run, mine, event)
 
     def records(self, problems: list[str]) -> list[tuple[Wanted, Record]]:
-        """Of the runs that finished or diverged. What cannot be read of a record goes into `problems`."""
-        return [(run, read(cell.plan.run_dir, problems=problems)) for run, cell in self.of if outcome(cell.plan) is not None]
+        """Of the runs that finished or diverged. What cannot be read of a record goes into `problems`, and who is `damaged`."""
+        found = []
+        for run, cell in self.of:
+            try:
+                ended = read_ended(cell.plan.run_dir, identity=cell.plan.identity)
+            except ValueError as error:
+                problems.append(f"{DAMAGED}: {error}")
+                self.damaged.add((run.arm, run.seed))
+                continue
+            if ended is not None:
+                found.append((run, read(cell.plan.run_dir, problems=problems)))
+        return found

@@ -9,7 +9,6 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from nocap.config import hardware
 from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.store.measurement import Ending
@@ -19,7 +18,7 @@ from nocap.study.arms import more
 from nocap.study.cells import Cells, FailedError, Wanted, wanted
 from nocap.study.evidence import Evidence
 from nocap.study.keeper import Keeper
-from nocap.study.looks import judge, onward, taken, up_to
+from nocap.study.looks import judge, onward, up_to
 from nocap.study.measured import steps_to_target
 from nocap.study.plan import (
     Short,
@@ -36,7 +35,7 @@ from nocap.study.plan import (
 )
 from nocap.study.searched import SearchedTrial, searched
 from nocap.study.sessions import run_all
-from nocap.study.sittings import Sittings, known_noise, places_of
+from nocap.study.sittings import Sittings, places_of
 from nocap.study.spec import Tune
 
 Log = Callable[[str], None]
@@ -71,12 +70,12 @@ class Done:
     evidence: Evidence
     tuned: Tuned
     arms: dict[str, dict[str, Composed]]  # place (`train` or `bench`) → arm → how it was composed there
-    seeds: list[int]  # that the looks needed
+    seeds: list[int]  # that the analyses needed
     problems: list[str] = field(default_factory=list)  # sessions that failed, records that cannot be read whole
 
 
 def carry_out(plan: StudyPlan, *, run: bool, budget_h: float | None = None, only: str | None = None, log: Log = PRINT) -> Done:
-    """Train and measure what is missing, look by look until each claim is decided, or with `run=False` only collect what there is.
+    """Train and measure what is missing, analysis by analysis until each claim is decided, or with `run=False` only collect what there is.
     `only`: this arm's runs, and no session.
 
     Errors:
@@ -103,12 +102,12 @@ def carry_out(plan: StudyPlan, *, run: bool, budget_h: float | None = None, only
         part = up_to(plan, looks)
         evidence = _measured(part, arms, keeper, run=run, timed=only is None, problems=problems, log=log)
         for claim in plan.study.claims if only is None else []:
-            keeper.look(claim.id, taken(judge(claim, plan.study, plan.scale, evidence)))
+            keeper.look(claim.id, judge(claim, plan.study, plan.scale, evidence))
         further = looks if only else onward(plan, looks, evidence)
         if further == looks:
             break
         if run:
-            log(f"not decided, and another look follows: {', '.join(name for name in looks if further[name] > looks[name])}")
+            log(f"not decided, and another analysis follows: {', '.join(name for name in looks if further[name] > looks[name])}")
         looks = further
     done = {"train": arms, "bench": plan.bench}
     return Done(evidence=evidence, tuned=tuned, arms=done, seeds=part.study.needed, problems=list(dict.fromkeys(problems)))
@@ -126,11 +125,7 @@ def _measured(
     finally:
         keeper.timed()
     held: dict[str, Any] = {place.name: place.results() for place in places}
-    machine = hardware.describe(plan.trainer.device, plan.trainer.threads)["fingerprint"]
-    between = (
-        known_noise(plan.folder.parents[1], fingerprint=str(machine), apart_min=plan.at.apart_min, but=plan.folder) if places else None
-    )
-    return replace(evidence, apart_min=plan.at.apart_min, between=between, **held)
+    return replace(evidence, apart_min=plan.at.apart_min, **held)
 
 
 def _within_budget(plan: StudyPlan, budget_h: float, *, run: bool, log: Log) -> StudyPlan:
@@ -228,12 +223,16 @@ def _train(
     branches = {arm: [short.branches_at for short in shorts if short.branches_at] for arm, shorts in plans.items()}
     whole = {name: more(arm, f"trainer.keep_steps={branches[name]}") if branches.get(name) else arm for name, arm in arms.items()}
 
+    damaged = set[tuple[str, int]]()
+
     def trained(runs: list[Wanted], label: str) -> list[tuple[Wanted, Record]]:
-        before = timing.hold_due if timing.waiting() else None
-        return _records(Cells(runs, label=label), keeper, run=run, problems=problems, before_seed=before)
+        before, cells = timing.hold_due if timing.waiting() else None, Cells(runs, label=label)
+        records = _records(cells, keeper, run=run, problems=problems, before_seed=before)
+        damaged.update(cells.damaged)
+        return records
 
     runs = {(one.arm, one.seed): record for one, record in trained(wanted(whole, plan.study.made_by("train")), plan.study.name)}
-    found = Evidence(runs=runs, lengths={arm: tuple(short.steps for short in of) for arm, of in plans.items()})
+    found = Evidence(runs=runs, damaged=frozenset(damaged), lengths={arm: tuple(short.steps for short in of) for arm, of in plans.items()})
     while plans:
         shorts = [branch for (arm, seed), record in runs.items() for short in plans.get(arm, []) if (branch := short.of(arm, seed, record))]
         ends: dict[tuple[str, int], dict[int, Record]] = {key: dict(of) for key, of in found.shorter.items()}

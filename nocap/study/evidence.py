@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from nocap.judge.claim import BASELINE, Claim, Rule
-from nocap.judge.sittings import APART_MIN, Between, Span, sittings
-from nocap.store.measurement import HELD
+from nocap.judge.sittings import APART_MIN, Span, sittings
+from nocap.store.metrics import HELD
 from nocap.store.runs import Record, dig
 from nocap.study.spec import Study
 
@@ -33,6 +33,7 @@ class Evidence:
 
     runs: Mapping[tuple[str, int], Record] = field(default_factory=dict)  # (arm, seed)
     shorter: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)  # (arm, seed) → steps → the run of so many
+    damaged: frozenset[tuple[str, int]] = frozenset()  # (arm, seed) of runs whose record was changed
     lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # arm → the steps of all its shorter runs, also of missing ones
     pace: Sequence[Session] = ()  # steps of the training shape
     bench: Sequence[Session] = ()  # steps of the claim's shape
@@ -40,7 +41,6 @@ class Evidence:
     curve: Sequence[Session] = ()
     decoding: Sequence[Session] = ()
     apart_min: float = APART_MIN  # sessions of a place with less between them are one sitting
-    between: Between | None = None  # the noise between sittings of this machine, where it is known
 
     def held(self, place: str, arm: str, seeds: Collection[int] | None = None) -> list[Held]:
         """What a place's sessions, of these seeds or of all, measured of an arm, in the order of time."""

@@ -9,7 +9,8 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
-from nocap.show.table import BYTES, NONE, duration, plural, size, table, three_digits
+from nocap.report.table import aligned
+from nocap.store.formats import BYTES, NONE, duration, plural, size, three_digits
 from nocap.study.plan import OVERHEAD
 from nocap.study.sessions import Session
 from nocap.study.startup import startups
@@ -40,7 +41,7 @@ def render(grid: Grid) -> str:
     n = sum(map(len, todo.values()))
     lines = [
         f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - n} done, {n} to train",
-        table(["arm", "cells", "done", "a step", "a run", "checkpoints"], rows),
+        aligned(["arm", "cells", "done", "a step", "a run", "checkpoints"], rows),
     ]
     if n == 0:
         return "\n".join(lines)

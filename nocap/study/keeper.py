@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import hardware
-from nocap.judge.verdict import Verdict
+from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.grid import Cell
 from nocap.launch.runner import last_step
 from nocap.store.find import of_identity
@@ -67,19 +67,19 @@ class Keeper:
         """How many steps the hours were found to allow."""
         self._add([{"event": "budget", "budget_h": hours, "steps": steps}], once=("budget_h", "steps"))
 
-    def look(self, claim: str, verdicts: Sequence[Verdict]) -> None:
-        """Each look that was taken, and again where it says something else now."""
+    def look(self, claim: str, verdict: Verdict) -> None:
+        """The analysis of a claim, and again where it says something else now. Its first has three pairs."""
+        number = verdict.primary.analysis
 
         def new(ledger: Ledger) -> list[Line]:
             said = {line["look"]: line for line in self._mine(ledger.of("look", hash=self.hashes[claim]))}
-            lines: list[Line] = []
-            for look, verdict in enumerate(verdicts, start=1):
-                says = {"n": verdict.n, "word": verdict.word.value}
-                if look not in said or says != {key: said[look][key] for key in says}:
-                    lines.append({"event": "look", "claim": claim, "hash": self.hashes[claim], "look": look, **says})
-            return lines
+            says = {"n": verdict.n, "word": verdict.word.value}
+            if number in said and says == {key: said[number][key] for key in says}:
+                return []
+            return [{"event": "look", "claim": claim, "hash": self.hashes[claim], "look": number, **says}]
 
-        self._append(new)
+        if verdict.reason is not Reason.missing:
+            self._append(new)
 
     # --- runs ------------------------------------------------------------------------------------------------------------------------
 

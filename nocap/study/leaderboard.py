@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import require
-from nocap.show.table import NONE, markdown, one_line, tame
+from nocap.report.table import Column, Table, tame
 from nocap.store.files import write_file
-from nocap.study import board, report, text, wording
-from nocap.study.rows import Row, Standing, errors, headline, in_order, rows, sections
+from nocap.study import board, ledger, report, text, wording
+from nocap.study.results import check
+from nocap.study.rows import Row, errors, headline, in_order, rows, sections
 from nocap.study.spec import Study, load
 from nocap.study.wording import Json
 
@@ -47,10 +48,15 @@ def pages(folder: Path, readme: Path | None) -> dict[Path, str]:
     places = sorted(folder.iterdir()) if folder.is_dir() else []
     studies = {place.name: load(place) for place in places if (place / "study.yaml").exists()}
     every = [one for place in places if place.is_dir() for one in report.all_results(place, draw=lambda one: _draw(one, studies))]
+    for one in every:
+        try:
+            check(one, ledger.read(folder / str(one["study"]) / ledger.FILE))
+        except ValueError as error:
+            raise ValueError(f"{folder / str(one['study'])}, results at scale {one['scale']}: {error}") from error
     require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
     shown, missing = in_order(rows(every, studies)), not_built(folder)
     title = f"Leaderboard of claims: {headline(shown)}; {len(missing)} not built"
-    found = {folder / "README.md": tame(render(title, shown, every, missing)), folder / "board.html": board.render(title, shown)}
+    found = {folder / "README.md": tame(render(title, shown, missing)), folder / "board.html": board.render(title, shown)}
     done = {str(one["study"]) for one in every}
     found |= {folder / name / "README.md": report.readme(study, folder / name) for name, study in studies.items() if name in done}
     if readme is not None and readme.exists() and START in (known := read_text(readme)):
@@ -62,7 +68,7 @@ def pages(folder: Path, readme: Path | None) -> dict[Path, str]:
 
 def _draw(one: Json, studies: Mapping[str, Study]) -> Any:
     shown = in_order(rows([one], studies))
-    return render("", shown, [one], []), board.render("", shown), head(shown)
+    return render("", shown, []), board.render("", shown), head(shown)
 
 
 def not_built(folder: Path) -> list[dict[str, str]]:
@@ -70,112 +76,30 @@ def not_built(folder: Path) -> list[dict[str, str]]:
     return list(parse_yaml(read_text(path))) if path.exists() else []
 
 
-def render(title: str, every: Sequence[Row], results: Sequence[Json], missing: Sequence[Mapping[str, str]]) -> str:
-    lines = [
-        f"# {title}",
-        "",
-        *textwrap.wrap(INTRO, width=138),
-        "",
-        *textwrap.wrap(errors(every), width=138),
-        "",
-    ]
+def render(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, str]]) -> str:
+    lines = [f"# {title}", "", *textwrap.wrap(INTRO, width=138), "", *textwrap.wrap(errors(every), width=138), ""]
     for standing, some in sections(every).items():
-        lines += [f"## {len(some)} {standing.value}", "", *markdown(HEAD, list(map(_row, some))), ""]
-    return "\n".join(
-        [
-            *lines,
-            "## Not built, or nothing to measure",
-            "",
-            *markdown(("claim", "statement", "expected", "arithmetic allows", "why"), [_missing(one) for one in missing]),
-            "",
-            "## Recipes: time to the baseline's final loss",
-            "",
-            "Each recipe against the baseline of its own study on its own machine, at its shortest schedule that ends at that loss.",
-            "",
-            *_leaders(every),
-            "",
-            "## Exchange rates",
-            "",
-            *_rates(results),
-            "",
-        ]
-    )
+        lines += [f"## {len(some)} {standing.value}", "", *text.claims(some, HEAD, link=_link).markdown(), ""]
+    columns = {"id": "claim", "statement": "statement", "expected": "expected", "bound": "arithmetic allows", "why": "why"}
+    rows = [[one.get(key) for key in columns] for one in missing]
+    table = Table(title="Not built, or nothing to measure", columns=[Column(title=name) for name in columns.values()], rows=rows)
+    return "\n".join([*lines, f"## {table.title}", "", *table.markdown(), ""])
 
 
-def _link(row: Row, name: str, *, root: str = "") -> str:
-    return f"[{name}]({root}{quote(str(row.one['study']), errors='replace')}/README.md)"
-
-
-def _row(row: Row) -> list[str]:
-    one, claim = row.one, row.claim
-    return [
-        _link(row, claim["id"]),
-        claim["statement"],
-        f"{wording.metric(claim)}: {wording.expected(claim)}",
-        wording.allowed(claim),
-        row.measured,
-        f"**{row.verdict}**",
-        "; ".join(row.notes) or NONE,
-        row.where,
-        f"{one['hardware']['name']}, {one['date']}",
-        f"`{one_line(one['command'])}`",
-    ]
-
-
-def _missing(one: Mapping[str, str]) -> list[str]:
-    return [str(one.get(key, NONE)) for key in ("id", "statement", "expected", "bound", "why")]
-
-
-def _race(one: Json, claim: Json) -> bool:
-    """Whether a claim is about the time in which an arm reaches the final loss of its study's baseline."""
-    against = (claim["metric"], claim["target"], claim["baseline"])
-    return bool(against == ("time_to_target_s", "baseline", one["baseline"]))
-
-
-def _leaders(every: Sequence[Row]) -> list[str]:
-    """The fastest first, and last what was withdrawn."""
-    raced = [row for row in every if _race(row.one, row.claim)]
-    raced.sort(key=lambda row: (row.standing is Standing.withdrawn, -(row.claim["measured"] or {"mid": 0.0})["mid"]))
-    head = ("recipe", "speedup", "verdict", "notes", "seeds", "where", "machine", "commit")
-    return markdown(head, list(map(_leader, raced))) if raced else ["No recipe has raced yet."]
-
-
-def _leader(row: Row) -> list[str]:
-    one, claim = row.one, row.claim
-    return [
-        f"{claim['arm']} ({_link(row, one['study'])})",
-        wording.measured(claim),
-        ("withdrawn; " if row.standing is Standing.withdrawn else "") + row.verdict,
-        row.caution or NONE,
-        str(len(claim["seeds"].get(claim["arm"], {}))),
-        row.where,
-        one["hardware"]["name"],
-        str(one["commit"])[:12],
-    ]
-
-
-def _rates(every: Sequence[Json]) -> Iterator[str]:
-    for one in every:
-        lines = [line.strip() for line in text.exchange(one)]
-        if lines:
-            yield f"* {one['study']} ({one['scale']}): {lines[0].removeprefix('exchange rate: ')}"
-            yield from (f"  * {line}" for line in lines[1:])
+def _link(row: Row, *, root: str = "") -> str:
+    return f"[{row.claim['id']}]({root}{quote(str(row.one['study']), errors='replace')}/README.md)"
 
 
 def head(every: Sequence[Row]) -> str:
-    """For somebody who has five minutes: the first claim of each study, the first of these and the last; of no study that has withdrawn
-    one."""
-    withdrawn = {row.one["study"] for row in every if row.standing is Standing.withdrawn}
-    firsts = {row.one["study"]: row for row in reversed(every) if row.one["study"] not in withdrawn}
+    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
+    firsts = {row.one["study"]: row for row in reversed(every)}
     shown = [row for row in every if firsts.get(row.one["study"]) is row]
     return "\n".join(line for row in shown[:-LAST_ROWS][:FIRST_ROWS] + shown[-LAST_ROWS:] for line in _item(row))
 
 
 def _item(row: Row) -> list[str]:
     caution = f" ({row.caution})" if row.caution else ""
-    item = (
-        f"* {_link(row, row.claim['id'], root='experiments/')}: {row.claim['statement']}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
-    )
+    item = f"* {_link(row, root='experiments/')}: {row.claim['statement']}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
     item += f"Measured: {wording.measured(row.claim)}{caution}."
     if row.elsewhere:
         item += f" Depends on shape: {'; '.join(one.removesuffix(', CPU') for one in row.elsewhere)}."

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from nocap.judge import stats
 from nocap.judge.claim import BASELINE, TO_TARGET, Claim
-from nocap.judge.race import Finish, race
-from nocap.judge.sittings import dealt
-from nocap.store.measurement import METRICS, Ending, Measurement, Metric, Per, is_count
+from nocap.judge.time_to_target import Finish, crossing, race
+from nocap.store.measurement import Ending, Measurement, Per
+from nocap.store.metrics import METRICS, Metric, is_count
 from nocap.store.runs import Record, dig
 from nocap.study.evidence import FIELD_OF, Evidence, Held, Seen, steps_of
 from nocap.study.spec import Study
@@ -106,7 +105,7 @@ def _times(
         ends = [steps[arm, seed] for seed in claim.seeds if (arm, seed) in steps]
         if len(ends) < len(claim.seeds):
             continue
-        ms = dealt([math.log(one.value) for one in pace if one.value], hands)
+        ms = group_means([math.log(one.value) for one in pace if one.value], hands)
         for hand in range(hands):
             values, endings = [value for value, _ in ends[hand::hands]], [ending for _, ending in ends[hand::hands]]
             ending = next((ending for ending in (Ending.diverged, Ending.censored, Ending.at_most) if ending in endings), Ending.measured)
@@ -153,5 +152,11 @@ def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list
 def _crossing(run: Record, target: float) -> Steps:
     if run.status == "diverged":
         return None, Ending.diverged
-    at = stats.crossing([float(x) for x in run.curve.step], run.curve.val_loss, target=target)
+    at = crossing([float(x) for x in run.curve.step], run.curve.val_loss, target=target)
     return (float(run.curve.step[-1]), Ending.censored) if at is None else (at, Ending.measured)
+
+
+def group_means(values: Sequence[float], groups: int) -> list[float]:
+    """Means of so many groups, the values dealt in turns. Two samples dealt into as many as the smaller one has make independent pairs,
+    whose spread has the noise of both: seeds' steps and sittings' step times."""
+    return [fmean(values[group::groups]) for group in range(groups)]

@@ -19,8 +19,9 @@ def narrowed(study: Study, scale: str) -> Study:
         return study
     claims = [claim for claim in study.claims if claim.id in at.claims]
     kept = {study.baseline, *(arm for claim in claims for arm in study.sides(claim))}
-    said: dict[str, Any] = {what: _of(getattr(study, what), at.claims) for what in ("notes", "withdrawn")}
-    trained = replace(study, tune=None, claims=claims, arms=_of(study.arms, kept), scales={scale: _part(at, kept)}, **said)
+    trained = replace(
+        study, tune=None, claims=claims, arms=_of(study.arms, kept), scales={scale: _part(at, kept)}, notes=_of(study.notes, at.claims)
+    )
     return trained if tune is None or not trained.trained else replace(trained, tune=_part(tune, trained.trained))
 
 

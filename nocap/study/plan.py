@@ -11,9 +11,10 @@ from nocap.config.compose import Composed, composed
 from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.config.trainer import Device, Trainer
-from nocap.judge.claim import BASELINE, LEAST_PAIRS, Rule
+from nocap.judge.claim import BASELINE, Rule
+from nocap.judge.interval import LEAST_PAIRS
 from nocap.launch.search import ends, space_of_words
-from nocap.store.measurement import is_count
+from nocap.store.metrics import is_count
 from nocap.store.runs import Record
 from nocap.study.arms import arm_overrides, check_fair, compose_arms, engine_of, more, with_seed
 from nocap.study.cells import Wanted
@@ -146,9 +147,8 @@ class Short:
 
 
 def with_lengths(plan: StudyPlan) -> list[str]:
-    """The arms that are trained at several lengths: the baseline for the exchange rate, and those that race to one loss."""
-    study = plan.study
-    return [arm for arm in study.trained if plan.at.lengths and (arm == study.baseline or arm in racing(study))]
+    """The arms that are trained at several lengths: those that race to one loss."""
+    return [arm for arm in plan.study.trained if plan.at.lengths and arm in racing(plan.study)]
 
 
 def racing(study: Study) -> list[str]:
@@ -191,7 +191,7 @@ def all_sessions(plan: StudyPlan, train: Mapping[str, Composed]) -> dict[str, li
     """Every session the study needs, by the field of the evidence that it fills. `train`: the arms as they are trained."""
     study, at, bench = plan.study, plan.at, plan.bench
     timed, profiled, curved, decoded = (study.made_by(kind) for kind in ("steps", "parts", "lengths", "decoding"))
-    paced = bool(at.lengths or study.needing(lambda metric: metric.name == "time_to_target_s"))
+    paced = bool(study.needing(lambda metric: metric.name == "time_to_target_s"))
     trained = study.made_by("train") if paced else {}
     amdahl = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
     profiled_arms = {

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from nocap.judge.claim import Claim
-from nocap.judge.stats import seen
-from nocap.show.table import duration, plural, table
+from nocap.judge.interval import POWER, analysis_of, minimum_detectable
+from nocap.report.table import aligned
+from nocap.store.formats import duration, plural
 from nocap.study.cells import Cells, wanted
 from nocap.study.evidence import Evidence, bound
-from nocap.study.looks import up_to
+from nocap.study.looks import last_analysis, up_to
 from nocap.study.plan import OVERHEAD, PILOT_STEPS, StudyPlan, halvings, racing, shorter, with_lengths
 from nocap.study.results import sigma
 from nocap.study.sessions import Session
@@ -18,22 +19,21 @@ from nocap.study.sittings import Place, places_of
 from nocap.study.startup import startups
 from nocap.study.wording import allowed, expected
 
-POWER = 0.9
 WARM_STEPS = 6  # of a timed arm, before its blocks
 BENCH = "bench: "  # before an arm's name, at the claim's shape
 
 
 def render(plan: StudyPlan) -> str:
-    looks = range(1, max(len(claim.looks) or 1 for claim in plan.study.claims) + 1)
-    parts = [up_to(plan, {claim.id: min(look, len(claim.looks) or 1) for claim in plan.study.claims}) for look in looks]
+    numbers = range(1, last_analysis(plan) + 1)
+    parts = [up_to(plan, {claim.id: min(n, analysis_of(len(claim.seeds))) for claim in plan.study.claims}) for n in numbers]
     cells = Cells(wanted(plan.train, parts[0].study.made_by("train")), label=plan.study.name) if plan.train else None
     pace = _rough(plan)
     start, source = startups({arm: one.run for arm, one in plan.train.items()}, plan.runs)
     costs = [list(_rows(part, cells, pace, start)) for part in parts]
     lines = [
         f"{plan.study.name}, scale {plan.scale}: {plan.study.question}",
-        table(["what", "of", "cells", "done", "about"], [[*row, duration(cost)] for row, cost in costs[0]]),
-        *_looks(parts, [sum(cost for _, cost in rows) for rows in costs]),
+        aligned(["what", "of", "cells", "done", "about"], [[*row, duration(cost)] for row, cost in costs[0]]),
+        *_analyses(parts, [sum(cost for _, cost in rows) for rows in costs]),
         "cost: FLOPs at a quarter of this machine's measured matmul peak, one cell after the other; a rough guess, often twofold off",
     ]
     if start:
@@ -53,14 +53,14 @@ def _rows(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float], start
     yield from _waiting(places, sum(seconds for _, seconds in training))
 
 
-def _looks(parts: Sequence[StudyPlan], costs: Sequence[float]) -> Iterator[str]:
-    """What each look costs, if it is needed by all claims that may."""
+def _analyses(parts: Sequence[StudyPlan], costs: Sequence[float]) -> Iterator[str]:
+    """What each analysis costs, if it is needed by all claims that may."""
     if len(parts) == 1:
         return
-    yield f"look 1: {len(parts[0].study.needed)} pairs, as above, about {duration(costs[0])}"
+    yield f"analysis 1: {len(parts[0].study.needed)} pairs, as above, about {duration(costs[0])}"
     for i, part in enumerate(parts[1:], start=1):
         pairs = f"{len(part.study.needed)} pairs, about {duration(costs[i] - costs[i - 1])} more"
-        yield f"look {i + 1}: {pairs}, or less: only for what look {i} did not decide"
+        yield f"analysis {i + 1}: {pairs}, or less: only for what analysis {i} did not decide"
 
 
 def _training(plan: StudyPlan, cells: Cells | None, pace: Mapping[str, float], start: Mapping[str, float]) -> Iterator[Row]:
@@ -137,14 +137,10 @@ def _power(plan: StudyPlan, cells: Cells | None) -> Iterator[str]:
         line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(_json(claim))}, n={len(claim.seeds)}"
         line += "" if limit is None else f", arithmetic allows {allowed({**_json(claim), 'bound': limit})}"
         if noise and any(metric.name == "val_loss" for metric in claim.metrics):
-            line += f"; a loss difference of {_visible(noise, len(claim.seeds), claim.alpha):.4f} is seen with a power of {POWER:g}"
+            visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), declared=plan.at.noise.get("val_loss"))
+            line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
         yield line
 
 
-def _visible(noise: float, n: int, alpha: float) -> float:
-    """The difference that so many pairs see, if pairing brings nothing."""
-    return seen(n - 1, power=POWER, alpha=alpha) * noise * (2 / n) ** 0.5
-
-
 def _json(claim: Claim) -> dict[str, object]:
-    return {**asdict(claim), "scale": claim.scale.value, "slack": 0.0}
+    return {**asdict(claim), "scale": claim.scale.value}

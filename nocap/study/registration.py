@@ -10,7 +10,6 @@ from typing import Any
 from nocap.config import gate
 from nocap.config.compose import Composed, to_plain
 from nocap.judge.claim import Claim
-from nocap.judge.verdict import VERSION
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.store.record import digest
 from nocap.study.arms import arm_overrides, engine_of, more
@@ -21,6 +20,9 @@ from nocap.study.spec import Tune
 # Keys of a scale that are in the arms, or that only a reader or a plan uses; and the sittings, of which more may follow on other days: a
 # verdict says with how many it was looked at. The others count, also those that are added.
 NOT_OF_A_CLAIM = ("claims", "overrides", "train", "bench", "own", "sigma", "speaks_for", "sittings")
+# What a claim's hash holds of the rules of before, so that what was registered under them stays registered.
+BEFORE: dict[str, Any] = {"slack": {}, "direction": "better", "alpha": 0.05}
+BEFORE_AT: dict[str, Any] = {"exchange": None}
 # Of the others, those that only some places of the evidence need.
 TIMED = {"pace", "bench", "parts", "curve", "decoding"}
 FOR = {
@@ -43,13 +45,15 @@ def content(plan: StudyPlan, claim: Claim) -> dict[str, Any]:
     """All that decides a claim. Of its texts only the statement, whatever its spaces and capitals; no paths, and nothing that follows from
     the machine alone."""
     study, used = plan.study, places(claim)
-    at = {key: value for key, value in asdict(plan.at).items() if key not in NOT_OF_A_CLAIM and (key not in FOR or FOR[key] & used)}
+    settings = BEFORE_AT | asdict(plan.at)
+    at = {key: value for key, value in settings.items() if key not in NOT_OF_A_CLAIM and (key not in FOR or FOR[key] & used)}
     arms = {arm: _arm(plan, arm, used) for arm in study.sides(claim)}
-    return {"judge": VERSION, "scale": plan.scale, "claim": _claim(plan, claim), "at": _plain(at), "arms": arms}
+    return {"judge": 2, "scale": plan.scale, "claim": _claim(plan, claim), "at": _plain(at), "arms": arms}
 
 
 def _claim(plan: StudyPlan, claim: Claim) -> dict[str, Any]:
-    found: dict[str, Any] = _at_scale(_plain(asdict(claim)), plan.scale, {*plan.study.scales})
+    stated = BEFORE | {"looks": [len(claim.seeds)]} | asdict(claim)
+    found: dict[str, Any] = _at_scale(_plain(stated), plan.scale, {*plan.study.scales})
     found["statement"] = " ".join(claim.statement.split()).casefold()
     found["baseline"] = plan.study.against(claim)
     found["guards"].sort(key=lambda guard: str(guard["metric"]))

@@ -9,7 +9,7 @@ from typing import Any
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
-from nocap.show.table import NONE, markdown, one_line, tame
+from nocap.report.table import one_line, tame
 from nocap.store.files import write_file
 from nocap.store.record import read_json, write_json
 from nocap.study import text, wording
@@ -89,34 +89,20 @@ def _words(some: Sequence[Row]) -> str:
 def _one(results: Json, some: Sequence[Row]) -> list[str]:
     """A scale on a machine."""
     hardware = results["hardware"]
+    arms, *trials = text.tables(results)
     lines = [
         f"## {results['scale']}: {hardware['name']}, {hardware['cores']} cores, torch {hardware['torch']}, {results['date']}",
         "",
         f"```sh\n{one_line(results['command'])}\n```",
         "",
-        *(f"{place}: {shape}  " for place, shape in results["shapes"].items()),
+        *(f"{place}: {wording.shape(shape)}  " for place, shape in results["shapes"].items()),
         f"seeds {results['seeds']}; judged at commit {str(results['commit'])[:12]}",
         "",
-        *markdown(CLAIM_HEAD, list(map(_claim, some))),
+        *text.claims(some, CLAIM_HEAD).markdown(),
         "",
-        *markdown(text.ARM_HEAD, text.arm_rows(results)),
+        *arms.markdown(),
         "",
     ]
-    if results["trials"]:
-        lines += [text.trials_title(results), "", *markdown(text.TRIAL_HEAD, text.trial_rows(results)), ""]
-    lines += [line.strip() + "  " for line in (*text.exchange(results), *text.caveats(results))]
-    return [*lines, ""]
-
-
-def _claim(row: Row) -> list[str]:
-    claim = row.claim
-    return [
-        claim["id"],
-        claim["statement"],
-        wording.expected(claim),
-        f"{wording.allowed(claim)} ({claim['bound_formula']})",
-        f"{wording.metric(claim)}: {row.measured}",
-        "; ".join(wording.guard(one) for one in claim["guards"]) or NONE,
-        f"**{row.verdict}**",
-        "; ".join(row.notes) or NONE,
-    ]
+    for table in trials:
+        lines += [table.title, "", *table.markdown(), ""]
+    return [*lines, *(line.strip() + "  " for line in text.caveats(results)), ""]

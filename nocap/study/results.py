@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from nocap.config.compose import Composed
-from nocap.judge import stats
-from nocap.judge.claim import LEAST_PAIRS, Claim
-from nocap.judge.verdict import Judge, Verdict, Word
+from nocap.config.keys import require
+from nocap.judge.claim import Claim, Guard, Mechanism
+from nocap.judge.interval import LEAST_PAIRS, Declared, pooled
+from nocap.judge.verdict import Gain, Verdict
+from nocap.judge.verdict import judge as judge_anew
 from nocap.store.git import git_state
-from nocap.store.measurement import METRICS, Per, Scale
+from nocap.store.measurement import Ending, Measurement, Per
+from nocap.store.metrics import METRICS, Scale, is_log
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done
-from nocap.study.evidence import Evidence, Seen
-from nocap.study.exchange import exchange
+from nocap.study.evidence import Evidence, Seen, bound
 from nocap.study.ledger import Ledger
-from nocap.study.looks import at_its_look, judge, taken
+from nocap.study.looks import judge
 from nocap.study.measured import measurements
 from nocap.study.plan import StudyPlan
 from nocap.study.spec import At, Study
@@ -48,44 +51,48 @@ def results(plan: StudyPlan, done: Done, *, ledger: Ledger, hardware: Mapping[st
         "measurements": [{"claim": claim.id, **one.json()} for claim in study.claims for one in measurements(claim, study, done.evidence)],
         "arms": [_arm(name, plan, done) for name in study.arms],
         "trials": [asdict(trial) for trial in done.tuned.trials],
-        "exchange": exchange(study, done.evidence),
     }
 
 
-def shape(arm: Composed, *, steps: bool = True) -> str:
-    """Where a verdict was reached; a batch only where it is about steps."""
+def shape(arm: Composed) -> Results:
+    """What a verdict's figures were reached at."""
     run, t, m = arm.run, arm.run.trainer, arm.run.model
-    batch = f"{run.tokenizer.name} tokens, {t.batch_tokens:,} a step, " if steps else ""
-    return f"{m.n_layer} layers, {m.d_model} wide, T={m.seq_len}, {batch}{t.precision.value}, {t.device.value}"
+    return {
+        "layers": m.n_layer,
+        "width": m.d_model,
+        "T": [m.seq_len],  # of a curve its lengths
+        "tokenizer": run.tokenizer.name,
+        "batch_tokens": t.batch_tokens,
+        "precision": t.precision.value,
+        "device": t.device.value,
+    }
 
 
 # --- a claim -----------------------------------------------------------------------------------------------------------------------
 
 
 def _claim(claim: Claim, plan: StudyPlan, done: Done, ledger: Ledger, machine: str) -> Results:
-    study, judging = plan.study, judge(claim, plan.study, plan.scale, done.evidence)
-    looks, shown = taken(judging), at_its_look(judging)
-    stands = standing(plan, claim, done.evidence, ledger, machine=machine, looks=len(looks))
+    study, found = plan.study, measurements(claim, plan.study, done.evidence)
+    verdict = judge(claim, study, plan.scale, done.evidence)
+    stands = standing(plan, claim, done.evidence, ledger, machine=machine, analysis=verdict.primary.analysis)
     return {
-        **_as_stated(claim, judging, study),
-        **_verdict(claim, judging),
-        "guards": _guards(claim, judging),
+        **_as_stated(claim, bound(claim, study, done.evidence), study),
+        **verdict_json(verdict, damaged=done.evidence.damaged),
         "hash": stands.hash,
         "registered": stands.at and {"at": stands.at, "hash": stands.hash},
         "exploratory": stands.exploratory,
         "older_baseline": stands.older_baseline,
         "ledger": stands.notes,
-        "looks": {"declared": claim.looks or [len(claim.seeds)], "taken": [{"n": one.n, "word": one.word.value} for one in looks]},
         "where": _where(claim, plan.at, study.sides(claim), done.arms),
         "seeds": {
-            arm: {str(m.repeat): m.value for m in shown.found.values() if m.arm == arm and m.metric.name == claim.metric}
+            arm: {str(m.repeat): m.value for m in found if m.arm == arm and m.metric.name == claim.metric}
             for arm in (claim.arm, study.against(claim))
         },
     }
 
 
-def _as_stated(claim: Claim, judging: Judge, study: Study) -> Results:
-    """As the study has it, margins translated."""
+def _as_stated(claim: Claim, limit: float | None, study: Study) -> Results:
+    """As the study has it."""
     return {
         "id": claim.id,
         "statement": claim.statement,
@@ -98,83 +105,118 @@ def _as_stated(claim: Claim, judging: Judge, study: Study) -> Results:
         "scale": claim.scale.value,
         "expected": claim.expected,
         "threshold": claim.threshold.value,
-        "direction": claim.direction.value,
         "two_sided": claim.two_sided,
-        "alpha": claim.alpha,
-        "slack": judging.claim.slack.get(judging.at, 0.0),
-        "slack_as": _stated(claim.slack.get(judging.at)),
         "target": claim.target,
-        "bound": judging.claim.mechanism.bound,
+        "bound": limit,
         "bound_rule": claim.mechanism.rule.value,
         "bound_formula": claim.mechanism.formula,
     }
 
 
-def _verdict(claim: Claim, judging: Judge) -> Results:
-    verdict = judging.last_complete()
+def verdict_json(verdict: Verdict, *, damaged: Collection[tuple[str, int]] = ()) -> Results:
+    """A verdict's fields, with the interval that decided and each guard's. `damaged`: arms and seeds of runs whose records were changed."""
     return {
         "word": verdict.word.value,
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
-        "n": verdict.n,
-        "per": verdict.per.value,  # what the n are: seeds, sittings, or one exact count
-        "look": verdict.look,
-        "seeds_left": _seeds_left(claim, verdict),
-        "noise": judging.declared(claim.metric),
-        "measured": verdict.interval.ends() if verdict.interval else None,
-        "exceeded": verdict.exceeded,
+        **_gain(verdict.primary),
+        "guards": [_guard(guard) for guard in verdict.guards],
         "beyond_bound": verdict.beyond_bound,
-        "missing": verdict.missing,
-        "diverged": verdict.diverged,
-        "censored": verdict.censored,
-        "at_most": verdict.at_most,
-        "more": at_its_look(judging).more() if verdict.word is Word.inconclusive else None,
+        "missing": [{**asdict(one), "damaged": (one.arm, one.repeat) in damaged and one.per == Per.seed.value} for one in verdict.missing],
+        **verdict.endings,
+        "more": verdict.more(),
     }
 
 
-def _guards(claim: Claim, judging: Judge) -> list[Results]:
-    shown = at_its_look(judging)
-    return [
-        {
-            "metric": guard.metric,
-            "scale": guard.scale.value,
-            "margin": translated.margin(judging.at),
-            "margin_as": _stated(guard.margin(judging.at)),
-            "noise": judging.declared(guard.metric),
-            "worse": worse.ends() if (worse := shown.worse(METRICS[guard.metric], guard.scale)) else None,
-        }
-        for guard, translated in zip(claim.guards, judging.claim.guards, strict=True)
-    ]
+def _gain(gain: Gain) -> Results:
+    """`per`: what the n are: seeds, sittings, or one exact count. An interval without a middle is not shown."""
+    found = gain.interval() if gain.enough else None
+    ends = (found.exp() if is_log(gain.metric, gain.scale) else found).ends() if found and math.isfinite(found.mid) else None
+    return {"n": len(gain.least), "per": gain.per.value, "analysis": gain.analysis, "noise": _noise(gain), "measured": ends}
 
 
-def _seeds_left(claim: Claim, verdict: Verdict) -> int:
-    """Declared seeds that no look has needed yet. Sittings are not declared: more may always follow."""
-    undecided = verdict.word is Word.inconclusive and not verdict.missing
-    return len(claim.seeds) - verdict.n if undecided and verdict.per is Per.seed else 0
+def _noise(gain: Gain) -> Results | None:
+    """The declared noise, where it was used."""
+    used = gain.declared is not None and gain.enough and gain.measured and gain.interval().method.endswith("declared")
+    return gain.declared.json() if used and gain.declared else None
 
 
-def _stated(margin: Any) -> str | None:
-    """As the study says it, where that is not a number."""
-    return margin if isinstance(margin, str) else None
+def _guard(guard: Gain) -> Results:
+    ratio = guard.scale is Scale.ratio
+    margin = math.exp(-guard.ends[0]) if ratio else -guard.ends[0]
+    return {"metric": guard.metric.name, "scale": guard.scale.value, "margin": margin, **_gain(guard)}
 
 
-def _where(claim: Claim, at: At, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]) -> str:
-    """The shapes that a verdict rests on: of what is timed, and of what is trained."""
-    bench, instruments, shapes = next(iter(arms["bench"].values()), None), {metric.made_by for metric in claim.metrics}, list[str]()
-    if bench is not None and instruments & {"steps", "parts"}:
-        shapes.append(_shapes(arms["bench"], sides))
-    if bench is not None and "lengths" in instruments:
-        shapes.append(f"one layer, {bench.run.model.d_model} wide, T={at.curve[0]} to {at.curve[-1]}, {bench.run.trainer.device.value}")
-    if bench is not None and "decoding" in instruments:
-        shapes.append(shape(bench, steps=False))
+def _where(claim: Claim, at: At, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]) -> dict[str, list[Results]]:
+    """The shapes that a verdict rests on, of what is timed and of what is trained: of the claim's arm, and of the one it is compared with
+    where that is another."""
+    instruments, found = {metric.made_by for metric in claim.metrics}, dict[str, list[Results]]()
+    bench = [shape(arms["bench"][name]) for name in sides if name in arms["bench"]]
+    if "lengths" in instruments and bench:
+        found["timed"] = [{**bench[0], "layers": 1, "T": at.curve, "batch_tokens": None}]
+    elif "decoding" in instruments and bench:
+        found["timed"] = [{**one, "batch_tokens": None} for one in bench]
+    elif instruments - {"train"} and bench:
+        found["timed"] = bench
     if "train" in instruments:
-        shapes.append(_shapes(arms["train"], sides))
-    return "; its loss at ".join(shapes)
+        found["trained"] = [shape(arms["train"][name]) for name in sides if name in arms["train"]]
+    return {place: [one for i, one in enumerate(shapes) if one not in shapes[:i]] for place, shapes in found.items()}
 
 
-def _shapes(arms: Mapping[str, Composed], sides: list[str]) -> str:
-    """Of the claim's arm, and of the one it is compared with where that is another."""
-    return ", against ".join(dict.fromkeys(shape(arms[name]) for name in sides if name in arms))
+# --- stored results ----------------------------------------------------------------------------------------------------------------
+
+
+def check(results: Mapping[str, Any], ledger: Ledger) -> None:
+    """Refuse stored results that were changed: verdicts that do not follow from their measurements, or losses that the ledger has not.
+
+    Errors:
+        ValueError: that, with the claim.
+    """
+    losses: dict[tuple[str, int], list[float]] = {}
+    for line in ledger.of("run", scale=results["scale"], short=0):
+        if line["val_loss"] is not None:
+            losses.setdefault((line["arm"], line["seed"]), []).append(line["val_loss"])
+    for claim in results["claims"]:
+        found = [_measurement(row) for row in results["measurements"] if row["claim"] == claim["id"]]
+        again = verdict_json(_judged(claim, found, results["baseline"]))
+        changed = [key for key in ("word", "reason", "n", "measured", "guards") if not _same(claim[key], again[key])]
+        require(
+            not changed, f"claim {claim['id']}", "be what its measurements say", ", ".join(f"{key} {claim[key]}" for key in changed[:1])
+        )
+        for m in found:
+            known = losses.get((m.arm, m.repeat), []) if m.metric.name == "val_loss" and m.value is not None else []
+            require(not known or m.value in known, f"claim {claim['id']}", f"have the losses of its study's ledger, {known}", m.value)
+
+
+def _measurement(row: Mapping[str, Any]) -> Measurement:
+    metric, ending, per = METRICS[row["metric"]], Ending(row["ending"]), Per(row["per"])
+    return Measurement(arm=row["arm"], repeat=row["repeat"], metric=metric, value=row["value"], ending=ending, per=per)
+
+
+def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: str) -> Verdict:
+    """The claim as it is stored, judged anew."""
+    noise = {
+        one["metric"]: Declared(**{**known, "df": known["df"] or math.inf}) for one in (claim, *claim["guards"]) if (known := one["noise"])
+    }
+    guards = [Guard(metric=one["metric"], scale=Scale(one["scale"]), margins={"": one["margin"]}) for one in claim["guards"]]
+    keys = ("id", "statement", "source", "arm", "metric", "parts", "of", "expected", "two_sided", "target")
+    seeds = sorted({m.repeat for m in found if m.per is Per.seed})
+    stated = Claim(
+        **{key: claim[key] for key in keys},
+        scale=Scale(claim["scale"]),
+        guards=guards,
+        mechanism=Mechanism(bound=claim["bound"], formula=claim["bound_formula"]),
+        seeds=seeds if len(seeds) >= LEAST_PAIRS else list(range(LEAST_PAIRS)),
+    )
+    return judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return all(_same(a.get(key), b.get(key)) for key in a.keys() | b.keys())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return math.isclose(a, b, rel_tol=1e-9) if isinstance(a, float) and isinstance(b, float) else bool(a == b)
 
 
 # --- an arm: the fairness columns --------------------------------------------------------------------------------------------------
@@ -221,10 +263,7 @@ def _speed(place: str, name: str, evidence: Evidence) -> Results | None:
 
 def _spread(values: list[float | None]) -> Results | None:
     whole = [value for value in values if value is not None]
-    if not whole:
-        return None
-    found = stats.interval(whole) if len(whole) > 1 else None
-    return {"mean": fmean(whole), "low": found.low if found else None, "high": found.high if found else None, "all": whole}
+    return {"mean": fmean(whole), "all": whole} if whole else None
 
 
 def _shorter(name: str, study: Study, evidence: Evidence) -> dict[str, list[float | None]]:
@@ -242,7 +281,7 @@ def sigma(at: At, runs: Mapping[tuple[str, int], Record]) -> tuple[float | None,
     for (arm, _), run in runs.items():
         if run.val_loss is not None and run.status == "finished":
             groups.setdefault(arm, []).append(run.val_loss)
-    enough = [group for group in groups.values() if len(group) > 1]
-    if sum(len(group) - 1 for group in enough) >= LEAST_PAIRS:
-        return stats.pooled_sd(enough), f"measured: {sum(map(len, enough))} runs of {len(enough)} arms"
+    found = pooled(list(groups.values()))
+    if found is not None and found.df >= LEAST_PAIRS:
+        return found.sd, f"measured: {sum(map(len, groups.values()))} runs of {len(groups)} arms"
     return (at.sigma, "declared") if at.sigma is not None else (None, "unknown: declare scales.….sigma, or run the study")

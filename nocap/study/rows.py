@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from nocap.judge.claim import Threshold
-from nocap.study import place, text, wording
+from nocap.study import wording
 from nocap.study.spec import Study
 from nocap.study.wording import Json
 
-WORDS = ("confirmed", "equivalent", "refuted", "inconclusive")
-ALPHA = 0.05  # of a claim in results that do not say
+WORDS = ("confirmed", "exceeded", "refuted", "inconclusive")
+ERROR = 0.05  # how often a verdict that rests on noise errs at the most
 ANYWHERE = ("params", "kv_bytes", "part_params")  # counts that no machine changes; so are the bytes held of these parts:
 HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
 
@@ -25,7 +24,6 @@ class Standing(Enum):
     there = "on the machine they are about, or counted on any"
     stand_in = "on a CPU in place of the GPU or the larger model they are about"
     project = "by this project's own thresholds"
-    withdrawn = "in comparisons that were not fair, withdrawn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +35,9 @@ class Row:
     study: Study | None
     elsewhere: list[str] = field(default_factory=list)  # verdicts of the same claim at other shapes that differ
 
-    def _declared(self, name: str, default: Any) -> Any:
-        """As the results have it; in older ones as the study has it now."""
-        now = next((claim for claim in self.study.claims if claim.id == self.claim["id"]), None) if self.study else None
-        return self.claim.get(name, getattr(now, name, default))
-
     @property
     def standing(self) -> Standing:
-        if self.study and self.claim["id"] in self.study.withdrawn:
-            return Standing.withdrawn
-        if Threshold(self._declared("threshold", Threshold.source)) is Threshold.project:
+        if self.claim["threshold"] == Threshold.project.value:
             return Standing.project
         name, parts = self.claim["metric"], self.claim["parts"]
         anywhere = name in ANYWHERE or (name == "held_mib" and HELD_ANYWHERE.issuperset(parts))
@@ -54,17 +45,12 @@ class Row:
         return Standing.stand_in if self.one["speaks_for"] and on_cpu and not anywhere else Standing.there
 
     @property
-    def alpha(self) -> float:
-        """Chance of a false verdict at the most; none where there is no noise."""
-        return 0.0 if wording.is_exact(self.claim) else float(self._declared("alpha", ALPHA))
-
-    @property
     def at(self) -> str:
-        return place.short(self.one, self.claim)
+        return wording.short(self.one, self.claim)
 
     @property
     def where(self) -> str:
-        return place.where(self.one, self.claim)
+        return wording.where(self.claim)
 
     @property
     def word(self) -> str:
@@ -73,7 +59,7 @@ class Row:
     @property
     def verdict(self) -> str:
         """`refuted at 1 × 512 tokens, CPU: less than stated`."""
-        return text.verdict(self.claim, at=self.at)
+        return wording.verdict(self.claim, at=self.at)
 
     @property
     def measured(self) -> str:
@@ -81,18 +67,17 @@ class Row:
 
     @property
     def caution(self) -> str:
-        """What is wrong with the row, or what its author says of it."""
-        known: list[Mapping[str, str]] = [self.study.withdrawn, self.study.notes] if self.study else []
-        return "; ".join(about[self.claim["id"]] for about in known if self.claim["id"] in about)
+        """What its author says of the row."""
+        return self.study.notes.get(self.claim["id"], "") if self.study else ""
 
     @property
     def notes(self) -> list[str]:
         claim = self.claim
         return [
             *([f"depends on shape: {', '.join(self.elsewhere)}"] if self.elsewhere else []),
-            *([text.BEYOND] if claim["beyond_bound"] else []),
+            *([wording.BEYOND] if claim["beyond_bound"] else []),
             *([self.caution] if self.caution else []),
-            *text.stamps(claim),
+            *wording.stamps(claim),
         ]
 
 
@@ -135,9 +120,8 @@ def counted(some: Iterable[Row]) -> str:
 
 def errors(every: Sequence[Row]) -> str:
     """How many false verdicts are to be expected."""
-    noisy = [row for row in every if row.alpha]
+    noisy = sum(not wording.is_exact(row.claim) for row in every)
     return (
-        f"{len(noisy)} of the {len(every)} rows rest on measurements with noise. Up to {sum(row.alpha for row in noisy):.1f} false "
-        "verdicts are to be expected among them: the sum of their error levels, reached if every true value lay at the edge of what is "
-        "stated. Where the noise of three pairs is skewed, or their sessions are alike, it can be more."
+        f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to {ERROR * noisy:.1f} false verdicts are to be expected "
+        "among them: reached if every true value lay at the edge of what is stated and the noise were as skewed as the rule allows for."
     )

@@ -1,4 +1,4 @@
-"""The seeds and looks of a `study.yaml`, in full: what `max_seeds` adds, and what each claim has of them."""
+"""The seeds of a `study.yaml`, in full: what `max_seeds` adds, and what each claim has of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_SEEDS = 1000
 
 
 def filled(plain: dict[str, Any]) -> dict[str, Any]:
-    """With all the seeds that `max_seeds` allows, consecutive ones that are not the search's, and three looks unless there are some.
+    """With all the seeds that `max_seeds` allows, consecutive ones that are not the search's.
 
     Errors:
         ValueError: `max_seeds` is not more than the seeds, or too many.
@@ -23,8 +23,7 @@ def filled(plain: dict[str, Any]) -> dict[str, Any]:
     first = len(seeds)
     require(first < most <= MOST_SEEDS, "max_seeds", f"be more than the {first} seeds, and at most {MOST_SEEDS}", most)
     fresh = (seed for seed in itertools.count(max(seeds, default=0) + 1) if seed not in searched)
-    looks = sorted({first, round((first + most) / 2), most})
-    return {"looks": looks, **plain, "seeds": [*seeds, *itertools.islice(fresh, most - first)]}
+    return {**plain, "seeds": [*seeds, *itertools.islice(fresh, most - first)]}
 
 
 def _are_numbers(given: object) -> TypeGuard[list[int]]:
@@ -32,9 +31,5 @@ def _are_numbers(given: object) -> TypeGuard[list[int]]:
 
 
 def with_seeds(claim: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
-    """A claim with the study's seeds and looks, unless it names its own seeds. `looks: 1` is how an older file says that there is one."""
-    if type(number := claim.get("looks")) is int:
-        require(number == 1, f"claim {claim.get('id')}: looks", "be numbers of pairs, as in looks: [3, 6]", number)
-        claim = {**claim, "looks": []}
-    mine = {} if "seeds" in claim else {"seeds": study["seeds"], "looks": study.get("looks", [])}
-    return {**mine, **claim}
+    """A claim with the study's seeds, unless it names its own."""
+    return {"seeds": study["seeds"], **claim}

@@ -94,7 +94,7 @@ def parts(arms: Arms, *, repeats: int) -> Seen:
 
     found = {}
     for name, run in composed(arms).items():
-        seen = profile(run, list(arms[name]), never, repeats=repeats, trace=None, ceilings=False, lengths=None)
+        seen = profile(run, list(arms[name]), never, repeats=repeats, trace=None, ceilings=False)
         found[name] = {
             "ms": {row["part"]: row["ms"] for row in seen["parts"]},
             "mib": seen["memory_mib"]["measured"]["kept"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.compose import Composed
-from nocap.judge.sittings import APART_MIN, Between, between_sittings, sittings
-from nocap.show.table import duration
-from nocap.store.record import read_json
-from nocap.store.runs import dig, number
+from nocap.judge.sittings import sittings
+from nocap.store.formats import duration
 from nocap.study.cells import StoppedError
 from nocap.study.evidence import span
 from nocap.study.plan import StudyPlan, all_sessions, sittings_of
-from nocap.study.sessions import FILE, Session, SessionError, run_all, with_repeats
+from nocap.study.sessions import Session, SessionError, run_all, with_repeats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,29 +78,6 @@ def places_of(plan: StudyPlan, train: Mapping[str, Composed]) -> list[Place]:
         kept = [one for one in sessions if n > 1 or one.seed in firsts]
         places.append(Place(name=name, sessions=kept, sittings=n, apart_min=plan.at.apart_min, folder=plan.folder))
     return [place for place in places if place.sessions]
-
-
-def known_noise(studies: Path, *, fingerprint: str, apart_min: float = APART_MIN, but: Path | None = None) -> Between | None:
-    """How much one sitting's logarithm of an arm's speed over the baseline's varies on a machine, from all its sessions of steps under
-    `outputs/studies`, without the study in `but`: its few sittings are what is judged. `None`: nothing there was timed in two sittings."""
-    groups: dict[tuple[Path, str, str], list[dict[str, Any]]] = {}
-    for path in sorted(studies.glob("*/*/sessions/*.json")):
-        if path.parents[1] == but:
-            continue
-        name, one = FILE.fullmatch(path.name), read_json(path)
-        if name and one and one.get("kind") == "steps" and dig(one, "hardware", "fingerprint") == fingerprint:
-            groups.setdefault((path.parent, name["what"], name["key"]), []).append(one)
-    series = []
-    for found in groups.values():
-        numbers, (base, *others) = sittings([span(one) for one in found], apart_min=apart_min), list(found[0]["arms"])
-        for arm in others:
-            held: dict[int, list[float]] = {}
-            for n, one in zip(numbers, found, strict=True):
-                speeds = [number(dig(one, "measured", "arms", side, "tokens_per_s")) for side in (arm, base)]
-                if all(speeds):
-                    held.setdefault(n, []).append(math.log(speeds[0] / speeds[1]))  # type: ignore[operator]
-            series.append(list(held.values()))
-    return between_sittings(series)
 
 
 class Sittings:

@@ -18,11 +18,11 @@ from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import refuse_interpolations
 from nocap.config.errors import explain, suggest
 from nocap.config.keys import check_keys, check_text, key, require
-from nocap.judge.claim import BASELINE, CLAIMABLE, LEAST_PAIRS, Claim
-from nocap.judge.noise import Prior
+from nocap.judge.claim import BASELINE, CLAIMABLE, Claim
+from nocap.judge.interval import LEAST_PAIRS, Declared
 from nocap.judge.sittings import APART_MIN
 from nocap.launch.search import Search, space_of_words
-from nocap.store.measurement import Metric
+from nocap.store.metrics import Metric
 from nocap.study.seeds import MOST_SEEDS, filled, with_seeds
 
 FILE = "study.yaml"
@@ -57,7 +57,7 @@ class At:
     rounds: int = key(ge=1, le=10_000, default=4)  # of interleaved blocks, two per arm, in each seed's timing
     sittings: int = key(ge=1, le=100, default=3)  # the seeds' timings are dealt over so many, apart in time; counts need one
     apart_min: float = key(ge=0, le=10_000, default=APART_MIN)  # minutes between sittings
-    lengths: list[float] = key(gt=0, lt=1, default_factory=list)  # shorter schedules, as shares of trainer.steps: for rate and races
+    lengths: list[float] = key(gt=0, lt=1, default_factory=list)  # shorter schedules, as shares of trainer.steps: for races
     least_length: float = key(
         gt=0, lt=1, default=1 / 16
     )  # a race halves its shortest schedule until it misses the loss, down to this share
@@ -65,8 +65,7 @@ class At:
     curve: list[int] = key(ge=1, le=2**24, default_factory=list)  # sequence lengths of an exponent
     decode: Decode | None = None
     sigma: float | None = key(gt=0, le=100, default=None)  # of one run's final loss between seeds, until the study's own runs measure it
-    noise: dict[str, Prior] = field(default_factory=dict)  # metric → of one pair's gain, from earlier studies of this scale
-    exchange: float | None = key(gt=0, le=100, default=None)  # nats that e times the steps lower the loss, where no lengths measure it
+    noise: dict[str, Declared] = field(default_factory=dict)  # metric → of one pair's gain, from earlier studies of this scale
     speaks_for: str = ""  # what its verdicts cannot be about; "" where the scale is the claim's own
 
     def __post_init__(self) -> None:
@@ -132,12 +131,10 @@ class Study:
     arms: dict[str, list[str]]
     seeds: list[int] = key(ge=0, lt=2**63)  # all that may be needed: `load` adds what `max_seeds` allows
     max_seeds: int | None = key(ge=LEAST_PAIRS, le=MOST_SEEDS, default=None)  # fresh seeds follow, up to so many, until claims are decided
-    looks: list[int] = field(default_factory=list)  # numbers of pairs at which claims are judged; none: once, at all seeds
     scales: dict[str, At]
     claims: list[Claim]
     tune: Tune | None = None
     notes: dict[str, str] = field(default_factory=dict)  # claim → what a reader of its row should know; for people, decides nothing
-    withdrawn: dict[str, str] = field(default_factory=dict)  # claim → why its comparison is not fair after all; its row says so
     folder: str = ""  # its path, where its ledger is; "": it has none
 
     def __post_init__(self) -> None:
@@ -154,12 +151,10 @@ class Study:
         require(filled, "max_seeds", f"be more than the {len(self.seeds)} seeds", self.max_seeds)
         ids = [claim.id for claim in self.claims]
         require(len(set(ids)) == len(ids), "claims", "each have an id of their own", ", ".join(ids))
-        for what, about in (("notes", self.notes), ("withdrawn", self.withdrawn)):
-            unknown = [name for name in about if name not in ids]
-            require(not unknown, what, f"be about the claims {', '.join(ids)}", ", ".join(unknown))
+        unknown = [name for name in self.notes if name not in ids]
+        require(not unknown, "notes", f"be about the claims {', '.join(ids)}", ", ".join(unknown))
         for claim in self.claims:
             self._check_claim(claim)
-        self._check_looks()
         idle = [arm for arm in self.arms if arm != self.baseline and not any(arm in self.sides(claim) for claim in self.claims)]
         require(not idle, "arms", "each be in a claim", ", ".join(idle))
         for name, at in self.scales.items():
@@ -169,12 +164,6 @@ class Study:
                 require(not unknown, f"scales.{name}.{what}", f"be about the {there} {', '.join(known)}", ", ".join(unknown))
         if self.tune is not None:
             self._check_tune(self.tune)
-
-    def _check_looks(self) -> None:
-        used = [claim.id for claim in self.claims if claim.seeds == self.seeds and claim.looks == self.looks]
-        planned = self.max_seeds is not None or bool(self.looks)
-        rule = "be for a claim without seeds or looks of its own; they end at all seeds, and begin with three"
-        require(bool(used) or not planned, "looks", rule, self.looks)
 
     def _check_names(self) -> None:
         """They are parts of files' names."""
@@ -206,9 +195,6 @@ class Study:
                 require(bool(getattr(at, key)), f"scales.{name}.{key}", f"be given for claim {claim.id}, about {metric.name}", "none")
             for guard in claim.guards:
                 guard.margin(name)
-            rated = bool(at.lengths) or at.exchange is not None or not claim.shares_of_steps(name)
-            rule = f"be given, or exchange, for claim {claim.id}: its margin is a share of steps"
-            require(rated, f"scales.{name}.lengths", rule, "none")
             racing = claim.target == BASELINE and not at.lengths
             require(not racing, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from nocap.judge.claim import Claim
-from nocap.show.table import listed, plural, shorten
+from nocap.store.formats import listed, plural, shorten
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, name_of_run, name_of_session, older, places
 from nocap.study.ledger import ENDED, Ledger, Line
@@ -27,8 +27,8 @@ class Standing:
     notes: list[str]  # short ones, for people
 
 
-def standing(plan: StudyPlan, claim: Claim, evidence: Evidence, ledger: Ledger, *, machine: str, looks: int) -> Standing:
-    """`looks`: how many were taken."""
+def standing(plan: StudyPlan, claim: Claim, evidence: Evidence, ledger: Ledger, *, machine: str, analysis: int) -> Standing:
+    """`analysis`: the number of its last."""
     study, hashed = plan.study, digest(content(plan, claim))
     lines = [line for line in ledger.lines if line["scale"] == plan.scale]
     mine = ledger.of("registration", scale=plan.scale, hash=hashed)
@@ -42,8 +42,8 @@ def standing(plan: StudyPlan, claim: Claim, evidence: Evidence, ledger: Ledger, 
     here = [line for line in lines if line["machine"] == machine and _concerns(line, claim, study.sides(claim))]
     hashed_so = {line["hash"] for line in ledger.of("registration", scale=plan.scale, claim=claim.id)} | {hashed}
     registrations = [f"one of {len(hashed_so)} registrations"] if len(hashed_so) > 1 else []
-    said = sorted({line["n"] for line in ledger.of("look", scale=plan.scale, hash=hashed, machine=machine, look=looks)})
-    looked = [f"{looks} looks"] if looks > 1 else []
+    said = sorted({line["n"] for line in ledger.of("look", scale=plan.scale, hash=hashed, machine=machine, look=analysis)})
+    looked = [f"{analysis} analyses"] if analysis > 1 else []
     looked += [f"looked at with {listed(list(map(str, said)))} pairs"] if len(said) > 1 else []
     return Standing(
         hash=hashed,

@@ -1,18 +1,18 @@
-"""Figures of a claim in words that need no sign: `7.4% faster`, `higher loss by 0.0401`, `at least 20% faster`."""
+"""What a claim says, expects and measured, in words. From the results' JSON."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from nocap.show.table import NONE, count
-from nocap.store.measurement import METRICS, Better, Metric, Scale, part_title
+from nocap.judge.interval import Estimate
+from nocap.report import words
+from nocap.store.formats import NONE, plural, shorten
+from nocap.store.measurement import Per
+from nocap.store.metrics import METRICS, Scale, part_title
 
 Json = Mapping[str, Any]
-COUNTED = ("memory_mib", "params", "kv_bytes", "part_mib", "part_params", "held_mib", "decode_mb", "collections")  # by arithmetic on a CPU
-SAME = 1e-9  # relative: bytes are counted, and their logarithms rounded
-UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown with
+DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 def metric(claim: Json) -> str:
@@ -26,171 +26,126 @@ def metric(claim: Json) -> str:
 
 def is_exact(claim: Json) -> bool:
     """Whether its figure was counted, and is the same each time: there is no noise for an interval to hold."""
-    found = claim["measured"]
-    return claim["metric"] in COUNTED and found is not None and math.isclose(found["low"], found["high"], rel_tol=SAME)
+    return bool(claim["per"] == Per.exact.value and claim["measured"])
 
 
 def pairs(claim: Json) -> str:
-    """How many, and of what; results from before sittings were told apart do not say it."""
-    if is_exact(claim) or claim.get("per") == "exact":
-        return "counted"
-    return f"n={claim['n']} sittings" if claim.get("per") == "sitting" else f"n={claim['n']}"
-
-
-# --- a value -----------------------------------------------------------------------------------------------------------------------
-
-
-def value(x: float, of: Metric) -> str:
-    """A metric's own number with its unit."""
-    return f"{amount(x, of)} {of.unit}" if of.unit in UNITS else amount(x, of)
-
-
-def amount(x: float, of: Metric) -> str:
-    if of.name == "share":
-        return f"{x:.1%}"
-    if of.unit == "parameters":
-        return count(x)
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
-
-
-# --- a gain ------------------------------------------------------------------------------------------------------------------------
-
-
-def gain(x: float, of: Metric, scale: Scale) -> str:
-    """A gain as a change: `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098`."""
-    return "no change" if x == _neutral(scale) else of.describe(x, scale).replace(".0%", "%")
-
-
-def _neutral(scale: Scale) -> float:
-    return 1.0 if scale is Scale.ratio else 0.0
-
-
-def _side(x: float, of: Metric, scale: Scale) -> tuple[str, str]:
-    """How much, and which way: `7.4%` and `faster`, `0.0098` and `lower`."""
-    words = of.describe(x, scale)
-    if scale is Scale.ratio:
-        first, _, rest = words.partition(" ")
-        return first, rest
-    way, _, size = words.rpartition(" by ")
-    return size, way.split()[0]
-
-
-def between(low: float, high: float, of: Metric, scale: Scale) -> str:
-    """`1.8% to 13.3% faster`, `0.0552 higher to 0.0723 lower`; the smaller amount first where both lie on one side."""
-    (least, side), (most, other) = _side(low, of, scale), _side(high, of, scale)
-    if side != other:
-        return f"{least} {side} to {most} {other}"
-    first, last = sorted((least, most), key=lambda size: float(size.strip("×%")))
-    return f"{first} to {last} {side}"
-
-
-def with_interval(mid: float, low: float, high: float, of: Metric, scale: Scale) -> str:
-    """`7.4% faster [1.8% to 13.3%]`; the ends have words of their own where they do not all point one way."""
-    ends, side = between(low, high, of, scale), _side(mid, of, scale)[1]
-    one_way = all(_side(end, of, scale)[1] == side for end in (low, high))
-    return f"{gain(mid, of, scale)} [{ends.removesuffix(f' {side}') if one_way else ends}]"
-
-
-def at_least(x: float, of: Metric, scale: Scale) -> str:
-    """A gain of so much or more: `at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not slower`."""
-    if x == _neutral(scale):
-        return f"{'not' if of.loss.startswith('slower') else 'no'} {of.loss}"
-    return _limit("at least" if x > _neutral(scale) else "at most", x, of, scale)
-
-
-def at_most(x: float, of: Metric, scale: Scale) -> str:
-    if x == _neutral(scale):
-        return "no gain"
-    return _limit("at most" if x > _neutral(scale) else "at least", x, of, scale)
-
-
-def _limit(how: str, x: float, of: Metric, scale: Scale) -> str:
-    words = gain(x, of, scale)
-    if scale is Scale.ratio:
-        return f"{how} {words}"
-    way, _, size = words.rpartition(" by ")
-    return f"{way} by {how} {size}"
-
-
-# --- of a claim --------------------------------------------------------------------------------------------------------------------
-
-
-def in_words(x: float, claim: Json) -> str:
-    """On the claim's scale: a gain, or a value with its unit."""
-    of, scale = METRICS[claim["metric"]], Scale(claim["scale"])
-    return value(x, of) if _plain(of, scale) else gain(x, of, scale)
-
-
-def _plain(of: Metric, scale: Scale) -> bool:
-    return scale is Scale.value or of.better is Better.neither
+    """How many, and of what."""
+    return "counted" if is_exact(claim) else f"n={claim['n']} sittings" if claim["per"] == Per.sitting.value else f"n={claim['n']}"
 
 
 def expected(claim: Json) -> str:
     low, high = claim["expected"]
-    of, scale = METRICS[claim["metric"]], Scale(claim["scale"])
-    slack = f", equivalent within {claim['slack']:.3g}{_as(claim, 'slack_as')}" if claim.get("slack") else ""
-    if _plain(of, scale):
-        ends = [amount(end, of) for end in (low, high) if end is not None]
-        unit = f" {of.unit}" if of.unit in UNITS else ""
-        words = " to ".join(ends) if len(ends) == 2 else f"{'at least' if high is None else 'at most'} {ends[0]}"
-        return f"{words}{unit}{slack}"
-    if low is not None and high is not None:
-        return between(low, high, of, scale).replace(".0%", "%") + slack
-    return (at_least(low, of, scale) if high is None else at_most(high, of, scale)) + slack
+    return words.stated(low, high, METRICS[claim["metric"]], Scale(claim["scale"]))
 
 
 def measured(claim: Json) -> str:
     """The gain in words with its interval, or that it was counted."""
-    found = claim["measured"]
-    if found is None:
+    if claim["measured"] is None:
         return NONE
-    middle = in_words(found["mid"], claim)
-    if is_exact(claim):
-        return f"{middle}, exact"
-    of, scale = METRICS[claim["metric"]], Scale(claim["scale"])
-    if _plain(of, scale):
-        return f"{middle} [{amount(found['low'], of)} to {amount(found['high'], of)}]"
-    return with_interval(found["mid"], found["low"], found["high"], of, scale)
+    drawn = words.measured(Estimate(**claim["measured"], n=claim["n"]), METRICS[claim["metric"]], Scale(claim["scale"]))
+    return f"{drawn.text}, exact" if is_exact(claim) else str(drawn)
 
 
 def allowed(claim: Json) -> str:
     """What arithmetic allows: `at most 7.9% faster`, `no gain`, `at best 4.3% slower`."""
-    x = claim["bound"]
+    x, of, scale = claim["bound"], METRICS[claim["metric"]], Scale(claim["scale"])
     if x is None:
         return NONE
-    of, scale = METRICS[claim["metric"]], Scale(claim["scale"])
-    if _plain(of, scale):
-        return f"at most {value(x, of)}"
-    return at_most(x, of, scale) if x >= _neutral(scale) else f"at best {gain(x, of, scale)}"
+    worse = not words.is_plain(of, scale) and x < (1 if scale is Scale.ratio else 0)
+    return f"at best {words.gain(x, of, scale)}" if worse else words.at_most(x, of, scale)
 
 
 def guard(one: Json) -> str:
-    """How much worse, beside how much worse it may be. Its figure is arm over baseline, or arm minus baseline."""
-    of, scale, worse = METRICS[one["metric"]], Scale(one["scale"]), one["worse"]
-
-    def as_gain(x: float) -> float:
-        return x if of.better is Better.higher else 1 / x if scale is Scale.ratio else -x
-
+    """How much better or worse the arm is, beside how much worse it may be."""
+    of, scale = METRICS[one["metric"]], Scale(one["scale"])
     limit = 1 / one["margin"] if scale is Scale.ratio else -one["margin"]
-    found = NONE
-    if worse is not None:
-        low, high = sorted((as_gain(worse["low"]), as_gain(worse["high"])))
-        middle = as_gain(worse["mid"])
-        found = (
-            gain(middle, of, scale) if math.isclose(low, high, rel_tol=SAME, abs_tol=SAME) else with_interval(middle, low, high, of, scale)
-        )
-    return f"{of.title}: {found}, allowed: {at_least(limit, of, scale)}{_as(one, 'margin_as')}{noise(one)}"
+    return f"{of.title}: {measured(one)}, allowed: {words.at_least(limit, of, scale)}{noise(one)}"
 
 
 def noise(one: Json) -> str:
     """The declared noise that a verdict or a guard rests on."""
-    prior = one.get("noise")
+    prior = one["noise"]
     if not prior:
         return ""
     freedom = "no limit to its" if prior["df"] is None else f"{prior['df']:.3g}"
     return f", noise of a pair declared as {prior['sd']:.3g} with {freedom} degrees of freedom ({prior['source']})"
 
 
-def _as(one: Json, key: str) -> str:
-    """A margin as the study states it, where that is not a number: ` (5% of steps)`."""
-    return f" ({one[key]})" if one.get(key) else ""
+# --- where ---------------------------------------------------------------------------------------------------------------------------
+
+
+def shape(one: Json) -> str:
+    """`12 layers, 768 wide, T=512, gpt2 tokens, 2,048 a step, bf16, cpu`."""
+    parts = [plural(one["layers"], "layer"), f"{one['width']} wide", f"T={' to '.join(map(str, _ends(one)))}"]
+    batch = [f"{one['tokenizer']} tokens, {one['batch_tokens']:,} a step"] if one["batch_tokens"] else []
+    return ", ".join([*parts, *batch, *([one["precision"]] if one["precision"] else []), one["device"]])
+
+
+def _ends(one: Json) -> list[int]:
+    return list(dict.fromkeys((one["T"][0], one["T"][-1])))
+
+
+def where(claim: Json) -> str:
+    """The claim's shapes, each arm's own."""
+    return "; its loss at ".join(", against ".join(map(shape, shapes)) for shapes in claim["where"].values())
+
+
+def short(one: Json, claim: Json) -> str:
+    """`1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and its tokens; of a curve its lengths."""
+    shapes = [first for first, *_ in claim["where"].values()]
+    if not shapes:
+        return f"scale {one['scale']}"
+    first = shapes[0]
+    device, ends = DEVICES[first["device"]], _ends(first)
+    if len(ends) > 1:
+        return f"{ends[0]:,} to {ends[1]:,} tokens, {device}"
+    if METRICS[claim["metric"]].made_by != "train" and first["batch_tokens"]:
+        return f"{first['batch_tokens'] // ends[0]} × {ends[0]:,} tokens, {device}"
+    size, tokens = f"{plural(shapes[-1]['layers'], 'layer')}, {shapes[-1]['width']} wide", None
+    if METRICS[claim["metric"]].made_by == "train":
+        tokens = next((arm["tokens"] for arm in one["arms"] if arm["arm"] == claim["arm"]), None)
+    return f"{size}, {f'{tokens / 1e3:,.0f}k tokens' if tokens else f'T={ends[0]:,}'}, {device}"
+
+
+# --- the verdict --------------------------------------------------------------------------------------------------------------------
+
+BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
+
+
+def verdict(claim: Json, *, at: str = "") -> str:
+    """The word, at which shape, and why."""
+    reason = _reason(claim)
+    return f"{claim['word']}{f' at {at}' if at else ''}{f': {reason}' if reason else ''}"
+
+
+def _reason(claim: Json) -> str:
+    if claim["reason"] in (None, "above", "below", "guard"):
+        plain = claim["scale"] == Scale.value.value
+        below, above = ("below the stated range", "above the stated range") if plain else ("worse than stated", "better than stated")
+        worse = f"its {', '.join(METRICS[n].title for n in claim['failed'])} is worse"
+        return {None: "", "below": below, "above": above, "guard": worse}[claim["reason"]]
+    if claim["reason"] == "missing":
+        said = list(dict.fromkeys(map(_missing, claim["missing"])))
+        damaged = sum(one["damaged"] for one in claim["missing"])
+        counts = [f"{n} {word}" for n, word in ((damaged, "damaged"), (len(said) - damaged, "missing")) if n]
+        return f"{', '.join(counts)} ({shorten(said, most=2)})"
+    endings = {"diverged": "diverged", "censored": "never reached the loss", "at_most": "reached the loss in the shortest schedule"}
+    for ending, reason in endings.items():
+        if claim[ending]:
+            return f"{reason}: {shorten(claim[ending])}"
+    if not claim["more"]:
+        return "no affordable number of pairs would decide"
+    return f"{' and '.join(plural(n, f'more {unit}') for unit, n in claim['more'].items())} would decide"
+
+
+def _missing(one: Json) -> str:
+    """A sitting times all arms."""
+    return f"{one['metric']}{'' if one['per'] == 'sitting' else ' of ' + one['arm']}, {one['per']} {one['repeat']}"
+
+
+def stamps(claim: Json) -> list[str]:
+    """Whether the verdict is exploratory, or its baseline older than the claim, and what else its study's ledger says."""
+    notes = [f"exploratory: {claim['exploratory'].removeprefix('exploratory: ')}"] if claim["exploratory"] else []
+    notes += [f"older baseline: {claim['older_baseline']}"] if claim["older_baseline"] else []
+    return notes + [note for note in claim["ledger"] if note not in (claim["exploratory"] or "")]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from nocap import api, compare, generate, profile
+from nocap import api, compare, generate
 from nocap import train as train_door
 from nocap.config.compose import Composer
 from nocap.config.errors import refusals
@@ -117,7 +117,7 @@ def _compared(content: dict[str, Any]) -> Numbers:
     """By run, without its label, which says how it differs from the others; and the rest of the comparison."""
     return {
         **{run["identity"]: {**run, "label": None} for run in content["runs"]},
-        "": {key: content[key] for key in ("arms", "baseline", "effects")},
+        "": {key: content[key] for key in ("arms", "baseline")},
     }
 
 
@@ -197,13 +197,6 @@ def _doors() -> Sequence[Door]:
         ),
         Door(name="compare --why", call=_compare("--why", *(f"outputs/runs/{name}" for name in two)), focus=runs("grid")),
         Door(
-            name="compare --power",
-            needs=STUDIED,
-            call=_compare(*runs("study"), "--power", "0.8", "--effect", "0.1"),
-            focus=runs("study"),
-            weight=1,
-        ),
-        Door(
             name="study --judge",
             needs=STUDIED,
             call=_study("--judge"),
@@ -244,9 +237,6 @@ def _doors() -> Sequence[Door]:
             lists=True,
         ),
         Door(name="api.compare", call=_in_refusals(lambda: api.compare(_grid())), focus=record, numbers=_answered, weight=3),
-        Door(
-            name="profile --diff", call=lambda: profile.main(["--diff", "before.json", "after.json"]), focus=("before.json", "after.json")
-        ),
     ]
 
 
@@ -273,4 +263,4 @@ def _begun(done: Answer) -> Numbers:
 def doors(library: Path) -> dict[str, Door]:
     learn(library)
     whole = (library / STUDY_FOLDER).exists()
-    return {door.name: door for door in _doors() if whole or not {*door.name.split()} & {"study", "profile", "--power"}}
+    return {door.name: door for door in _doors() if whole or "study" not in door.name.split()}

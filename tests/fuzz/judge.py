@@ -25,7 +25,7 @@ from tests.fuzz.process import LIMIT_S, Answer, answer, workers_here
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SCRIPT = re.compile(r"<script>alert|<img src=x", re.IGNORECASE)
 HEAD = ("manifest.json", "summary.json")  # what makes a folder a run
-READ = ("manifest.json", "summary.json", "metrics.jsonl", "config.yaml", "state.json", "grid.json", "results.", "study.yaml", "before.json")
+READ = ("manifest.json", "summary.json", "metrics.jsonl", "config.yaml", "state.json", "grid.json", "results.", "study.yaml")
 PARENTS = ("outputs", "runs", "grids")  # themselves: what is in them is damaged more finely
 LONGEST = 1_100  # characters of a line on stderr
 MEMORY_BYTES = 6 * 2**30  # of address space, of a lane
@@ -267,7 +267,7 @@ def _status(record: Any) -> Any:
 
 def _is_own(wound: Wound) -> bool:
     """What a person writes, or could forge with its checksums: another file has another answer."""
-    return wound.how in FORGED or wound.path.startswith(("experiments", "before.json", "after.json"))
+    return wound.how in FORGED or wound.path.startswith("experiments")
 
 
 def _is_gone(identity: str) -> bool:

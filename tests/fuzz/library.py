@@ -1,4 +1,4 @@
-"""Real records, made once: a finished run, half a run with two checkpoints, a grid of two cells, a study with its results, a profile."""
+"""Real records, made once: a finished run, half a run with two checkpoints, a grid of two cells, a study with its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import yaml
 
-from nocap import profile
 from nocap.config.compose import composed
 from nocap.config.errors import refusals
 from nocap.launch import attempt
@@ -65,7 +64,7 @@ def train(*words: str) -> int:
 
 
 def make(root: Path, *, whole: bool = True) -> None:
-    """The library below an empty folder, by real trainings in this process; not the `whole` one: without the study and the profile."""
+    """The library below an empty folder, by real trainings in this process; not the `whole` one: without the study."""
     from tests.fuzz.doors import grid
 
     root.mkdir(parents=True)
@@ -75,7 +74,7 @@ def make(root: Path, *, whole: bool = True) -> None:
             _made(answer(lambda: train(*HALF), limit_s=60), code=75)
         _made(answer(grid, limit_s=60))
         if whole:
-            _study_and_profile()
+            _study()
         for report in Path("outputs/grids").glob("*/report.html"):
             report.write_bytes(report.read_bytes()[:2000])  # nothing reads it, and it would be copied with each case
         CANARY.parent.mkdir()
@@ -84,12 +83,10 @@ def make(root: Path, *, whole: bool = True) -> None:
         (CANARY.parent / "step-00000099" / "kept.txt").write_text("kept\n")
 
 
-def _study_and_profile() -> None:
+def _study() -> None:
     STUDY_FOLDER.mkdir(parents=True)
     (STUDY_FOLDER / "study.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
     _made(answer(lambda: study.main([str(STUDY_FOLDER), "scale=cpu"]), limit_s=120))
-    _made(answer(lambda: profile.main([*TINY, "--repeats", "1", "--json", "before.json"]), limit_s=60))
-    shutil.copyfile("before.json", "after.json")
     Path("README.md").write_text(f"# A project\n\n{START}\n{END}\n")
 
 

@@ -17,94 +17,92 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/test_verdict_noise.py", "tests/test_verdict_looks.py", "tests/test_verdict.py")
+OF_CLAIMS = ("tests/test_interval.py", "tests/test_verdict.py")
+TESTS = {"interval": OF_CLAIMS, "verdict": OF_CLAIMS[1:], "compare": ("tests/test_compare.py",)}  # module → what must fail
 MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, what the mutant has
-    # alpha and its halves
-    ("verdict", "share = claim.alpha / (1 + len(guards))", "share = claim.alpha"),
-    ("verdict", "claim.level(look, share), claim.level(look, share / 2)", "claim.level(look, share / 2), claim.level(look, share)"),
-    ("verdict", "2 * claim.level(look, claim.alpha / 2)", "claim.level(look, claim.alpha)"),
-    ("verdict", "2 * claim.level(look, claim.alpha / 2)", "claim.level(look, claim.alpha / 2)"),
+    # the interval
+    ("interval", "1 + CAUTION / math.sqrt(n)", "1 + CAUTION / n"),
+    ("interval", "quantile(n - 1, TAIL)", "quantile(n - 1, TAIL / 2)"),
+    ("interval", "quantile(n - 1, TAIL)", "quantile(n, TAIL)"),
+    ("interval", "tail / (analysis**2 * comparisons)", "tail / (analysis * comparisons)"),
+    ("interval", "tail / (analysis**2 * comparisons)", "tail / analysis**2"),
+    ("interval", "min(declared.df, CAP)", "declared.df"),
+    ("interval", "quantile(df + n - 1, DECLARED_TAIL)", "quantile(df, DECLARED_TAIL)"),
+    ("interval", "np.maximum(sd, declared.sd)", "declared.sd"),
+    ("interval", "np.maximum(sd, declared.sd)", "sd"),
+    ("interval", ">= CONTRADICTED", ">= 0"),
+    ("interval", ">= SAME)", ">= 0)"),
+    ("interval", "(sd / declared.sd) ** 2", "sd / declared.sd"),
+    (
+        "interval",
+        "if n < LEAST_PAIRS:\n        return Estimate(mid=mid, low=-math.inf",
+        "if n < 2:\n        return Estimate(mid=mid, low=-math.inf",
+    ),
+    ("interval", "sample.std(ddof=1)", "sample.std()"),
+    ("interval", "mid - float(half) - bias", "mid - float(half)"),
+    ("interval", "mid + float(half) + bias", "mid + float(half)"),
+    ("interval", "WELCH_TAIL / comparisons", "WELCH_TAIL"),
+    ("interval", "WELCH_TAIL / comparisons", "0.025 / comparisons"),
+    ("interval", "part**2 / freedom", "part**2"),
+    ("interval", "math.sqrt(variance) + bias", "math.sqrt(variance)"),
+    ("interval", "len(both) >= LEAST_PAIRS or", "both or"),
+    ("interval", " or a.keys() == b.keys() else", " else"),
+    ("interval", "for group in groups if len(group) > 1", "for group in groups if len(group) > 2"),
+    ("interval", "math.sqrt(squares / freedom)", "math.sqrt(squares / len(arrays))"),
+    ("interval", "LEAST_PAIRS * 2**k", "LEAST_PAIRS + 3 * k"),
+    ("interval", "sum(size <= n for", "sum(size < n for"),
+    ("interval", "if size > n and", "if"),
+    ("interval", "if size > n and float(half) + bias +", "if size > n and float(half) +"),
+    ("interval", "declared=declared, analysis=k)", "declared=declared)"),
     # words
-    ("verdict", "if primary.below(side):", "if primary.above(side):"),
-    ("verdict", "    if primary.above(side):\n        return Word.refuted, Reason.exceeded\n", ""),
-    ("verdict", "    if failed:\n        return Word.refuted, Reason.guard\n", ""),
-    ("verdict", "if all(guard.inside(alpha, ends=guard.ends) for guard in guards):", "if True:"),
-    ("verdict", "if primary.inside(alpha, ends=primary.ends):", "if primary.inside(alpha, ends=primary.wide):"),
-    ("verdict", "if primary.inside(alpha, ends=primary.wide):", "if primary.inside(alpha, ends=primary.ends):"),
-    ("verdict", "if not missing and all(gain.enough", "if all(gain.enough"),
-    ("verdict", "missing += self.lacking", "pass"),
-    ("verdict", "if word is Word.equivalent and look < len(claim.looks):", "if False:"),
-    ("verdict", "gained > top + TIE", "gained < top + TIE"),
-    ("verdict", "gained > bound + TIE", "gained > top + TIE"),
-    ("verdict", "-_scaled(metric, guard.scale, guard.margin(self.at))", "_scaled(metric, guard.scale, guard.margin(self.at))"),
-    # looks
-    ("verdict", "found = self.verdict(1)", "found = self.verdict(len(self.claim.looks))"),
-    ("verdict", "for look in range(2, len(self.claim.looks) + 1):", "for look in range(2, len(self.claim.looks)):"),
-    ("verdict", "if found.word is not Word.inconclusive or found.missing:", "if found.missing:"),
-    ("verdict", "found = found if later.missing else later", "found = later"),
-    ("verdict", "if look >= n and look > have[per]", "if look > have[per]"),
-    ("verdict", "for per, n in more.items() if n > 0}", "for per, n in more.items()}"),
-    ("verdict", "n) - have[per]", "n)"),
-    ("claim", "self.seeds[: self.pairs_at(look)]", "self.seeds[: self.pairs_at(look) - 1]"),
-    ("claim", "self.looks[look - 1]", "self.looks[-look]"),
-    ("claim", "levels(tuple(self.looks), alpha)[look - 1]", "levels(tuple(self.looks), alpha)[-1]"),
-    ("claim", "levels(tuple(self.looks), alpha)[look - 1]", "alpha"),
-    ("claim", "all(a < b for a, b in pairwise(looks))", "all(a <= b for a, b in pairwise(looks))"),
-    ("claim", "looks[0] >= LEAST_PAIRS", "looks[0] >= LEAST_PAIRS - 1"),
-    ("claim", "low - beyond, None if top is None else top + beyond", "low + beyond, None if top is None else top + beyond"),
-    ("claim", "None if top is None else top + beyond", "None if top is None else top - beyond"),
-    ("claim", "if slack else 0.0", ""),
-    ("sequential", "special.ndtri(alpha / 2)", "special.ndtri(alpha)"),
-    ("sequential", "/ math.sqrt(share)))", "/ share))"),
-    ("sequential", "spent(alpha, share) - used", "spent(alpha, share)"),
-    ("sequential", "step = math.sqrt(share - before)", "step = math.sqrt(share)"),
-    ("sequential", "n / counts[-1] for n", "n / counts[0] for n"),
-    # noise
-    ("noise", "d0 = min(prior.df, cap)", "d0 = prior.df"),
-    ("noise", "d0 * prior.sd**2 + df * variance", "d0 * prior.sd + df * variance"),
-    ("noise", "/ (d0 + df), d0 + df", "/ (d0 + df), df"),
-    ("noise", "np.sqrt(variance / n)", "variance / n"),
-    ("noise", "np.sqrt(variance / n)", "np.sqrt(variance)"),
-    ("noise", "np.maximum(variance, declared)", "variance"),
-    ("noise", "np.where(same, n - 1, df)", "df"),
-    ("noise", "np.where(same, own, np.maximum", "np.where(same, np.maximum(variance, declared), np.maximum"),
-    ("noise", "(n >= 3) & (own <", "(n >= 2) & (own <"),
-    ("noise", "own < (SAME * self.prior.sd) ** 2", "own < SAME * self.prior.sd**2"),
-    ("noise", "ddof=1) if n > 1", "ddof=0) if n > 1"),
-    ("noise", "1 + CAUTION / math.sqrt(n)", "1 + CAUTION / n"),
-    ("noise", "if deciding and self.prior is None", "if self.prior is None"),
-    ("noise", "if deciding and self.prior is None", "if deciding"),
-    ("noise", "CORRELATED if self.clocked else 1.0", "1.0"),
-    ("noise", "self.error(values, deciding=True)", "self.error(values)"),
-    ("noise", "* error - self.bias", "* error + self.bias"),
-    ("noise", "* error - self.bias", "* error"),
-    ("noise", "stdtrit(df, alpha) * error", "stdtrit(df, alpha / 2) * error"),
-    ("noise", "stdtrit(df, alpha / 2)) * error + self.bias", "stdtrit(df, alpha / 2)) * error"),
-    ("noise", "stdtrit(df, alpha / 2)) * error", "stdtrit(df, alpha)) * error"),
-    ("noise", "return n >= (1 if self.prior else least)", "return n >= least"),
-    ("noise", "unit = level if scale is Scale.difference else 1 / level", "unit = level"),
-    ("noise", "if metric.name in TIMED else 0.0", ""),
-    ("noise", "metric.name in TIMED and metric.name not in SHARES", "metric.name not in SHARES"),
-    ("noise", " and metric.name not in SHARES", ""),
-    ("noise", "scale is Scale.value and metric.name in TIMED", "False"),
-    ("noise", "excess <= 0", "excess <= 1e9"),
-    ("noise", "- math.log(d0 / 2)) / 2), d0", "+ math.log(d0 / 2)) / 2), d0"),
-    ("noise", "special.polygamma(1, half).mean()", "special.polygamma(1, half).max()"),
-    ("noise", "effect / wide, n=n, alpha=2 * alpha", "effect / wide, n=n, alpha=alpha"),
-    ("noise", "known=df) >= power", "known=0.0) >= power"),
-    ("noise", "distance <= self.bias", "distance <= 0"),
-    # gains
-    ("gain", "self.at_least(alpha) >= low - TIE", "self.at_least(alpha) > low + TIE"),
-    ("gain", "self.at_most(alpha) <= high + TIE", "self.at_most(alpha) >= high + TIE"),
-    ("gain", "self.at_most(alpha) < self.wide[0] - TIE", "self.at_most(alpha) < self.ends[0] - TIE"),
-    ("gain", "self.at_least(alpha) > self.wide[1] + TIE", "self.at_least(alpha) > self.ends[1] + TIE"),
-    ("gain", "-math.inf if -math.inf in self.least else", ""),
-    ("gain", "share / 2 if gain is gains[0] else share", "share"),
-    ("gain", "[min(known, key", "[max(known, key"),
-    ("gain", "max(needed, found.get(gain.per, 0))", "needed"),
-    ("gain", "max(needed, found.get(gain.per, 0))", "min(needed, found.get(gain.per, needed))"),
+    ("verdict", "found.high < low - tie", "found.high < low + tie"),
+    ("verdict", "found.low > high + tie", "found.low > high - tie"),
+    ("verdict", "found.low >= low - tie and found.high <= high + tie", "found.low >= low - tie"),
+    ("verdict", "found.low >= low - tie and found.high <= high + tie", "found.low > low and found.high < high"),
+    ("verdict", "ROUNDING * max(1.0, abs(found.mid))", "ROUNDING"),
+    ("verdict", "guard.place() in (0, 1) for", "guard.place() in (0, 1, 2) for"),
+    ("verdict", "    if any(guard.place() == -1 for guard in guards):\n        return Word.refuted, Reason.guard\n", ""),
+    ("verdict", "    if place == -1:\n        return Word.refuted, Reason.below\n", ""),
+    ("verdict", "(claim.two_sided or not more_is_better)", "claim.two_sided"),
+    ("verdict", "(claim.two_sided or not more_is_better)", "not more_is_better"),
+    ("verdict", "Word.exceeded if place == 1 else Word.confirmed", "Word.confirmed"),
+    ("verdict", "if all(gain.enough for gain in gains) else", "if primary.enough else"),
+    ("verdict", "(-_scaled(metric, guard.scale, margin), math.inf)", "(_scaled(metric, guard.scale, margin), math.inf)"),
+    ("verdict", "primary.interval().low > limit + ROUNDING", "primary.interval().mid > limit + ROUNDING"),
+    # pairs
+    ("verdict", "            break\n", "            continue\n"),
+    ("verdict", "whole[: analyses()[size - 1]] if size else whole", "whole"),
+    ("verdict", "analysis=self.analysis)", "analysis=1)"),
+    ("verdict", "return whole[:1], missing, per", "return whole, missing, per"),
+    (
+        "verdict",
+        "low = -math.inf if -math.inf in self.least or len(set(self.least)) == 1 else",
+        "low = -math.inf if -math.inf in self.least else",
+    ),
+    ("verdict", "high = math.inf if high > -math.inf and len(set(self.most)) == 1 else high", "high = high"),
+    ("verdict", "        return -math.inf, -math.inf\n", "        return -math.inf, math.inf\n"),
+    ("verdict", "if metric.better is Better.higher else (baseline.value, arm.value)", "if True else (baseline.value, arm.value)"),
+    ("verdict", "unit = level if scale is Scale.difference else 1 / level", "unit = level"),
+    ("verdict", "None if scale is Scale.value else declared", "declared"),
+    ("verdict", "and scale is not Scale.value\n", "\n"),
+    ("verdict", "CLOCK_BIAS * (level if scale is Scale.difference else 1)", "CLOCK_BIAS"),
+    ("verdict", "wanted - len(self.least)", "wanted"),
+    ("verdict", "max(n, wanted.get(gain.per.value, 0))", "n"),
+    # comparisons
+    ("compare", "found.high < -floor", "found.mid < -floor"),
+    ("compare", "found.low > floor", "found.high > floor"),
+    ("compare", "declared=pooled(groups), comparisons=len(others)", "declared=pooled(groups)"),
+    ("compare", "declared=pooled(groups), comparisons=len(others)", "comparisons=len(others)"),
+    ("compare", "if other is not arm and", "if"),
+    ("compare", "not math.isfinite(found.high)", "False"),
+    ("compare", "elif arm.diverged or base.diverged:", "elif base.diverged:"),
+    ("compare", "if spoilt := confounders(arm, base, allowed=allow):", "if spoilt := []:"),
+    ("compare", "CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0", "0.0"),
+    ("compare", "shared(arm.values(metric), base.values(metric)) or arm.seeds", "arm.seeds"),
 ]
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    ("interval", "if size > n and", "if"): "an interval that did not decide is narrower than those of fewer pairs",
+}
 
 
 class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
@@ -130,14 +128,14 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
 def load_libraries() -> None:
     """Import the tests and forget this project's part of it: the libraries stay, and a fork imports only the judge and its tests."""
-    for test in TESTS:
+    for test in (*OF_CLAIMS, *TESTS["compare"]):
         importlib.import_module(test.removesuffix(".py").replace("/", "."))
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("nocap", "tests")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("nocap", "tests", "simulated")]:
         del sys.modules[name]
 
 
-def survives(mutant: tuple[str, str, str] | None) -> bool:
-    """Whether the tests pass on it, in a fork; `None`: on the source as it is."""
+def survives(module: str, mutant: tuple[str, str, str] | None = None) -> bool:
+    """Whether the module's tests pass on it, in a fork; `None`: on the source as it is."""
     pid = os.fork()
     if pid == 0:
         code = 3
@@ -150,7 +148,7 @@ def survives(mutant: tuple[str, str, str] | None) -> bool:
             os.dup2(null, 1)
             os.dup2(null, 2)
             options = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")  # libraries are loaded
-            code = int(pytest.main([*TESTS, *options, "-k", "not one_line and not refusals and not arguments"]))
+            code = int(pytest.main([*TESTS[module], *options, "-m", "not slow", "-k", "not bar and not pages and not imports_neither"]))
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -160,11 +158,12 @@ def survives(mutant: tuple[str, str, str] | None) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     load_libraries()
-    assert survives(None), "the tests fail without any mutant"
     chosen = [one for one in MUTANTS if all(word in (one[0], *one[1].split()) for word in argv)]
+    for module in {one[0] for one in chosen}:
+        assert survives(module), f"the tests of {module} fail without any mutant"
     alive = []
     for one in chosen:
-        if one not in EQUIVALENT and survives(one):
+        if one not in EQUIVALENT and survives(one[0], one):
             alive.append(one)
             print(f"alive: {one[0]}: {one[1]!r} as {one[2]!r}", flush=True)
     print(f"{len(chosen) - len(alive)} of {len(chosen)} mutants died")

@@ -29,45 +29,22 @@ class RunFacts:
     comparison: str | None = None  # the identity of the grid's comparison
 
 
-# A dashboard makes a section of the names that begin alike, and sorts them: so that loss and speed come first, and the clock after them.
-_SECTIONS = {
-    "val/loss": "loss/val",
-    "val/": "loss/val_",
-    "train/loss": "loss/train",
-    "perf/": "speed/",
-    "memory/": "speed/",
-    "clock/": "time/",
-}
-# A value of the summary that the rows have too → its name there: a dashboard shows it once, as it is at the end.
-_ENDS = {
-    "val_loss": "val/loss",
-    "val_bpb": "val/bpb",
-    "tokens_per_s": "perf/tokens_per_s",
-    "step_ms/median": "perf/step_ms",
-    "mfu": "perf/mfu",
-    "memory_mib/peak": "memory/peak_mib",
-    "memory_mib/model": "memory/model_mib",  # the rows have none; beside the peak
-    "steps": "step",
-}
 _IN_CONFIG = ("identity", "name", "arm", "seed")
 
 
-def in_sections(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `metrics.jsonl` by the names that dashboards show, without its nulls: a curve has no point there."""
-    return {_named(key): value for key, value in row.items() if value is not None}
-
-
-def _named(key: str) -> str:
-    return next((new + key.removeprefix(old) for old, new in _SECTIONS.items() if key.startswith(old)), key)
-
-
 def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """`summary.json`, flat, by the same names; what the config says is left out."""
+    """`summary.json`, flat, without its nulls. What the rows have too has its name there, so that a dashboard shows it once, as it is at
+    the end; what the config says is left out."""
+    from nocap.store.metrics import METRICS
+
+    names = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
+    names |= {"mfu": "perf/mfu", "memory_mib/peak": "memory/peak_mib", "steps": "step"}
     found = {}
     for key, value in flat(summary, "/"):
         head, _, line = key.partition("/")
-        found[f"clock/{line}_s" if head == "clock_s" else _ENDS.get(key, key)] = None if key in _IN_CONFIG else value
-    return in_sections(found)
+        if value is not None and key not in _IN_CONFIG:
+            found[f"clock/{line}_s" if head == "clock_s" else names.get(key, key)] = value
+    return found
 
 
 @contextmanager

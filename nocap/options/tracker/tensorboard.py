@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, in_sections, needed
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, needed
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class _Session(TrackerSession):
 
     def log(self, row: Mapping[str, object]) -> None:
         step = row["step"]
-        for name, value in in_sections(row).items():
+        for name, value in row.items():
             if name != "step" and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, global_step=step)
 

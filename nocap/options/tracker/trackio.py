@@ -9,7 +9,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, in_sections, needed
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, needed
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class _Session(TrackerSession):
         step = row["step"]
         assert isinstance(step, int)
         self._step = step
-        self._run.log({name: value for name, value in in_sections(row).items() if name != "step"}, step=step)
+        self._run.log({name: value for name, value in row.items() if name != "step" and value is not None}, step=step)
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         ends = {f"summary/{name}": value for name, value in at_the_end(summary).items() if isinstance(value, int | float)}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nocap.config.keys import key, require
-from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, in_sections
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end
 
 PROBE_TIMEOUT_S = 3.0  # a TCP connection to a server that is there takes well under a second
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
@@ -118,7 +118,8 @@ class WandbSession(TrackerSession):
         failure = f"stopped mirroring at step {step}"
         if self._calls.qsize() > BACKLOG:
             self._silence(f"{failure}: wandb has not taken {BACKLOG} rows")
-        self._submit(failure, partial(self._run.log, in_sections(row), step=step, commit=True))
+        values = {name: value for name, value in row.items() if value is not None}  # a curve has no point there
+        self._submit(failure, partial(self._run.log, values, step=step, commit=True))
 
     def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
         """The verdict of each arm as a table, and the report, shown in the run's page and kept as a file."""
@@ -164,21 +165,19 @@ class WandbSession(TrackerSession):
 
 
 def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
-    """An arm of the comparison as a row of scalars."""
-    loss, speed, difference = arm["val_loss"], arm["tokens_per_s"], arm["difference"] or {}
+    """An arm of the comparison as a row of scalars. No figure without an interval."""
+    speed, difference = arm["tokens_per_s"], arm["difference"] or {}
+    ratio = speed["ratio"] or {}
     return {
         "arm": arm["label"],
         "n": arm["n"],
-        "val_loss": loss["mean"],
-        "val_loss_low": loss["low"],
-        "val_loss_high": loss["high"],
+        "val_loss": arm["val_loss"],
         "difference": difference.get("mean"),
         "difference_low": difference.get("low"),
         "difference_high": difference.get("high"),
-        "p_holm": difference.get("p_holm"),
         "verdict": difference.get("verdict", "baseline"),
         "tokens_per_s": speed["mean"],
-        "speed_ratio": (speed["ratio"] or {}).get("mean"),
+        "speed_ratio": ratio.get("mean") if ratio.get("low") is not None else None,
         "model_mib": arm["model_mib"]["mean"],
         "params": arm["params"].get("total"),
         "flops_per_token": arm["flops_per_token"],
@@ -249,7 +248,7 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
     )
     for axis in ("step", "tokens"):
         run.define_metric(axis, hidden=True)  # no panel of its own
-    run.define_metric("time/train_s")
+    run.define_metric("clock/train_s")
     run.define_metric("*", step_metric="step")
     if facts.comparison is not None and run.url:  # offline nobody knows yet where it will be
         run.notes = f"Compared with its grid: [{facts.group}]({run.url.rpartition('/')[0]}/{facts.comparison})"

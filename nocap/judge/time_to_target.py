@@ -1,0 +1,151 @@
+"""When an arm reaches a loss. A run that never does is right-censored at its budget: counted, never dropped.
+
+Two ways. On the curve of one run's validations, smoothed (running minimum of a three-point median) and interpolated linearly: with a
+decaying learning rate a crossing in the middle of a run misleads. Or by races, the honest form: the shortest schedule of each arm that
+ends at the loss, from runs of several lengths over the same seeds.
+
+In a race the loss is the one that both reach: the higher of the two arms' mean losses at their whole lengths. The arm that ends there
+takes its whole length. The other one takes the length at which its mean loss over the seeds meets that loss, log-linear between the two
+lengths around it. Neither arm is treated as if its loss had no noise, and no minimum over noisy runs is taken: each is biased (an arm
+against itself would come out up to 6% faster). Where a longer run ends higher on average, the two lengths count as one (isotonic
+regression). Around the mean's crossing each seed has a length of its own, by the delta method: its two losses there, less its loss in
+the other arm, over the slope. Their mean is the crossing, and their spread has the noise of both arms' losses, paired by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nocap.judge.arms import Arm
+from nocap.judge.interval import Estimate, between
+from nocap.store.formats import plural
+from nocap.store.measurement import Ending
+from nocap.store.runs import Record
+
+AXES = ("steps", "train_s")
+
+Curve = Mapping[int, Sequence[float]]  # steps of a schedule → final losses, seed by seed
+_Rows = NDArray[np.float64]  # (lengths or blocks, seeds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """An arm's steps to the loss, seed by seed. `at_most`: its shortest schedule ends below it."""
+
+    steps: list[float]
+    ending: Ending = Ending.measured
+
+
+def race(arm: Curve, baseline: Curve) -> tuple[Finish, Finish]:
+    """Both arms' finishes; their curves have the same seeds in the same order."""
+    ends = [np.asarray(curve[max(curve)], dtype=np.float64) for curve in (arm, baseline)]
+    if ends[0].mean() <= ends[1].mean():
+        return _first(arm, ends[1]), _last(baseline)
+    return _last(arm), _first(baseline, ends[0])
+
+
+def _last(curve: Curve) -> Finish:
+    return Finish(steps=[float(max(curve))] * len(curve[max(curve)]))
+
+
+def _first(curve: Curve, target: _Rows) -> Finish:
+    """Of the arm that ends at the target or below. `target`: (seeds,), the other arm's final losses."""
+    x, losses = _falling(curve)
+    means, goal = losses.mean(axis=1), float(target.mean())
+    if len(x) == 1:  # its loss does not fall with its length
+        return Finish(steps=[float(max(curve))] * len(target), ending=Ending.at_most)
+    after = max(1, int(np.argmax(means <= goal)))
+    slope = (means[after - 1] - means[after]) / (x[after] - x[after - 1])  # nats that a logarithm of steps buys
+    share = min(1.0, (goal - means[after]) / (means[after - 1] - means[after]))  # of the shorter one
+    there = share * losses[after - 1] + (1 - share) * losses[after] - target
+    steps = np.exp(share * x[after - 1] + (1 - share) * x[after] + (there - min(0.0, float(there.mean()))) / slope)
+    return Finish(steps=steps.tolist(), ending=Ending.at_most if means[0] <= goal else Ending.measured)
+
+
+def _falling(curve: Curve) -> tuple[_Rows, _Rows]:
+    """Logarithms of steps and losses, with neighbours merged until their mean losses fall."""
+    from scipy.optimize import isotonic_regression
+
+    order = sorted(curve)
+    losses = np.array([curve[steps] for steps in order], dtype=np.float64)
+    edges = isotonic_regression(losses.mean(axis=1), increasing=False).blocks
+    merged = [slice(first, last) for first, last in pairwise(edges)]
+    x = np.log(np.array(order, dtype=np.float64))
+    return np.array([x[of].mean() for of in merged]), np.array([losses[of].mean(axis=0) for of in merged])
+
+
+# --- on the curve ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """Steps or training seconds to the target."""
+
+    median: float | None = None  # over the seeds; None: beyond the budget
+    reached: int = 0
+    n: int = 0
+    budget: float | None = None
+    ratio: Estimate | None = None  # to the baseline's; only where every run of both arms got there
+    refused: str | None = None
+
+
+def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:
+    """Steps and training seconds to `goal`. Seconds are refused across machines."""
+    return {axis: _axis(arm, base, axis=axis, goal=goal) for axis in AXES}
+
+
+def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> Reach:
+    times, theirs = (_times(side, axis=axis, goal=goal) for side in (arm, base))
+    reached, budget = sum(ok for _, ok in times.values()), max((time for time, _ in times.values()), default=None)
+    machines = arm.machines | base.machines
+    if axis == "train_s" and len(machines) > 1:
+        return Reach(reached=reached, n=len(times), refused=f"the runs are from {plural(len(machines), 'machine')}")
+    whole = arm is not base and times and theirs and all(ok for _, ok in [*times.values(), *theirs.values()])
+    sides = ({seed: time for seed, (time, _) in side.items()} for side in (times, theirs))
+    middle = median(time if ok else np.inf for time, ok in times.values()) if times else np.inf
+    return Reach(
+        median=float(middle) if np.isfinite(middle) else None,
+        reached=reached,
+        n=len(times),
+        budget=budget,
+        ratio=between(*sides, log=True) if whole else None,
+    )
+
+
+def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> float | None:
+    """Where a falling curve first reaches `target`, interpolated linearly; `None` where it never does.
+
+    The curve is the running minimum of a three-point median, so that one lucky validation does not count.
+    """
+    curve = np.asarray(y, dtype=np.float64)
+    wide = np.pad(curve, 1, mode="edge")
+    curve = np.minimum.accumulate(np.median(np.stack([wide[:-2], wide[1:-1], wide[2:]]), axis=0))
+    reached = np.flatnonzero(curve <= target)
+    if not len(reached):
+        return None
+    i = int(reached[0])
+    return float(x[0] if i == 0 else np.interp(target, [curve[i], curve[i - 1]], [x[i], x[i - 1]]))
+
+
+def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]:
+    """Seed → (where it reached the goal, True) or (its budget, False). A seed that ran twice counts with its first run."""
+    found: dict[int, tuple[float, bool]] = {}
+    for run in arm.all:
+        x = _x(run, axis)
+        if x and run.seed not in found:
+            at = crossing(x, run.curve.val_loss, target=goal)
+            found[run.seed] = (max(x), False) if at is None else (at, True)
+    # A run that diverged will never reach it: its budget is the arm's.
+    longest = max((time for time, _ in found.values()), default=0.0)
+    diverged = {run.seed for run in arm.diverged}
+    return {seed: (longest, False) if seed in diverged and not ok else (time, ok) for seed, (time, ok) in found.items()}
+
+
+def _x(run: Record, axis: str) -> list[float]:
+    return [float(x) for x in (run.curve.step if axis == "steps" else run.curve.train_s)]

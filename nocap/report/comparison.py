@@ -1,0 +1,178 @@
+"""The comparison as a page: its tables, its colours, and what its script draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from nocap.config.outward import redact, visible
+from nocap.judge.arms import Arm, setting
+from nocap.judge.compare import ComparedArm, Comparison, Outcome
+from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS
+from nocap.report import arms, forest, page, sentences
+from nocap.report.table import Cell
+from nocap.store import formats
+from nocap.store.files import write_file
+from nocap.store.metrics import Scale
+from nocap.store.runs import Curve, Record
+from nocap.training.ledger import LINES
+
+HUES = 7  # --hue-0 … --hue-6 in page.css; 0 is the text's colour
+DASHES = ("", "7,4", "2,3", "9,3,2,3", "14,4", "14,3,2,3")  # SVG's stroke-dasharray; "" is a solid line
+AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps
+RESOLUTION = 8  # digits of a plotted number: more than a screen shows, and a third of the file's size saved
+
+# Outcome → its mark, its name, and what it means to somebody who has never seen one. The order is the page's.
+VERDICTS = {
+    Outcome.better: ("✓", "Better", "the loss is lower than the baseline's, beyond what seeds explain"),
+    Outcome.worse: ("✕", "Worse", "the loss is higher than the baseline's, beyond what seeds explain"),
+    Outcome.unclear: ("○", "No difference shown", "the seeds cannot tell them apart; that does not make them equal"),
+    Outcome.undecided: ("?", "No verdict", "too few seeds finished to tell a change from luck"),
+    Outcome.confounded: ("!", "Confounded", "something else differs too, so the difference cannot be put down to the change"),
+}
+
+# The clock ledger's lines, for the stacked bars.
+CLOCK = {
+    "train": "training steps",
+    "data": "waiting for data",
+    "compile": "compiling",
+    "val": "validation",
+    "checkpoint": "checkpoints",
+    "startup": "start-up",
+    "teacher": "a teacher's training",
+    "other": "other",
+}
+assert set(CLOCK) == set(LINES)
+
+
+def write(comparison: Comparison, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, render(comparison).encode())
+
+
+def render(comparison: Comparison) -> str:
+    results = arms.ordered(comparison)
+    looks = _looks([result.arm for result in results], comparison.swept)
+    plots = {
+        "arms": [_plotted(result, look) for result, look in zip(results, looks, strict=True)],
+        "target": comparison.target,
+        "clock": list(CLOCK.values()),
+        "dashes": DASHES,
+    }
+    scale, cells = _forest(results, comparison.metric)
+    return page.render(
+        "comparison",
+        kind="nocap comparison",
+        title=sentences.headline(comparison),
+        data=page.finite(plots),
+        c=comparison,
+        arms=[_shown(*each, comparison) for each in zip(results, looks, cells, strict=True)],
+        scale=scale,
+        verdicts={outcome.name: texts for outcome, texts in VERDICTS.items()},
+        tables=list(arms.tables(comparison)),
+        facts=sentences.summary(comparison),
+        methods=arms.methods(comparison),
+        unplaced=[result.label for result in results if result.times["train_s"].refused],
+        clock=CLOCK,
+        dashes=DASHES,
+        interval=f"{CONFIDENCE:.0%}",
+        least_seeds=LEAST_PAIRS,
+        f=formats,
+    )
+
+
+def _shown(result: ComparedArm, look: tuple[int, int], cell: Markup | str, comparison: Comparison) -> dict[str, Any]:
+    """What the template shows of an arm beside its rows."""
+    gap = result.difference
+    return {
+        "label": result.label,
+        "look": look,
+        "kind": gap and gap.outcome.name,
+        "difference": _gained(result, comparison.metric).text if gap else "",
+        "forest": cell,
+        "besides": sentences.besides(result, comparison.baseline) if gap else "What the others are compared with.",
+    }
+
+
+def _looks(arms: Sequence[Arm], swept: Sequence[str]) -> list[tuple[int, int]]:
+    """Colour and dash of each arm. In a grid one factor (`attention`, with all its keys) is the colour and the rest is the dash, so that
+    the eye sees the factors; where that does not fit, they are counted through. The baseline is the text's colour, solid."""
+    groups = [[key for key in swept if key.partition(".")[0] == group] for group in dict.fromkeys(key.partition(".")[0] for key in swept)]
+    splits = []
+    for factor in [*groups, *([key] for key in swept)]:
+        hues = _numbered(arms, factor)
+        dashes = _numbered(arms, [key for key in swept if key not in factor])
+        looks = list(zip(hues, dashes, strict=True))
+        if max(hues) < HUES and max(dashes) < len(DASHES) and len(set(looks)) == len(arms):
+            splits.append(looks)
+    counted = [(index % HUES, index // HUES % len(DASHES)) for index in range(len(arms))]
+    return max(splits, key=lambda looks: len({hue for hue, _ in looks}), default=counted)
+
+
+def _numbered(arms: Sequence[Arm], keys: Sequence[str]) -> list[int]:
+    """0, 1, 2 … for the arms' values of `keys`, in the order in which they first come."""
+    numbers: dict[tuple[str, ...], int] = {}
+    return [numbers.setdefault(tuple(setting(arm.config, key) for key in keys), len(numbers)) for arm in arms]
+
+
+def _plotted(result: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
+    arm, (hue, dash) = result.arm, look
+    whole = [run.curve for run in arm.runs if run.curve.step]
+    return {
+        "label": arm.label,
+        "hue": hue,
+        "dash": dash,
+        "seeds": [_seed(run) for run in arm.all if run.curve.step],
+        "mean": _rounded(_mean_curve(whole)),
+        "averaged": len(whole),
+        "val_loss": result.val_loss,
+        "val_bpb": result.val_bpb,
+        **{metric: result.times[metric].mean for metric in ("train_s", "model_mib")},
+        "placed": not result.times["train_s"].refused,
+        "clock_s": [result.clock_s.get(line, 0.0) for line in CLOCK],
+    }
+
+
+def _seed(run: Record) -> dict[str, Any]:
+    return {"seed": run.seed, "status": run.status, **_rounded(asdict(run.curve))}
+
+
+def _rounded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {key: [float(f"{x:.{RESOLUTION}g}") if isinstance(x, float) else x for x in column] for key, column in columns.items()}
+
+
+def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
+    """The mean over seeds at the steps that all of them reached: a mean whose members change would show jumps that nobody trained."""
+    at = [{step: index for index, step in enumerate(curve.step)} for curve in curves]
+    common = sorted(set.intersection(*map(set, at))) if at else []
+    mean: dict[str, list[Any]] = {"step": common}
+    for key in AXES:
+        columns = [[getattr(curve, key)[steps[step]] for curve, steps in zip(curves, at, strict=True)] for step in common]
+        mean[key] = [None if None in column else math.fsum(column) / len(column) for column in columns]
+    return mean
+
+
+def _forest(results: Sequence[ComparedArm], metric: str) -> tuple[Markup | str, list[Markup | str]]:
+    """The head of the column of intervals, and each arm's cell. An interval without an end is not drawn: its point is."""
+    lines = [_line(result, metric) for result in results]
+    if not any(lines):
+        return "", [""] * len(lines)
+    scale = forest.cells_axis([end for line in lines if line for end in (line.mid, line.low, line.high)])
+    return forest.head(scale, tick=lambda x: f"{x:g}".replace("-", "−")), [forest.cell(line, scale) if line else "" for line in lines]
+
+
+def _gained(result: ComparedArm, metric: str) -> Cell:
+    return arms.gains(metric, Scale.difference).draw(result.difference and result.difference.estimate)
+
+
+def _line(result: ComparedArm, metric: str) -> forest.Line | None:
+    if not result.difference or not (point := result.difference.estimate):
+        return None
+    low, high = (point.low, point.high) if math.isfinite(point.high) else (point.mid, point.mid)
+    words = f"{result.label}: {_gained(result, metric)}"
+    return forest.Line(label="", title=visible(redact(words)), look=result.difference.outcome.name, mid=point.mid, low=low, high=high)

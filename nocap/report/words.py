@@ -1,0 +1,120 @@
+"""Figures in words that need no sign: `7.4% faster`, `higher loss by 0.0401`, `at least 20% faster`. A gain is above 1 as a ratio, or above
+0 as a difference, where the arm is better, whatever the metric."""
+
+from __future__ import annotations
+
+import math
+
+from nocap.judge.interval import Estimate
+from nocap.report.table import Cell
+from nocap.store.formats import NONE, count
+from nocap.store.metrics import Better, Metric, Scale
+
+UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown with
+
+
+def value(x: float, metric: Metric) -> str:
+    """A metric's own number with its unit."""
+    return f"{amount(x, metric)} {metric.unit}" if metric.unit in UNITS else amount(x, metric)
+
+
+def amount(x: float, metric: Metric) -> str:
+    if metric.name == "share":
+        return f"{x:.1%}"
+    if metric.unit == "parameters":
+        return count(x)
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+
+def is_plain(metric: Metric, scale: Scale) -> bool:
+    """Whether it is shown as its own number, not as a gain."""
+    return scale is Scale.value or metric.better is Better.neither
+
+
+def _change(x: float, metric: Metric, scale: Scale) -> tuple[str, str]:
+    """How much, and which way: `7.4%` and `faster`, `2.10×` and `as fast`, `0.0098` and `lower loss`."""
+    if scale is Scale.difference:
+        return f"{abs(x):.4f}", metric.gain if x >= 0 else metric.loss
+    fast = metric.gain.startswith("faster")
+    size = x if fast else 1 / x  # the speed, or what is used
+    if size >= 2:
+        return f"{size:.2f}×", f"as {metric.gain.replace('faster', 'fast')}" if fast else f"the {metric.loss[5:]}"
+    return f"{abs(size - 1):.1%}", metric.gain if x >= 1 else metric.loss
+
+
+def _neutral(scale: Scale) -> float:
+    return 1.0 if scale is Scale.ratio else 0.0
+
+
+def gain(x: float, metric: Metric, scale: Scale) -> str:
+    """A gain as a change: `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098`; a value as it is."""
+    if is_plain(metric, scale):
+        return value(x, metric)
+    size, way = _change(x, metric, scale)
+    if not float(size.strip("×%")):
+        return "the same"
+    return f"{size} {way}" if scale is Scale.ratio else f"{way} by {size}"
+
+
+def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
+    """`1.8% to 13.3% faster`, `0.0552 higher loss to 0.0723 lower loss`; the smaller amount first where both lie on one side."""
+    if is_plain(metric, scale):
+        return f"{amount(low, metric)} to {amount(high, metric)}"
+    (least, side), (most, other) = _change(low, metric, scale), _change(high, metric, scale)
+    if side != other:
+        return f"{least} {side} to {most} {other}"
+    first, last = sorted((least, most), key=lambda size: float(size.strip("×%")))
+    return f"{first} to {last} {side}"
+
+
+def measured(estimate: Estimate, metric: Metric, scale: Scale) -> Cell:
+    """A gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312 ± 0.0047`. Without an interval
+    there is no figure; what was counted has no noise for one."""
+    if not math.isfinite(estimate.high - estimate.low):
+        return Cell(text=NONE)
+    text = gain(estimate.mid, metric, scale)
+    if estimate.low == estimate.high:
+        return Cell(text=text)
+    if scale is Scale.difference:
+        return Cell(text=text, small=f"± {estimate.half_width:.4f}")
+    return Cell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
+
+
+def as_gain(estimate: Estimate, metric: Metric, scale: Scale) -> Estimate:
+    """Of the arm's number minus or over the baseline's: the same as a gain."""
+    if metric.better is Better.higher:
+        return estimate
+    mid, low, high = estimate.mid, estimate.high, estimate.low
+    if scale is Scale.ratio:
+        mid, low, high = (1 / x if x else math.inf for x in (mid, low, high))
+    else:
+        mid, low, high = -mid, -low, -high
+    return Estimate(mid=mid, low=low, high=high, n=estimate.n, sd=estimate.sd, method=estimate.method)
+
+
+def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) -> str:
+    """What a claim expects: `20% to 30% faster`, `at least 20% faster`, `no higher loss`."""
+    if low is not None and high is not None:
+        unit = f" {metric.unit}" if is_plain(metric, scale) and metric.unit in UNITS else ""
+        return f"{between(low, high, metric, scale)}{unit}".replace(".0%", "%")
+    return at_least(low, metric, scale) if low is not None else at_most(high or 0.0, metric, scale)
+
+
+def at_least(x: float, metric: Metric, scale: Scale) -> str:
+    """A gain of so much or more: `at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not slower`."""
+    if not is_plain(metric, scale) and x == _neutral(scale):
+        return f"{'not' if metric.loss.startswith('slower') else 'no'} {metric.loss}"
+    return _limit("at least" if is_plain(metric, scale) or x > _neutral(scale) else "at most", x, metric, scale)
+
+
+def at_most(x: float, metric: Metric, scale: Scale) -> str:
+    if not is_plain(metric, scale) and x == _neutral(scale):
+        return "no gain"
+    return _limit("at most" if is_plain(metric, scale) or x > _neutral(scale) else "at least", x, metric, scale)
+
+
+def _limit(how: str, x: float, metric: Metric, scale: Scale) -> str:
+    if scale is not Scale.difference or is_plain(metric, scale):
+        return f"{how} {gain(x, metric, scale)}".replace(".0%", "%")
+    size, way = _change(x, metric, scale)
+    return f"{way} by {how} {size}"

@@ -1,0 +1,90 @@
+"""The one set of formats of numbers and lists. What is missing is a dash, never a zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NONE = "–"
+MINUS = "−"
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """`1,234.5`, with a true minus. Adding 0 takes the minus from a rounded −0."""
+    return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    return NONE if value is None else f"{round(value, digits) + 0.0:+,.{digits}f}".replace("-", MINUS)
+
+
+def loss(value: float | None) -> str:
+    return fixed(value, 4)
+
+
+def whole(value: float | None) -> str:
+    return fixed(value, 0)
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """`−14.3%` of 0.857 − 1."""
+    return NONE if share is None else f"{signed(100 * share, digits)}%"
+
+
+def p_value(p: float | None) -> str:
+    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def count(value: float | None) -> str:
+    """`114,752`; 124,439,808 as `124.4M`."""
+    if value is None:
+        return NONE
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if abs(value) >= size:
+            return f"{value / size:.{1 if abs(value) >= 10 * size else 2}f}{unit}"
+    return whole(value)
+
+
+def three_digits(value: float | None) -> str:
+    """Milliseconds or seconds of any size: `1,234`, `61.6`, `0.123`."""
+    if value is None:
+        return NONE
+    return fixed(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3)
+
+
+BYTES = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
+
+
+def size(n: float | None) -> str:
+    """`1.2 GiB`."""
+    if n is None:
+        return NONE
+    for letter in "GMK":
+        if n >= BYTES[letter]:
+            return f"{n / BYTES[letter]:.1f} {letter}iB"
+    return f"{n:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    """`2.3 h`, `4.5 min`, `61.6 s`."""
+    if seconds is None:
+        return NONE
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def plural(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *most, last = list(items) or [NONE]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def shorten(items: Iterable[str], *, most: int = 4) -> str:
+    """`a, b, c and 21 more`."""
+    shown = list(items)
+    return ", ".join(shown) if len(shown) <= most else f"{', '.join(shown[: most - 1])} and {len(shown) - most + 1} more"

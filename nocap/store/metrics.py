@@ -1,0 +1,153 @@
+"""The registry of metrics: what is measured, its unit, which way is better, where its noise comes from, how it is shown and where a run's
+record has it. There is no other table of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from nocap.store.formats import count, duration, loss, three_digits, whole
+
+
+class Better(Enum):
+    lower = "lower"
+    higher = "higher"
+    neither = "neither"  # a claim about it states its value
+
+
+class Kind(Enum):
+    """Where the noise of a metric comes from."""
+
+    exact = "exact"  # counted
+    seed = "seed"
+    clock = "clock"
+
+
+class Scale(Enum):
+    """How a gain over the baseline is stated."""
+
+    ratio = "ratio"  # how many times better
+    difference = "difference"  # by how much better
+    value = "value"  # the arm's own number, without a baseline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    name: str  # everywhere: in claims, in columns, in JSON
+    title: str
+    unit: str
+    better: Better
+    kind: Kind
+    made_by: str  # train, clock, or the kind of session: steps, parts, lengths, decoding
+    words: tuple[str, str] = ("", "")  # how an arm that is better is described, and one that is worse
+    show: Callable[[float | None], str] = three_digits
+    path: tuple[str, ...] = ()  # in `summary.json`
+    curve: str = ""  # in rows of `metrics.jsonl`, W&B and TensorBoard
+
+    @property
+    def gain(self) -> str:
+        return self.words[0]
+
+    @property
+    def loss(self) -> str:
+        return self.words[1]
+
+
+_LOWER, _HIGHER, _NEITHER = Better
+_EXACT, _SEED, _CLOCK = Kind
+_SPEED, _MEMORY, _PARAMS = ("faster", "slower"), ("less memory", "more memory"), ("fewer parameters", "more parameters")
+
+
+def _metrics(made_by: str, **rows: tuple[object, ...]) -> dict[str, Metric]:
+    """Name → title, unit, better, kind, words, format, place in a summary, curve."""
+    names = ("title", "unit", "better", "kind", "words", "show", "path", "curve")
+    return {name: Metric(name=name, made_by=made_by, **dict(zip(names, row, strict=False))) for name, row in rows.items()}  # type: ignore[arg-type]
+
+
+METRICS: dict[str, Metric] = {
+    **_metrics(
+        "train",
+        val_loss=("validation loss", "nats/token", _LOWER, _SEED, ("lower loss", "higher loss"), loss, ("val_loss",), "val/loss"),
+        val_bpb=(
+            *("validation bits per byte", "bits/byte", _LOWER, _SEED, ("lower bits/byte", "higher bits/byte")),
+            *(loss, ("val_bpb",), "val/bpb"),
+        ),
+        steps_to_target=("steps to the target loss", "steps", _LOWER, _SEED, ("fewer steps", "more steps"), whole),
+        time_to_target_s=("time to the target loss", "s", _LOWER, _CLOCK, ("faster to the target", "slower to the target"), duration),
+    ),
+    **_metrics(  # of a run, which is not interleaved with others: no claim may be about these
+        "clock",
+        train_s=("training time", "s", _LOWER, _CLOCK, _SPEED, duration),  # made of lines of the clock
+        model_mib=("the model's memory", "MiB", _LOWER, _EXACT, _MEMORY, whole, ("memory_mib", "model"), "memory/model_mib"),
+    ),
+    **_metrics(
+        "steps",
+        tokens_per_s=("tokens/s", "tokens/s", _HIGHER, _CLOCK, _SPEED, whole, ("tokens_per_s",), "perf/tokens_per_s"),
+        step_ms=("step time", "ms", _LOWER, _CLOCK, ("less time", "more time"), three_digits, ("step_ms", "median"), "perf/step_ms"),
+        memory_mib=("memory", "MiB", _LOWER, _EXACT, _MEMORY, whole),  # a GPU's peak; on a CPU counted
+        params=("parameters", "parameters", _LOWER, _EXACT, _PARAMS, count, ("params", "total")),
+        kv_bytes=("KV cache per token", "bytes/token", _LOWER, _EXACT, ("less cache", "more cache"), whole),
+    ),
+    **_metrics(  # over the `parts` of a claim
+        "parts",
+        share=("share of the time", "share", _NEITHER, _CLOCK),
+        part_ms=("time", "ms", _LOWER, _CLOCK, _SPEED),
+        part_mib=("memory kept for the backward", "MiB", _LOWER, _EXACT, _MEMORY),
+        part_params=("parameters", "parameters", _LOWER, _EXACT, _PARAMS, count),
+        held_mib=("MiB held", "MiB", _LOWER, _EXACT, _MEMORY),  # parts of memory: parameters, gradients, optimizer, activations
+    ),
+    **_metrics("lengths", exponent=("exponent of attention's time in T", "", _NEITHER, _CLOCK)),
+    **_metrics(
+        "decoding",
+        decode_tokens_per_s=("decoded tokens/s", "tokens/s", _HIGHER, _CLOCK, _SPEED, whole),
+        decode_ms=("time per decoded token", "ms", _LOWER, _CLOCK, _SPEED),
+        decode_mb=("memory allocated per token", "MB", _LOWER, _EXACT, ("less allocated", "more allocated")),
+        collections=("garbage collections in 50 tokens", "", _LOWER, _CLOCK, ("fewer collections", "more collections")),
+    ),
+}
+OF_A_RUN = [name for name, metric in METRICS.items() if metric.path or name == "train_s"]
+
+
+def is_count(metric: Metric, *, on_cuda: bool) -> bool:
+    """Whether it needs no clock, and is equal in all sessions. A GPU's peak of memory is measured."""
+    return metric.kind is Kind.exact and not (on_cuda and metric.name == "memory_mib")
+
+
+def is_log(metric: Metric, scale: Scale) -> bool:
+    """Whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies. No interval of theirs goes below 0."""
+    return scale is Scale.ratio or (scale is Scale.value and metric.kind is Kind.clock and metric.unit in ("tokens/s", "ms", "s"))
+
+
+# Parts of a training step → what a table calls them.
+PARTS = {
+    "embedding": "embedding",
+    "norm": "norms",
+    "qkv": "QKV projections",
+    "rotary": "rotary, QK norm, head layout",
+    "scores": "scores and weighted sum",
+    "attention_out": "output projection",
+    "mlp_up": "MLP up",
+    "activation": "activation",
+    "mlp_down": "MLP down",
+    "attention": "attention, whole",
+    "mlp": "MLP, whole",
+    "ideas": "ideas",
+    "residual": "residual stream",
+    "head": "head",
+    "loss": "loss",
+    "accumulate": "gradients into .grad",
+    "reduction": "gradient reduction",
+    "clip": "gradient norm, clipping",
+    "optimizer": "optimizer",
+    "data": "data",
+    "other": "rest of the step",
+}
+# Of nocap's own models, and of the step around any model.
+MODEL_PARTS, STEP_PARTS = tuple(PARTS)[:15], tuple(PARTS)[15:]
+HELD = ("parameters", "gradients", "optimizer", "activations")  # parts of memory
+
+
+def part_title(part: str) -> str:
+    """A part as a table calls it; one of a replaced block is called by its module's path."""
+    return PARTS.get(part, part)

@@ -1,0 +1,204 @@
+"""The one interval: against scipy and closed forms, and how often it errs, by `experiments/verdict_trust/simulated.py`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nocap import compare as door
+from nocap.judge import interval
+from nocap.judge.interval import Declared, between, half_width, of_pairs, of_samples, pooled
+from tests.conftest import REPO
+from tests.test_compare import write_run
+
+sys.path.append(str(REPO / "experiments" / "verdict_trust"))
+simulated = importlib.import_module("simulated")
+
+# Student's sleep data (1908): extra hours of sleep of ten patients under two drugs.
+DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+SLEEP = np.subtract(DRUG_1, DRUG_2)
+KNOWN = Declared(sd=1.2, df=20, source="made")
+
+
+# --- closed forms ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "standard_deviations"), [(3, 4.90), (4, 3.12), (5, 2.36), (6, 1.93)])
+def test_how_wide_it_is_in_standard_deviations(n: int, standard_deviations: float):
+    half, used = half_width(np.array([1.0, 2.0]), n)
+    assert half == pytest.approx([standard_deviations, 2 * standard_deviations], abs=0.01)
+    assert not used.any()
+
+
+@pytest.mark.parametrize(("analysis", "comparisons"), [(1, 1), (2, 1), (1, 6), (3, 5)])
+def test_pairs(analysis: int, comparisons: int):
+    share = analysis**2 * comparisons
+    sem, found = stats.sem(SLEEP), of_pairs(SLEEP, bias=0.1, analysis=analysis, comparisons=comparisons)
+    half = (1 + 3.3 / math.sqrt(10)) * stats.t.isf(0.05 / share, 9) * sem + 0.1
+    assert (found.mid, found.low, found.high) == pytest.approx((-1.58, -1.58 - half, -1.58 + half))
+    assert (found.n, found.sd, found.method) == (10, pytest.approx(SLEEP.std(ddof=1)), "pairs")
+    narrowed = of_pairs(SLEEP, declared=KNOWN, analysis=analysis, comparisons=comparisons)
+    half = stats.t.isf(0.005 / share, 8 + 9) * SLEEP.std(ddof=1) / math.sqrt(10)  # 8 of 20 degrees count; and its own spread is wider
+    assert (narrowed.half_width, narrowed.method) == (pytest.approx(half), "pairs, noise declared")
+    assert of_pairs(SLEEP, declared=Declared(sd=2.0, df=3, source="x")).half_width == pytest.approx(
+        stats.t.isf(0.005, 12) * 2 / math.sqrt(10)
+    )
+
+
+def test_pairs_that_contradict_the_declared_noise_drop_it():
+    """An F-test: as wide in at most 5%, as narrow in at most one of 10,000."""
+    wide, narrow = (math.sqrt(stats.f.ppf(p, 9, 8)) * KNOWN.sd for p in (0.95, 1e-4))
+    sds = np.array([narrow * 0.999, narrow * 1.001, wide * 0.999, wide * 1.001])
+    half, used = half_width(sds, 10, declared=KNOWN)
+    assert used.tolist() == [False, True, True, False]
+    own, _ = half_width(sds, 10)
+    assert half[[0, 3]] == pytest.approx(own[[0, 3]])
+    assert half[1] == pytest.approx(stats.t.isf(0.005, 17) * KNOWN.sd / math.sqrt(10))  # never narrower than what was declared
+
+
+def test_two_samples_are_welchs_at_995():
+    found = of_samples(DRUG_1, DRUG_2[:7], bias=0.1)
+    exact = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(0.995)
+    assert (found.low, found.high) == pytest.approx((exact.low - 0.1, exact.high + 0.1))
+    assert (found.n, found.method) == (7, "unpaired (Welch)")
+    wider = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(1 - 0.005 / 3)
+    assert of_samples(DRUG_1, DRUG_2[:7], comparisons=3).high == pytest.approx(wider.high)
+
+
+def test_fewer_than_three_have_no_interval():
+    for found in (of_pairs([1.0, 1.1]), of_samples(DRUG_1, [0.5, 0.6])):
+        assert (found.low, found.high, found.n) == (-math.inf, math.inf, 2)
+        assert (found.json()["low"], found.json()["high"], found.json()["sd"]) == (None, None, None)
+    assert of_pairs([1.0, 1.1]).mid == pytest.approx(1.05)
+
+
+def test_runs_that_agree_to_the_last_bit():
+    for found in (of_pairs([0.5] * 3), of_samples([0.5] * 3, [0.0] * 4)):
+        assert (found.mid, found.low, found.high) == (0.5, 0.5, 0.5)
+    assert of_pairs([0.5] * 3, declared=KNOWN).high == 0.5  # nor has a noise that was declared
+
+
+def test_two_sides_are_paired_where_they_share_seeds():
+    a, b = dict(enumerate(DRUG_1)), dict(enumerate(DRUG_2))
+    apart = {seed + 100: x for seed, x in b.items()}
+
+    def found(a: dict[int, float], b: dict[int, float], **how: Any) -> tuple[Any, ...]:
+        one = between(a, b, **how)
+        return one and (one.mid, one.low, one.high, one.n, one.method)
+
+    pairs, samples = of_pairs(SLEEP), of_samples(DRUG_1, DRUG_2)
+    assert found(a, b) == (pairs.mid, pairs.low, pairs.high, 10, "pairs")
+    assert found(a, apart) == (samples.mid, samples.low, samples.high, 10, "unpaired (Welch)")
+    three, two = ({**{seed: b[seed] for seed in range(n)}, **apart} for n in (3, 2))
+    assert found(a, three)[3:] == (3, "pairs")  # those that both have; the others count no more
+    assert found(a, two)[3:] == (10, "unpaired (Welch)")
+    assert found({0: 1.0}, {0: 2.0})[3:] == (1, "too few pairs")
+    assert found({}, b) is None
+
+
+def test_ratios_are_geometric_and_their_inverse_agrees():
+    a, b = dict(enumerate([1.22, 1.25, 1.19, 1.28, 1.24])), dict.fromkeys(range(5), 2.0)
+    there, back = between(a, b, log=True, bias=0.005), between(b, a, log=True, bias=0.005)
+    assert there is not None
+    assert back is not None
+    expected = of_pairs(np.log([x / 2 for x in a.values()]), bias=0.005).exp()
+    assert (there.mid, there.low, there.high) == pytest.approx((expected.mid, expected.low, expected.high))
+    assert (there.mid, there.low) == pytest.approx((1 / back.mid, 1 / back.high))
+    assert between({0: 0.0, 1: 1.0, 2: 1.0}, b, log=True) is None
+
+
+def test_noise_is_pooled_within_groups():
+    found = pooled([[1, 2, 3], [10, 14], [7]])
+    assert found is not None
+    assert (found.sd, found.df) == (pytest.approx(math.sqrt((2 + 8) / 3)), 3)
+    assert pooled([[1.0], []]) is pooled([[2.0, 2.0]]) is pooled([]) is None
+
+
+def test_analyses_and_what_they_can_show():
+    assert interval.analyses() == [3, 6, 12, 24, 48, 96]
+    assert [interval.analysis_of(n) for n in (0, 2, 3, 5, 6, 11, 12, 1000)] == [0, 0, 1, 1, 2, 2, 3, 6]
+    wanted = [interval.pairs_to_decide(1.0, sd=1.0, n=3, declared=None, bias=bias) for bias in (0.0, 0.2, 0.9)]
+    assert wanted == [48, 96, None]
+    rng = np.random.default_rng(0)
+    for n, known in ((3, None), (6, None), (3, Declared(sd=1.0, df=8, source="made"))):
+        effect = interval.minimum_detectable(1.0, n, declared=known)
+        values = effect + rng.normal(size=(20_000, n))
+        half, _ = half_width(np.ones(20_000), n, declared=known, analysis=interval.analysis_of(n))
+        assert np.mean(values.mean(axis=1) - half > 0) == pytest.approx(0.9, abs=0.01)
+
+
+# --- calibration -------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_cell_is_beyond_its_bar():
+    result = simulated.calibrate(4000)
+    assert simulated.broken(result, errors=4) == []
+    assert len(result["rows"]) == 3 * 10
+
+
+@pytest.mark.slow
+def test_no_cell_is_beyond_its_bar_in_the_tables_that_are_committed(tmp_path: Path):
+    """40,000 a cell; the command writes what is committed."""
+    (tmp_path / "README.md").write_text((simulated.HERE / "README.md").read_text())
+    assert simulated.main(["--into", str(tmp_path)]) == 0
+    for name in ("results.json", "README.md"):
+        assert (tmp_path / name).read_text() == (simulated.HERE / name).read_text()
+
+
+def test_the_pages_tables_are_of_the_committed_counts():
+    result = json.loads((simulated.HERE / "results.json").read_text())
+    assert simulated.tables(result) in (simulated.HERE / "README.md").read_text()
+    assert result["studies"] == simulated.STUDIES
+    docs = (REPO / "docs" / "statistics.md").read_text().splitlines()
+    shown = [line for line in docs if line.startswith(("| unknown |", "| declared"))]
+    assert len(shown) > 10
+    assert {*shown} <= {*simulated.tables(result).splitlines()}
+
+
+@pytest.mark.parametrize("name", simulated.KINDS)
+def test_noises_have_mean_0_and_variance_1(name: str):
+    values = simulated.KINDS[name](np.random.default_rng(0), (400_000, 3))
+    assert (values.mean(), values.std()) == (pytest.approx(0, abs=0.02), pytest.approx(1, abs=0.05))
+    assert stats.skew(values.ravel()) < 0.05 or name == "t, 3 degrees"
+    assert np.corrcoef(values[:, 0], values[:, 2])[0, 1] == pytest.approx(0.25 if name == "AR(1) .5" else 0, abs=0.01)
+
+
+@pytest.mark.parametrize(("caution", "tail"), [(0.0, 0.05), (3.3, 0.1)])
+def test_a_narrower_interval_breaks_the_bars(monkeypatch: pytest.MonkeyPatch, caution: float, tail: float):
+    monkeypatch.setattr(interval, "CAUTION", caution)
+    monkeypatch.setattr(interval, "TAIL", tail)
+    assert {line.partition(",")[0] for line in simulated.broken(simulated.calibrate(4000), errors=4)} >= {"unknown"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", simulated.KINDS)
+def test_twenty_grids_through_the_command_have_the_words_of_the_cells(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    """A baseline and three arms that are worth 0, 2 and -5 standard deviations, in each noise; half of the grids with six seeds."""
+    rng, said = np.random.default_rng(3), set()
+    for grid in range(20):
+        n, root = 3 + 3 * (grid % 2), tmp_path / str(grid)
+        gains = np.array([[0.0], [2.0], [-5.0]]) + simulated.KINDS[name](rng, (3, n))
+        for seed in range(n):
+            write_run(root, words="base", seed=seed, loss=3.3, started="2026-01-01")
+            for i, row in enumerate(gains):
+                write_run(root, words=f"arm{i}", config={"optimizer.lr": 0.1 * (i + 1)}, seed=seed, loss=3.3 - 0.01 * row[seed])
+        assert door.main([str(root), "--baseline", "base", "--json", str(root / "c.json")]) == 0
+        capsys.readouterr()
+        arms = json.loads((root / "c.json").read_text())["arms"]
+        words = {arm["label"]: arm["difference"]["verdict"] for arm in arms if arm["difference"]}
+        for i, row in enumerate(gains):
+            others = Declared(sd=math.sqrt(np.delete(gains, i, axis=0).var(axis=1, ddof=1).mean()), df=2 * (n - 1), source="others")
+            half, _ = half_width(row.std(ddof=1), n, declared=others, comparisons=3)
+            expected = "better" if row.mean() > half else "worse" if row.mean() < -half else "no difference shown"
+            assert words[f"arm{i}"] == expected
+            said.add(expected)
+    assert said == {"better", "worse", "no difference shown"}

@@ -1,0 +1,159 @@
+"""Time to a loss: races against closed forms and simulated arms, the attack by the shortest schedule, and crossings of a curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from nocap.judge.claim import Claim, Mechanism
+from nocap.judge.time_to_target import Finish, crossing, race
+from nocap.judge.verdict import Verdict, Word, judge
+from nocap.store.measurement import Ending, Measurement
+from nocap.store.metrics import METRICS, Scale
+
+A, B, WHOLE = 8.0, 0.4, 400
+
+
+def law(steps: float, gain: float = 1.0) -> float:
+    """The loss of an arm that needs so many times fewer steps."""
+    return A - B * math.log(steps * gain)
+
+
+def curve(rng: np.random.Generator, *, gain: float, lengths: Sequence[float], sd: float, n: int = 3) -> dict[int, list[float]]:
+    """Losses of n seeds: one part of the noise moves a seed's whole curve, one is each run's own."""
+    shared = rng.normal(0, sd, n)
+    return {steps: (law(steps, gain) + shared + rng.normal(0, sd, n)).tolist() for x in (*lengths, 1.0) for steps in [round(x * WHOLE)]}
+
+
+def exact(gain: float, *lengths: int) -> dict[int, list[float]]:
+    return {steps: [law(steps, gain)] * 3 for steps in (*lengths, WHOLE)}
+
+
+def gains(mine: Finish, theirs: Finish) -> list[float]:
+    return [math.log(b / a) for a, b in zip(mine.steps, theirs.steps, strict=True)]
+
+
+# --- the estimator -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 2.5, 3.9])
+def test_an_arms_steps_are_log_linear_between_two_lengths_and_the_other_arms_too(gain: float):
+    mine, theirs = race(exact(gain, 100, 200), exact(1.0, 100, 200))
+    assert (mine, theirs) == (Finish(steps=pytest.approx([WHOLE / gain] * 3)), Finish(steps=[WHOLE] * 3))
+    slow, quick = race(exact(1.0, 100, 200), exact(gain, 100, 200))  # and the other way round
+    assert (slow.steps, quick.steps) == (pytest.approx([WHOLE] * 3), pytest.approx([WHOLE / gain] * 3))
+
+
+def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
+    noise = np.array([-0.02, 0.0, 0.02])
+    mine = {steps: (law(steps, 2.5) + noise).tolist() for steps in (300, WHOLE)}
+    first, last = race(mine, exact(1.0))
+    assert first.ending is Ending.at_most
+    assert np.log(first.steps) == pytest.approx(math.log(300) + noise / B)  # with the noise that the loss there has
+    assert last == Finish(steps=[WHOLE] * 3)
+
+
+def test_longer_runs_that_end_higher_count_as_one_length():
+    bumpy = {100: [4.0] * 3, 200: [3.4] * 3, 400: [3.5] * 3}  # 3.45 at √(200·400)
+    mine, _ = race(bumpy, {400: [3.7] * 3})
+    middle = (math.log(100) * 0.25 + math.log(math.sqrt(200 * 400)) * 0.30) / 0.55
+    assert np.log(mine.steps) == pytest.approx(middle)
+    flat, _ = race({200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3})  # its loss does not fall at all
+    assert flat == Finish(steps=[400.0] * 3, ending=Ending.at_most)
+
+
+def test_each_seed_has_the_noise_of_its_three_losses():
+    rng = np.random.default_rng(4)
+    mine, base = curve(rng, gain=1.5, lengths=(0.5,), sd=0.01), curve(rng, gain=1.0, lengths=(), sd=0.01)
+    first, _ = race(mine, base)
+    high, low, goal = (np.array(of) for of in (mine[200], mine[400], base[400]))
+    share = (goal.mean() - low.mean()) / (high.mean() - low.mean())
+    slope = (high.mean() - low.mean()) / math.log(2)
+    by_hand = share * math.log(200) + (1 - share) * math.log(400) + (share * high + (1 - share) * low - goal) / slope
+    assert np.log(first.steps) == pytest.approx(by_hand)
+    assert np.log(first.steps).mean() == pytest.approx(share * math.log(200) + (1 - share) * math.log(400))
+
+
+def simulated(studies: int, *, gain: float, lengths: Sequence[float], sd: float) -> tuple[float, float]:
+    """Geometric mean of the gains, and how many of the 95% t-intervals hold the true one."""
+    rng, found, held = np.random.default_rng(11), [], 0
+    for _ in range(studies):
+        mine, theirs = race(*(curve(rng, gain=one, lengths=lengths, sd=sd) for one in (gain, 1.0)))
+        assert {mine.ending, theirs.ending} == {Ending.measured}
+        each = np.array(gains(mine, theirs))
+        found.append(each.mean())
+        held += abs(each.mean() - math.log(gain)) <= scipy_stats.t.ppf(0.975, 2) * each.std(ddof=1) / math.sqrt(3)
+    return math.exp(float(np.mean(found))), held / studies
+
+
+@pytest.mark.parametrize(("lengths", "sd"), [((0.375, 0.5, 0.75), 0.025), ((0.25, 0.5), 0.003)])
+def test_an_arm_raced_against_itself_has_a_mean_of_one_and_covers(lengths: Sequence[float], sd: float):
+    """Before, a running minimum over noisy lengths, against the baseline's own noisy end at exact steps, had a mean of up to 1.06."""
+    mean, covered = simulated(1000, gain=1.0, lengths=lengths, sd=sd)
+    assert mean == pytest.approx(1.0, abs=0.006)
+    assert 0.93 <= covered <= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gain", [0.8, 1.15, 1.35, 2.1])
+def test_a_gain_is_found_and_covered(gain: float):
+    mean, covered = simulated(2000, gain=gain, lengths=(0.25, 0.5), sd=0.01)
+    assert mean == pytest.approx(gain, rel=0.005)
+    assert 0.93 <= covered <= 0.97
+
+
+# --- the judge ---------------------------------------------------------------------------------------------------------------------
+
+
+def judged(mine: Finish, theirs: Finish, *, low: float) -> Verdict:
+    made: dict[str, Any] = {"id": "r", "statement": "s", "source": "s", "arm": "arm", "metric": "steps_to_target", "target": "baseline"}
+    claim = Claim(**made, scale=Scale.ratio, expected=[low, None], mechanism=Mechanism(formula="none"), seeds=[0, 1, 2])
+    found = [
+        Measurement(arm=arm, repeat=seed, metric=METRICS["steps_to_target"], value=steps, ending=finish.ending)
+        for arm, finish in (("arm", mine), ("base", theirs))
+        for seed, steps in enumerate(finish.steps)
+    ]
+    return judge(claim, found, against="base", at="cpu")
+
+
+def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
+    """The attack: a true 2.5×, a claim of at least 1.5, one length of 0.75. 3,000 of 3,000 said refuted, at 1.333 ± 0."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        finishes = race(curve(rng, gain=2.5, lengths=(0.75,), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
+        found = judged(*finishes, low=1.5)
+        assert found.word is Word.inconclusive
+        assert found.endings["at_most"] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
+        assert judged(*finishes, low=1.15).word is Word.confirmed  # at least 1.333, less the noise
+        bracketed = race(curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
+        assert judged(*bracketed, low=1.5).word is Word.confirmed
+
+
+def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
+    rng = np.random.default_rng(3)
+    mine, base = curve(rng, gain=0.4, lengths=(0.75,), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003)
+    found = judged(*race(mine, base), low=1.0)
+    assert (found.word, found.endings["at_most"][0]) == (Word.refuted, "base, seed 0")
+    assert judged(*race(mine, base), low=0.5).word is Word.inconclusive
+
+
+# --- on a curve --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("y", "expected"),
+    [
+        ([5.0, 4.0, 3.0, 2.0], 150.0),  # between steps 100 and 200
+        ([5.0, 4.0, 4.0, 3.6], None),  # never
+        ([3.0, 2.0, 2.0, 1.0], 0.0),  # there at the start
+        ([5.0, 3.5, 3.0, 2.0], 100.0),  # on a point
+        ([5.0, 3.0, 5.0, 2.0], 175.0),  # one lucky validation does not count: the medians are 5, 5, 3, 2
+    ],
+)
+def test_crossing(y: list[float], expected: float | None):
+    assert crossing([0, 100, 200, 300], y, target=3.5) == (None if expected is None else pytest.approx(expected))
