@@ -382,7 +382,9 @@ def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(door: Door, tmp_
     if not re.search(rf"{first}|other machine", said.out):
         wrong.append("what another machine said of the same claim is not shown")
 
-    losses = [json.loads((run_of(tmp_path / "outputs", "mqa", seed) / "summary.json").read_text())["val_loss"] for seed in range(3)]  # three pairs decide
+    losses = [
+        json.loads((run_of(tmp_path / "outputs", "mqa", seed) / "summary.json").read_text())["val_loss"] for seed in range(3)
+    ]  # three pairs decide
 
     def forged(tree: Any) -> Any:
         if isinstance(tree, dict):
