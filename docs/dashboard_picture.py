@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib
 
 from nocap import api
-from nocap.options.tracker import at_the_end, in_sections
+from nocap.options.tracker import at_the_end
 from nocap.store.record import Metrics
 
 matplotlib.use("agg")
@@ -47,7 +47,7 @@ def main(dashboard: str, grid: str, picture: str) -> None:
         axes.set_title(panel["chartTitle"], fontsize="medium")
         for i, (label, runs) in enumerate(arms):
             if "xAxis" in panel:
-                rows = [[in_sections(row) for row in Metrics(run.folder / "metrics.jsonl").rows()] for run in runs]
+                rows = [list(Metrics(run.folder / "metrics.jsonl").rows()) for run in runs]
                 line(axes, rows, panel["xAxis"], metric, label)
             else:
                 ends = [at_the_end(run.summary)[metric] for run in runs]

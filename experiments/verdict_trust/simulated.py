@@ -216,8 +216,9 @@ def main(argv: list[str]) -> int:
     before, _, rest = (options.into / "README.md").read_text().partition(START)
     (options.into / "README.md").write_text(f"{before}{START}\n\n{tables(result)}\n\n{END}{rest.partition(END)[2]}")
     print(tables(result))
-    print(*(f"beyond its bar: {line}" for line in broken(result)), sep="\n")
-    return int(bool(broken(result)))
+    beyond = broken(result, errors=0.0 if options.studies >= STUDIES else 3.0)  # the bars are for the whole count
+    print(*(f"beyond its bar: {line}" for line in beyond), sep="\n")
+    return int(bool(beyond))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
 from nocap.config import gate, hardware, registry
+from nocap.config.defaults import reasons
 from nocap.config.errors import CONFIG_ERRORS, explain, suggest
 from nocap.config.keys import check_keys, require
 from nocap.config.outward import redact
@@ -209,7 +210,11 @@ class Composer:
         try:
             if seeds:
                 cfg.seed = int(seeds[-1].partition("=")[2])
-            return Composed(overrides=tuple(overrides), run=parse(cfg), choices=choices, defaults=defaults)
+            with hardware.elsewhere(None if hardware.is_here() else True):
+                run = parse(cfg)  # what is wrong is refused before anything is measured
+            if "precision" in defaults and "precision" not in reasons(run):
+                run = parse(cfg)
+            return Composed(overrides=tuple(overrides), run=run, choices=choices, defaults=defaults)
         except CONFIG_ERRORS as error:
             raise ValueError(explain(error)) from error
 
