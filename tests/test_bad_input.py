@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import math
 import os
 import random
@@ -175,7 +174,6 @@ STARTS = {
     "profile": ["measure.profile.profile"],
     "generate": ["generate._load"],
     "study": ["study.conduct.carry_out", "study.preview.render", "study.__main__._judge"],
-    "race": ["race.opened.Race.propose"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],
     "check": ["check._failures"],
@@ -185,7 +183,7 @@ STARTS = {
 
 def at_the_door(door: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
     """The exit code; "started" where the words were taken."""
-    module = importlib.import_module(f"nocap.{door}.__main__" if door in ("study", "data", "race") else f"nocap.{door}")
+    module = importlib.import_module(f"nocap.{door}.__main__" if door in ("study", "data") else f"nocap.{door}")
 
     def started(*args: object, **more: object) -> None:
         raise StartedError
@@ -225,21 +223,6 @@ def bad_study(folder: Path, chance: random.Random) -> str:
     return str(folder)
 
 
-def bad_race(folder: Path, chance: random.Random) -> str:
-    """A race's folder with one odd rule."""
-    content: dict[str, Any] = {
-        "question": "?",
-        "overrides": [*SMALL],
-        "baseline": [],
-        "most": 4,
-        "noise": {"sd": 1.0, "df": 2.0, "source": "x"},
-    }
-    content[chance.choice(list(content))] = chance.choice(ODD)
-    folder.mkdir()
-    (folder / "race.yaml").write_text(json.dumps(content))
-    return str(folder)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore")
@@ -249,7 +232,6 @@ def test_random_words_at_every_door(empty: Path, monkeypatch: pytest.MonkeyPatch
     folder.mkdir()
     for number, door in zip(range(1000), itertools.cycle(STARTS), strict=False):
         first = {"study": [bad_study(folder / f"s{number}", chance)], "check": [str(folder)], "new": ["attention"], "data": ["prepare"]}
-        first["race"] = [bad_race(folder / f"r{number}", chance)]
         more = list(SMALL) if door in ("train", "profile", "bench", "data") else []
         arms = ["--arm", "attention=mha", "--arm", "attention=flash"] if door == "bench" else []
         words = [*first.get(door, []), *more, *arms, *(a_word(chance) for _ in range(chance.randint(door != "study", 2)))]

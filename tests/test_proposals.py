@@ -1,4 +1,4 @@
-"""A race of proposals: its evidence against integration and simulation, its answers against everything a program may try."""
+"""Proposals of a program to a study: the rule against a plain t-interval, and the answers against everything a program may try."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import stats
 
-from nocap.judge.interval import Declared
-from nocap.race.__main__ import main
-from nocap.race.campaign import ACCEPTED, Campaign, Line
-from nocap.race.evalue import gain_evidence, threshold
-from nocap.race.rules import Rules
+from nocap.judge.interval import batches_above
+from nocap.study.__main__ import main
+from nocap.study.propose import ACCEPTED, MOST, Campaign, Line
+from nocap.study.spec import Propose
 from tests.conftest import REPO, SMALL, Door, Finished
 
 
@@ -32,51 +31,24 @@ def load_adversary() -> ModuleType:
     return module
 
 
-# --- evidence ----------------------------------------------------------------------------------------------------------------------
+# --- the rule ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gains", [[0.3, 0.5, 0.1], [-0.2, 0.4, 0.3, 0.1, 0.2], [2.0, 2.1, 1.9, 2.2]])
-def test_evidence_is_the_integral_of_the_noncentral_t_over_half_normal_effects(gains: list[float]):
-    n, spread = len(gains), 4.0
-    t = float(np.mean(gains) / (np.std(gains, ddof=1) / math.sqrt(n)))
-
-    def density(effect: float) -> float:
-        return float(stats.nct.pdf(t, n - 1, effect * math.sqrt(n))) * 2 * float(stats.norm.pdf(effect, scale=math.sqrt(spread)))
-
-    expected = integrate.quad(density, 0, 12, limit=200)[0] / float(stats.t.pdf(t, n - 1))
-    assert gain_evidence(gains, spread=spread) == pytest.approx(expected, rel=1e-4)
+def test_a_batch_is_above_where_the_lower_end_of_a_plain_t_interval_is():
+    rng = np.random.default_rng(0)
+    for row in rng.normal(0.8, 1, size=(200, 4)):
+        low = stats.ttest_1samp(row, 0.1).confidence_interval(0.95).low
+        assert batches_above(list(row), 0.1) == (low > 0.1)
 
 
-def test_noise_that_was_declared_counts_as_earlier_observations_around_zero():
-    """As many observations of sum 0 and the declared spread, put before the gains, add nothing to the mean and all to the variance."""
-    gains, sd, df = [0.5, 0.7, 0.4], 0.3, 6
-    known = gain_evidence(gains, sd=sd, df=df)
-    assert known > gain_evidence(gains)
-    assert gain_evidence([-x for x in gains], sd=sd, df=df) < 1 < known
-
-
-@pytest.mark.parametrize("df", [0, 8])
-def test_no_effect_reaches_twenty_in_at_most_one_of_twenty_however_often_one_looks(df: int):
-    rng = np.random.default_rng(1)
-    rows = rng.normal(0, 0.03, size=(1500, 12))
-    reached = sum(any(gain_evidence(row[:n], sd=0.03, df=df) >= 20 for n in range(2, 13)) for row in rows)
-    assert reached / len(rows) <= 0.05
-
-
-def test_a_negative_gain_reaches_it_less_often():
-    rows = np.random.default_rng(2).normal(-0.5, 1, size=(500, 8))
-    assert np.mean([gain_evidence(row) for row in rows]) < 1
-
-
-def test_twins_without_noise_are_no_evidence_and_a_diverged_arm_is_evidence_against():
-    assert gain_evidence([0.0, 0.0, 0.0]) == 1.0
-    assert gain_evidence([0.1]) == 1.0
-    assert gain_evidence([0.1, 0.2, -math.inf]) == 0.0
-
-
-def test_the_error_level_is_spent_once():
-    assert math.fsum(1 / threshold(k, accepted=0, alpha=0.05) for k in range(1, 100_000)) == pytest.approx(0.05, rel=1e-4)
-    assert threshold(7, accepted=3, alpha=0.05) == threshold(7, accepted=0, alpha=0.05) / 4
+def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing():
+    good, bad = [0.3, 0.31, 0.29, 0.3], [0.3, -0.3, 0.1, 0.0]
+    assert batches_above(good * 4, 0.0)
+    assert not batches_above([*good, *bad], 0.0)
+    assert not batches_above(good[:3], 0.0)
+    assert not batches_above([], 0.0)
+    assert not batches_above([*good[:3], math.nan], 0.0)
+    assert not batches_above([0.0] * 4, 0.0)  # twins without noise
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------------------
@@ -89,88 +61,100 @@ class Trainer:
         self._rng, self._gain, self._sigma = np.random.default_rng(seed), gain, sigma
         self.asked: list[int] = []
 
-    def __call__(self, seed: int) -> tuple[float, float]:
-        self.asked.append(seed)
-        mine, theirs = self._rng.normal(3.0, self._sigma, size=2)
-        return float(mine) - self._gain, float(theirs)
+    def __call__(self, seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
+        self.asked += seeds
+        made = {seed: self._rng.normal(3.0, self._sigma, size=2) for seed in seeds}
+        return {seed: (float(mine) - self._gain, float(theirs)) for seed, (mine, theirs) in made.items()}
 
 
-def race(lines: list[Line] | None = None, **changed: object) -> Campaign:
+def campaign(lines: list[Line] | None = None, **rules: float) -> Campaign:
     known = [] if lines is None else lines
     write: Callable[[Line], None] = (lambda line: None) if lines is None else lines.append
-    return Campaign(Rules(question="?", **changed), lines=list(known), write=write)  # type: ignore[arg-type]
+    return Campaign(Propose(**rules), lines=list(known), write=write)  # type: ignore[arg-type]
 
 
-def test_a_large_gain_is_accepted_and_none_is_given_up_early():
-    campaign, nothing = race(), Trainer(0.0)
-    assert campaign.propose("good", [], Trainer(0.1), against="base")["word"] == ACCEPTED
-    answer = campaign.propose("same", [], nothing, against="base")
-    assert (answer["word"], answer["pairs"]) == ("not shown", len(nothing.asked))
-    assert len(nothing.asked) < campaign.rules.most
+def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
+    one, nothing = campaign(), Trainer(0.0)
+    assert one.propose("good", [], Trainer(0.1), against="base")["word"] == ACCEPTED
+    answer = one.propose("same", [], nothing, against="base")
+    assert (answer["word"], answer["pairs"], len(nothing.asked)) == ("not shown", 4, 4)
 
 
 def test_the_same_arm_gets_the_same_answer_and_spends_nothing():
     lines: list[Line] = []
-    campaign, trainer = race(lines), Trainer(0.0)
-    first, needs = campaign.propose("arm", ["a"], trainer, against="base"), campaign.needs()
-    asked, again = len(trainer.asked), campaign.propose("arm", ["another name"], trainer, against="base")
-    assert (again, campaign.needs(), len(trainer.asked)) == (first, needs, asked)
-    assert race(lines).propose("arm", [], trainer, against="base") == first  # from the ledger
+    one, trainer = campaign(lines), Trainer(0.0)
+    first = one.propose("arm", ["a"], trainer, against="base")
+    asked, again = len(trainer.asked), one.propose("arm", ["another name"], trainer, against="base")
+    assert (again, len(trainer.asked)) == (first, asked)
+    assert campaign(lines).propose("arm", [], trainer, against="base") == first  # from the ledger
 
 
 def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     """Also the baseline's, for every later proposal."""
     lines: list[Line] = []
-    race(lines, most=3).propose("first", [], Trainer(0.0), against="base")
-    race(lines, most=3).propose("second", [], Trainer(0.0, seed=5), against="base")
+    campaign(lines).propose("first", [], Trainer(0.0), against="base")
+    campaign(lines).propose("second", [], Trainer(0.0, seed=5), against="base")
     pairs = [line for line in lines if line["event"] == "pair"]
     of = {arm: [line["baseline"] for line in pairs if line["arm"] == arm] for arm in ("first", "second")}
     assert of["first"] == of["second"]
-    assert len({line["loss"] for line in pairs}) == 6
+    assert len({line["loss"] for line in pairs}) == 8
 
 
-def test_a_proposal_that_was_cut_off_goes_on_with_the_pairs_it_has():
+def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
     lines: list[Line] = []
     trainer = Trainer(0.1)
 
-    def dies(seed: int) -> tuple[float, float]:
-        if seed == 2:
+    def dies(seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
+        if 8 in seeds:
             raise KeyboardInterrupt
-        return trainer(seed)
+        return trainer(seeds)
 
     with pytest.raises(KeyboardInterrupt):
-        race(lines).propose("arm", [], dies, against="base")
-    assert race(lines).propose("arm", [], trainer, against="base")["word"] == ACCEPTED
-    assert trainer.asked == sorted(set(trainer.asked))
+        campaign(lines).propose("arm", [], dies, against="base")
+    assert campaign(lines).propose("arm", [], trainer, against="base")["word"] == ACCEPTED
+    assert trainer.asked == list(range(16))
     assert sum(line["event"] == "proposal" for line in lines) == 1
 
 
-def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_says_nothing():
-    answer = race().propose("bad", [], lambda seed: (math.inf if seed == 1 else 1.0, 3.0 + seed / 100), against="base")
+def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_is_no_gain():
+    answer = campaign().propose("bad", [], lambda seeds: {seed: (math.inf if seed == 1 else 1.0, 3.0) for seed in seeds}, against="base")
     assert (answer["word"], answer["diverged"], answer["gain"]) == ("not shown", True, None)
-    answer = race().propose("arm", [], lambda seed: (3.0 + seed / 1000, math.inf if seed % 2 else 3.0), against="base")
-    assert answer["word"] == "not shown"
+    answer = campaign().propose("arm", [], lambda seeds: {seed: (3.0, math.inf if seed % 2 else 4.0) for seed in seeds}, against="base")
+    assert (answer["word"], answer["diverged"]) == ("not shown", False)
 
 
 def test_a_gain_below_what_is_asked_for_is_not_accepted():
-    assert race(gain=0.2, most=6).propose("arm", [], Trainer(0.1), against="base")["word"] == "not shown"
+    assert campaign(gain=0.2).propose("arm", [], Trainer(0.1), against="base")["word"] == "not shown"
+
+
+def test_no_more_proposals_than_the_error_budget_was_simulated_for():
+    one = campaign()
+    for number in range(MOST):
+        one.propose(f"arm {number}", [], Trainer(0.0, seed=number), against="base")
+    with pytest.raises(ValueError, match="proposal 201"):
+        one.propose("another", [], Trainer(1.0), against="base")
+    assert one.propose("arm 7", [], Trainer(1.0), against="base")["word"] == "not shown"
 
 
 def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing():
     adversary = load_adversary()
-    rules = Rules(question="?", noise=Declared(sd=adversary.SIGMA * math.sqrt(2), df=8, source="made"))
-    assert adversary.played(rules, 12)["with_a_false_acceptance"]["share"] == 0
-    planted = adversary.played(rules, 4, effect=3 * adversary.SIGMA * math.sqrt(2), share=0.1)
-    assert planted["found"] > 0.8
+    assert adversary.played("normal", 12)["with_a_false_acceptance"]["share"] == 0
+    assert adversary.played("normal", 4, effect=3, share=0.1)["found"] > 0.7
 
 
 # --- the command -------------------------------------------------------------------------------------------------------------------
 
-RACE = {"question": "does anything help?", "overrides": [*SMALL, "trainer.device=cpu", "trainer.steps=4"], "least": 2, "most": 2}
+STUDY = {
+    "question": "does anything help?",
+    "baseline": "base",
+    "arms": {"base": []},
+    "scales": {"cpu": {"overrides": [*SMALL, "trainer.device=cpu", "trainer.steps=4"]}},
+    "propose": {"gain": 5.0},
+}
 
 
 @pytest.fixture
-def race_door(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Door:
+def study_door(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Door:
     """The command in this process: its runs have processes of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPO))
@@ -189,7 +173,7 @@ def race_door(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "ideas").mkdir()
-    (tmp_path / "ideas" / "race.yaml").write_text(json.dumps(RACE))
+    (tmp_path / "ideas" / "study.yaml").write_text(json.dumps(STUDY))
     return tmp_path / "ideas"
 
 
@@ -201,10 +185,11 @@ def folder(tmp_path: Path) -> Path:
         ("trainer.steps=8", "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens"),
         ("model.seq_len=16", "model.seq_len"),
         ("attention=nothing", "attention"),
+        ("'attention=mqa", "quotes in pairs"),
     ],
 )
-def test_a_proposal_that_would_not_be_fair_is_refused_before_anything_runs(race_door: Door, folder: Path, proposal: str, line: str):
-    refused = race_door(folder, "attention=mqa", proposal)
+def test_a_proposal_that_would_not_be_fair_is_refused_before_anything_runs(study_door: Door, folder: Path, proposal: str, line: str):
+    refused = study_door(folder, "--propose", "attention=mqa", proposal)
     assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith("nocap: ")
     assert line in refused.err
@@ -214,39 +199,39 @@ def test_a_proposal_that_would_not_be_fair_is_refused_before_anything_runs(race_
 
 @pytest.mark.parametrize(
     ("changed", "line"),
-    [
-        ({"alpha": 0.7}, "alpha must be"),
-        ({"most": 1}, "most must be"),
-        ({"question": " "}, "question must be given"),
-        ({"lucky": 1}, "lucky"),
-    ],
+    [({"propose": {"gain": -1}}, "propose.gain must be"), ({"propose": {"lucky": 1}}, "lucky"), ({"propose": None}, "claims must have")],
 )
-def test_a_rule_that_is_none_is_refused(race_door: Door, folder: Path, changed: dict[str, object], line: str):
-    (folder / "race.yaml").write_text(json.dumps(RACE | changed))
-    refused = race_door(folder)
+def test_a_rule_that_is_none_is_refused(study_door: Door, folder: Path, changed: dict[str, object], line: str):
+    (folder / "study.yaml").write_text(json.dumps(STUDY | changed))
+    refused = study_door(folder, "--propose")
     assert refused.code == 2
     assert line in refused.err
     assert refused.err.count("\n") == 1
 
 
-def test_flops_may_be_limited(race_door: Door, folder: Path):
-    (folder / "race.yaml").write_text(json.dumps(RACE | {"flops": 1.0}))
-    refused = race_door(folder, "model.n_layer=8")
+def test_a_study_without_claims_is_for_proposals_alone(study_door: Door, folder: Path):
+    assert "--propose must be given" in study_door(folder).err
+    assert study_door(folder, "--propose").out == ""
+
+
+def test_flops_may_be_limited(study_door: Door, folder: Path):
+    (folder / "study.yaml").write_text(json.dumps(STUDY | {"propose": {"flops": 1.0}}))
+    refused = study_door(folder, "--propose", "model.n_layer=8")
     assert refused.code == 2
     assert "FLOPs of a token must be at most 1 of the baseline's" in refused.err
 
 
 @pytest.mark.slow
-def test_a_race_from_its_first_proposal_to_rules_that_changed(race_door: Door, folder: Path, tmp_path: Path):
+def test_proposals_from_the_first_to_rules_that_changed(study_door: Door, folder: Path, tmp_path: Path):
     """The answer is JSON on stdout alone; a second time nothing runs, also with the runs deleted."""
-    told = race_door(folder, "attention=mqa", "--json", "--output-dir", tmp_path / "out")
+    told = study_door(folder, f"output_dir={tmp_path / 'out'}", "--json", "--propose", "attention=mqa")
     answer = json.loads(told.out)
-    assert (told.code, answer["overrides"], answer["pairs"], answer["needs"]) == (0, ["attention=mqa"], 2, 40.0)
-    again = race_door(folder, "attention=mqa attention.n_kv_heads=1", "--json", "--output-dir", tmp_path / "other")
+    assert (told.code, answer["overrides"], answer["pairs"], answer["word"]) == (0, ["attention=mqa"], 4, "not shown")
+    again = study_door(folder, f"output_dir={tmp_path / 'other'}", "--json", "--propose", "attention=mqa attention.n_kv_heads=1")
     assert {**json.loads(again.out), "overrides": 0} == {**answer, "overrides": 0}
     assert not (tmp_path / "other").exists()
-    assert "the next needs evidence of 120" in race_door(folder).out
-    (folder / "race.yaml").write_text(json.dumps(RACE | {"most": 3}))
-    refused = race_door(folder, "attention=gqa")
+    assert "not shown: attention=mqa" in study_door(folder, "--propose").out
+    (folder / "study.yaml").write_text(json.dumps(STUDY | {"propose": {"gain": 4.0}}))
+    refused = study_door(folder, "--propose", "attention=gqa")
     assert refused.code == 2
-    assert "must be what the race began with" in refused.err
+    assert "must be what its proposals began with" in refused.err

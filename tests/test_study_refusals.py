@@ -49,7 +49,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"claims": [claim(LOSS, arm="mha")]}, "claim M.loss: arm must not be its own baseline, got mha"),
         ({"claims": [claim(LOSS, seeds=[0, 1, 7])]}, "claim M.loss: seeds must be among the study's [0, 1, 2], got [7]"),
         ({"claims": [LOSS, LOSS]}, "claims must each have an id of their own, got M.loss, M.loss"),
-        ({"claims": []}, "claims must have at least one, got none"),
+        ({"claims": []}, "claims must have at least one, unless propose is given, got none"),
         ({"notes": {"M.lost": "no"}}, "notes must be about the claims M.speed, M.loss, got M.lost"),
         ({"claims": [claim(LOSS, threshold="mine")]}, "threshold"),
         (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from nocap.config.keys import require
 if TYPE_CHECKING:
     from nocap.study.plan import StudyPlan
     from nocap.study.results import Results
+    from nocap.study.spec import Study
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second time nothing runs.
@@ -27,7 +30,8 @@ is carried out, written there.
   python -m nocap.study experiments/gqa scale=gpu budget_h=8 --plan   cells, a guess at the cost, and the power, before anything runs
   python -m nocap.study experiments/gqa sittings=5                    time it in five sittings instead of its three: also on another day
   python -m nocap.study experiments/gqa --judge                       the verdicts of what there is; nothing is trained or written
-  python -m nocap.study --board experiments                           the leaderboard of all studies, and their READMEs"""
+  python -m nocap.study --board experiments                           the leaderboard of all studies, and their READMEs
+  python -m nocap.study ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: the answers so far"""
 MODES = ("plan", "judge")
 
 
@@ -59,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
             for path in write(options.board, Path("README.md")):
                 print(f"written: {path}")
             return EXIT_CODES["finished"]
+        if options.propose is not None:
+            return _propose(options)
         mode = next((mode for mode in MODES if getattr(options, mode)), "run")
         return _studies(options.overrides, mode=mode, as_json=options.json)
 
@@ -77,7 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--plan", action="store_true", help="print what a study would run, and stop")
     what.add_argument("--judge", action="store_true", help="judge what there is: train, time and write nothing")
     what.add_argument("--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies, and its head in README")
-    parser.add_argument("--json", action="store_true", help="print each study's results as a line of JSON, and all else on stderr")
+    what.add_argument(
+        "--propose", nargs="*", metavar="OVERRIDES", help="train arms beside the baseline, each given as overrides in quotes, and answer"
+    )
+    parser.add_argument("--json", action="store_true", help="print each answer or study as a line of JSON, all else on stderr")
     outside.document(parser)
     return parser
 
@@ -98,10 +107,7 @@ def _studies(given: Sequence[str], *, mode: str, as_json: bool) -> int:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
     from nocap.config.compose import from_overrides
-    from nocap.config.errors import EXIT_CODES
-    from nocap.study.cells import FailedError, StoppedError
     from nocap.study.plan import check_budget
-    from nocap.study.sessions import SessionError
     from nocap.study.shipped import folder_of
 
     folders = [folder_of(word) for word in given if "=" not in word]
@@ -112,32 +118,79 @@ def _studies(given: Sequence[str], *, mode: str, as_json: bool) -> int:
     require(used, "budget_h", "be left out where no scale's length comes from a budget", options.budget_h)
     for _, plan in plans if mode != "plan" else []:
         check_budget(plan, options.budget_h)
-    codes = []
-    for folder, plan in plans:
-        try:
-            codes.append(_one(folder, plan, options, mode=mode, as_json=as_json))
-        except StoppedError as stopped:
-            print(f"nocap: {stopped}", file=sys.stderr)
-            return EXIT_CODES["preempted"]
-        except (FailedError, SessionError) as failed:
-            print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
-            codes.append(EXIT_CODES["failed"])
+    codes = [_answered(folder, partial(_one, folder, plan, options, mode=mode, as_json=as_json)) for folder, plan in plans]
     return max(codes)
 
 
-def _prepared(folder: Path, options: Options) -> StudyPlan:
+def _answered(folder: Path, answer: Callable[[], int]) -> int:
+    """Its exit code, or what stopped it."""
+    from nocap.config.errors import EXIT_CODES
+    from nocap.study.cells import FailedError, StoppedError
+    from nocap.study.sessions import SessionError
+
+    try:
+        return answer()
+    except StoppedError as stopped:
+        print(f"nocap: {stopped}", file=sys.stderr)
+        raise SystemExit(EXIT_CODES["preempted"]) from stopped
+    except (FailedError, SessionError) as failed:
+        print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
+        return EXIT_CODES["failed"]
+
+
+def _propose(options: argparse.Namespace) -> int:
+    """Exit code 0 where all were answered, whatever the answer is."""
+    from nocap.config.compose import from_overrides
+    from nocap.study.shipped import folder_of
+
+    folders = [folder_of(word) for word in options.overrides if "=" not in word]
+    require(len(folders) == 1, "FOLDER", "be one with --propose", ", ".join(map(str, folders)) or "none")
+    (folder,) = folders
+    place = from_overrides(Options, [word for word in options.overrides if "=" in word])
+    proposals = [_words(text) for text in options.propose]
+    return _answered(folder, partial(_print_answers, folder, place, proposals, as_json=options.json))
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"--propose must be overrides, with quotes in pairs, got {text!r}") from error
+
+
+def _print_answers(folder: Path, options: Options, proposals: Sequence[Sequence[str]], *, as_json: bool) -> int:
+    from nocap.store import lease
+    from nocap.study.propose import answer
+
+    study, scale = _loaded(folder, options)
+    with lease.acquire(folder):
+        for found in answer(study, scale, proposals, output_dir=options.output_dir):
+            gain = "" if found["gain"] is None else f": {'lower' if found['gain'] >= 0 else 'higher'} loss by {abs(found['gain']):.4f}"
+            told = f"{gain}{', a run diverged' * found['diverged']}, {found['pairs']} pairs (proposal {found['number']})"
+            print(json.dumps(found) if as_json else f"{found['word']}: {shlex.join(found['overrides'])}{told}", flush=True)
+    return 0
+
+
+def _loaded(folder: Path, options: Options) -> tuple[Study, str]:
+    """A folder's study, and the scale that is asked for."""
     from nocap.config import defaults
     from nocap.config.trainer import Device
-    from nocap.study.plan import prepare
-    from nocap.study.report import check_readme
     from nocap.study.shipped import source_of
     from nocap.study.spec import load
 
     found = load(source_of(folder))
     found.folder = str(folder.resolve())
-    check_readme(folder)
     on_gpu = defaults.device() is Device.cuda and "gpu" in found.scales
-    scale = options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in found.scales else next(iter(found.scales)))
+    return found, options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in found.scales else next(iter(found.scales)))
+
+
+def _prepared(folder: Path, options: Options) -> StudyPlan:
+    from nocap.study.plan import prepare
+    from nocap.study.report import check_readme
+
+    found, scale = _loaded(folder, options)
+    check_readme(folder)
+    require(bool(found.claims), "--propose", "be given for a study without claims", "none")
     if options.sittings is not None and scale in found.scales:
         at = found.scales[scale]
         require(options.sittings > at.sittings, "sittings", f"be more than the {at.sittings} that scale {scale} has", options.sittings)

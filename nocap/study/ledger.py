@@ -38,10 +38,10 @@ EVENTS: dict[str, dict[str, Any]] = {
     "session": _SESSION | {"started": str, "measured": {...: float}},
     "repeat": {"was": dict},  # the keys `of` a run or session that was measured again, and what was there before
     "deletion": {},
-    "race": {"rules": str},
-    "proposal": {"arm": str, "overrides": [str], "number": int, "needs": float},
+    "rules": {"rules": str},
+    "proposal": {"arm": str, "overrides": [str], "number": int},
     "pair": {"arm": str, "against": str, "seed": int, "loss": float, "baseline": float},
-    "answer": {"arm": str, "number": int, "word": str, "evidence": float, "needs": float, "pairs": int, "gain": float, "diverged": bool},
+    "answer": {"arm": str, "number": int, "word": str, "pairs": int, "gain": float, "diverged": bool},
     "look": {"claim": str, "hash": str, "look": int, "n": int, "word": str},
 }
 

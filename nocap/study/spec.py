@@ -19,7 +19,7 @@ from nocap.config.compose import refuse_interpolations
 from nocap.config.errors import explain, suggest
 from nocap.config.keys import check_keys, check_text, key, require
 from nocap.judge.claim import BASELINE, CLAIMABLE, Claim
-from nocap.judge.interval import LEAST_PAIRS, Declared
+from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS, Declared
 from nocap.judge.sittings import APART_MIN
 from nocap.launch.search import Search, space_of_words
 from nocap.store.metrics import Metric
@@ -122,6 +122,23 @@ class Tune:
 
 
 @dataclass(kw_only=True, slots=True)
+class Propose:
+    """How a program's proposals are answered: arms beside the baseline, as many tokens, on seeds that it does not choose."""
+
+    gain: float = key(ge=0, le=100, default=0.0)  # nats: a proposal is accepted where it is shown to lower the final loss by more
+    flops: float | None = key(ge=1, le=1000, default=None)  # FLOPs of a token over the baseline's, at most; null: any number
+    first_seed: int = key(ge=0, lt=2**62, default=0)
+
+    def __post_init__(self) -> None:
+        check_keys("propose", self)
+
+    @property
+    def batches(self) -> list[range]:
+        """The seeds of each batch, the same for every proposal."""
+        return [range(first, first + BATCH) for first in range(self.first_seed, self.first_seed + BATCH * BATCHES, BATCH)]
+
+
+@dataclass(kw_only=True, slots=True)
 class Study:
     name: str  # its folder's
     question: str
@@ -129,11 +146,12 @@ class Study:
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
     baseline: str
     arms: dict[str, list[str]]
-    seeds: list[int] = key(ge=0, lt=2**63)  # all that may be needed: `load` adds what `max_seeds` allows
+    seeds: list[int] = key(ge=0, lt=2**63, default_factory=list)  # all that may be needed: `load` adds what `max_seeds` allows
     max_seeds: int | None = key(ge=LEAST_PAIRS, le=MOST_SEEDS, default=None)  # fresh seeds follow, up to so many, until claims are decided
     scales: dict[str, At]
-    claims: list[Claim]
+    claims: list[Claim] = field(default_factory=list)
     tune: Tune | None = None
+    propose: Propose | None = None
     notes: dict[str, str] = field(default_factory=dict)  # claim → what a reader of its row should know; for people, decides nothing
     folder: str = ""  # its path, where its ledger is; "": it has none
 
@@ -144,9 +162,10 @@ class Study:
         require(bool(self.question.strip()), "question", "be given", repr(self.question))
         require(bool(self.arms), "arms", "name at least one", "none")
         require(bool(self.scales), "scales", "name at least one", "none")
-        require(bool(self.claims), "claims", "have at least one", "none")
+        require(bool(self.claims) or self.propose is not None, "claims", "have at least one, unless propose is given", "none")
         require(self.baseline in self.arms, "baseline", f"be one of the arms {', '.join(self.arms)}", self.baseline)
-        require(len(self.seeds) >= LEAST_PAIRS, "seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
+        enough = len(self.seeds) >= LEAST_PAIRS or not self.claims
+        require(enough, "seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
         filled = self.max_seeds in (None, len(self.seeds))
         require(filled, "max_seeds", f"be more than the {len(self.seeds)} seeds", self.max_seeds)
         ids = [claim.id for claim in self.claims]

@@ -1,0 +1,183 @@
+"""What a study answers to the proposals of a program: arms that come one by one, each against the baseline, within one error budget.
+
+A proposal has four fresh batches of four pairs, and stops at the first that shows no gain (`nocap.judge.interval.batches_above`). It is
+what it trains, not what it is called: the same resolved config gets the same answer and spends nothing. The first result of a run counts:
+training it again, or deleting it, changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from nocap.config import gate, hardware
+from nocap.config.compose import Composed, as_in
+from nocap.config.keys import require
+from nocap.judge.interval import BATCH, BATCHES, batches_above
+from nocap.launch.plan import outcome
+from nocap.model.flops import component_flops
+from nocap.store.identity import config_that_counts, digest
+from nocap.store.source import source_hashes
+from nocap.study.arms import arm_overrides, check_fair
+from nocap.study.cells import Cells, FailedError, wanted
+from nocap.study.ledger import FILE, Line, append, read
+from nocap.study.spec import CLOSED, Propose, Study
+
+OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
+MOST = 200  # proposals of one study: for so many the error budget was simulated
+ACCEPTED, NOT_SHOWN = "accepted", "not shown"
+BASELINE, PROPOSAL = "baseline", "proposal"
+Losses = Mapping[int, tuple[float, float]]  # seed → the proposal's and the baseline's; infinite where a run diverged
+
+
+class Campaign:
+    """The answers so far. `lines`: the ledger's; `write` adds one."""
+
+    def __init__(self, rules: Propose, *, lines: Iterable[Line], write: Callable[[Line], None]) -> None:
+        self.rules, self._write = rules, write
+        self.proposals, self.answers = dict[str, Line](), dict[str, Line]()
+        self._pairs: dict[str, dict[int, Line]] = {}
+        self._baseline: dict[tuple[str, int], float | None] = {}
+        for line in lines:
+            self._know(line)
+
+    def propose(self, arm: str, overrides: Sequence[str], measure: Callable[[Sequence[int]], Losses], *, against: str) -> Line:
+        """The answer, as its line in the ledger. `arm` is the digest of what is trained, `against` of what the baseline trains.
+
+        Errors:
+            ValueError: one proposal too many.
+            what `measure` raises; the batches until then are kept, and the same proposal goes on.
+        """
+        if arm in self.answers:
+            return self.answers[arm]
+        if arm not in self.proposals:
+            number = len(self.proposals) + 1
+            require(number <= MOST, "--propose", f"be one of {MOST} at most: more wear the error budget out", f"proposal {number}")
+            self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
+        pairs = self._pairs.setdefault(arm, {})
+        for seeds in self.rules.batches:
+            missing = [seed for seed in seeds if seed not in pairs]
+            for seed, (mine, theirs) in (measure(missing) if missing else {}).items():
+                base = self._baseline.get((against, seed), _plain(theirs))
+                self._add({"event": "pair", "arm": arm, "against": against, "seed": seed, "loss": _plain(mine), "baseline": base})
+            if not batches_above(self._gains(pairs, seeds), self.rules.gain):
+                break
+        return self._add({"event": "answer", "arm": arm, "number": self.proposals[arm]["number"], **self._answer(pairs)})
+
+    def _add(self, line: Line) -> Line:
+        self._write(line)
+        self._know(line)
+        return line
+
+    def _know(self, line: Line) -> None:
+        """Of two lines of one thing the first counts."""
+        if line["event"] == "proposal":
+            self.proposals.setdefault(line["arm"], line)
+        elif line["event"] == "answer":
+            self.answers.setdefault(line["arm"], line)
+        elif line["event"] == "pair":
+            self._pairs.setdefault(line["arm"], {}).setdefault(line["seed"], line)
+            self._baseline.setdefault((line["against"], line["seed"]), line["baseline"])
+
+    @staticmethod
+    def _gains(pairs: Mapping[int, Line], seeds: Sequence[int]) -> list[float]:
+        """Nats that each pair gained: minus infinity where the proposal diverged, nan where only the baseline did."""
+        known = [(pairs[seed]["loss"], pairs[seed]["baseline"]) for seed in seeds if seed in pairs]
+        return [-math.inf if mine is None else math.nan if base is None else base - mine for mine, base in known]
+
+    def _answer(self, pairs: Mapping[int, Line]) -> dict[str, Any]:
+        gains = self._gains(pairs, [seed for seeds in self.rules.batches for seed in seeds])
+        word = ACCEPTED if len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain) else NOT_SHOWN
+        mean = fmean(gains) if gains else math.nan
+        return {"word": word, "pairs": len(gains), "gain": _plain(mean), "diverged": -math.inf in gains}
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def answer(study: Study, scale: str, proposals: Sequence[Sequence[str]], *, output_dir: str) -> Iterable[dict[str, Any]]:
+    """One after the other; without proposals, the answers so far. All are checked before the first one is trained. What the runs print
+    goes to stderr.
+
+    Errors:
+        ValueError: no `propose` in the study, changed rules, a damaged ledger; a proposal that does not compose, sets what the study sets,
+            is no fair comparison, or has too many FLOPs a token.
+        cells.StoppedError, cells.FailedError: somebody asked to stop, or a run failed; the same command goes on.
+    """
+    if study.propose is None:
+        raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
+    require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
+    at, path = study.scales[scale], Path(study.folder) / FILE
+    baseline = as_in(None, arm_overrides(study, at, study.baseline, [*at.train, f"output_dir='{output_dir}'"]))
+    sides = [(list(words), _composed(study.propose, baseline, words)) for words in proposals]
+    known = read(path)
+    require(not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken)
+    rules = digest({**asdict(study.propose), "baseline": {**config_that_counts(baseline.run), "seed": None}})
+    begun = [line["rules"] for line in known.of("rules")]
+    rule = "be what its proposals began with; another baseline, gain or limit is another study, in a folder of its own"
+    require(all(one == rules for one in begun), str(path.parent), rule, "another one")
+    t = baseline.run.trainer
+    common = {"machine": hardware.describe(t.device, t.threads)["fingerprint"], "folder": "", "scale": scale}
+    campaign = Campaign(study.propose, lines=known.lines, write=lambda line: append(path, lambda ledger: [line], common))
+    if sides and not begun:
+        append(path, lambda ledger: [{"event": "rules", "rules": rules}], common)
+    for words, proposal in sides:
+        with redirect_stdout(sys.stderr):
+            measure = _measure(study.name, baseline, proposal)
+            found = campaign.propose(_arm(proposal), words, measure, against=_arm(baseline))
+        yield _shown(found, words)
+    for line in [] if sides else campaign.answers.values():
+        yield _shown(line, campaign.proposals[line["arm"]]["overrides"])
+
+
+def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
+    return {"overrides": list(overrides), **{name: line[name] for name in ("number", "word", "pairs", "gain", "diverged")}}
+
+
+def _arm(side: Composed) -> str:
+    """The digest of what a side trains: its resolved config without the seed, and its source. A name is no part of it."""
+    return digest({"config": {**config_that_counts(side.run), "seed": None}, "source": source_hashes(side.run)})
+
+
+def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
+    """The proposal's overrides on top of the baseline's, with its precision and compilation."""
+    for word in words:
+        (name,) = gate.keys([word])
+        require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
+    proposal = as_in(baseline, [*baseline.overrides, *words])
+    check_fair({BASELINE: baseline, PROPOSAL: proposal}, baseline=BASELINE)
+    mine, theirs = (side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline))
+    require(mine == theirs, "trainer.steps × trainer.batch_tokens", f"be the baseline's {theirs:,} tokens", f"{mine:,}")
+    if rules.flops is not None:
+        ratio = _flops(proposal) / _flops(baseline)
+        require(ratio <= rules.flops, "FLOPs of a token", f"be at most {rules.flops:g} of the baseline's (propose.flops)", f"{ratio:.3f}")
+    return proposal
+
+
+def _flops(side: Composed) -> float:
+    return sum(component_flops(side.run, vocab_size=side.run.tokenizer.vocab_size).values())
+
+
+def _measure(label: str, baseline: Composed, proposal: Composed) -> Callable[[Sequence[int]], Losses]:
+    def losses(seeds: Sequence[int]) -> Losses:
+        cells = Cells(wanted({PROPOSAL: proposal, BASELINE: baseline}, dict.fromkeys(seeds, (PROPOSAL, BASELINE))), label=label)
+        ended = cells.train()
+        for _, cell in cells.of:
+            if outcome(cell.plan) is None:
+                result = ended.get(cell.plan.identity)
+                raise FailedError(f"{cell.label}: {result.reason if result else 'no result'}")
+        problems: list[str] = []
+        runs = {(one.arm, one.seed): record for one, record in cells.records(problems)}
+        if problems:
+            raise FailedError(problems[0])
+        found = {key: math.inf if r.status == "diverged" or r.val_loss is None else r.val_loss for key, r in runs.items()}
+        return {seed: (found[PROPOSAL, seed], found[BASELINE, seed]) for seed in seeds}
+
+    return losses
