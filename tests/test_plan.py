@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nocap.config import hardware
-from nocap.config.compose import compose
+from nocap.config.compose import composed
+from nocap.config.defaults import COLD_S
+from nocap.launch.grid import check
 from nocap.launch.multirun import multirun
-from nocap.study import grid_plan, startup
+from nocap.study import grid_plan
 from nocap.study.sessions import Session
-from tests.sealing import seal
-from tests.test_compare import write_run
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.steps=20", "trainer.threads=1")
 
 
-def test_the_start_of_a_run_is_that_of_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "imports_s", lambda: 3.0)
-    run, compiled = compose([*WORDS, "trainer.compile=off"]), compose([*WORDS, "trainer.compile=regional"])
-    assert startup.startups({"plain": run, "compiled": compiled}, tmp_path / "runs")[0] == {"plain": 3.0, "compiled": 23.0}
-    here = hardware.describe(run.trainer.device, run.trainer.threads)["fingerprint"]
-    for seed, (machine, seconds) in enumerate([(here, 7.0), (here, 9.0), (here, 50.0), ("another", 1.0)]):
-        folder = write_run(tmp_path, seed=seed, fingerprint=machine, config={"trainer.compile": "off"})
-        summary = json.loads((folder / "summary.json").read_text())
-        summary["clock_s"] |= {"startup": seconds - 2.0, "compile": 2.0}
-        (folder / "summary.json").write_text(json.dumps(summary))
-        seal(folder)
-    found, source = startup.startups({"plain": run, "compiled": compiled}, tmp_path / "runs")
-    assert found == {"plain": 9.0, "compiled": 23.0}
-    assert source == "from 3 runs of this machine"
+def test_the_start_of_a_run_is_a_process_that_imports_torch_and_a_guess_at_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_plan, "imports_s", lambda: 3.0)
+    starts = [
+        grid_plan._startup_s(check([[*WORDS, f"trainer.compile={how}"]], swept=(), compose=composed, log=print).cells[0])
+        for how in ("off", "regional")
+    ]
+    assert starts == [3.0, 3.0 + COLD_S]
 
 
 def test_a_grids_plan_is_arithmetic_on_a_measured_step(
@@ -45,7 +36,7 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
         return {"measured": {"arms": {arm: lost if "-mqa-" in arm else seen for arm in session.arms}}}
 
     monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(grid_plan, "startups", lambda arms, folder: (dict.fromkeys(arms, 7.0), "from nowhere"))
+    monkeypatch.setattr(grid_plan, "_startup_s", lambda cell: 7.0)
     monkeypatch.chdir(tmp_path)
     words = [*WORDS, "attention=flash,gqa", "seed=0,1", "trainer.keep_checkpoints=2", "trainer.batch_tokens=1024"]
     assert multirun(words, look=grid_plan.render) == 0
@@ -54,7 +45,7 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     assert [row.split() for row in out[2:4]] == [  # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice, for two cells
         [f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"] for arm in ("flash", "gqa")
     ]
-    assert out[4] == "together 2.0 min, one cell after the other; in it 7 s for each run's start, from nowhere"
+    assert out[4] == "together 2.0 min, one cell after the other; in it 7 s for each run's start"
     assert out[5].startswith("checkpoints 2.3 GiB at most, free ")
     assert not (tmp_path / "outputs" / "runs").exists()
     assert multirun([*words[:-4], "attention=mqa"], look=grid_plan.render) == 0

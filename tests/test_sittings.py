@@ -235,17 +235,6 @@ def test_a_request_to_stop_while_waiting_is_one_line(tmp_path: Path, monkeypatch
     assert len(made.held) == 1
 
 
-def test_a_study_says_what_its_sittings_cost(tmp_path: Path):
-    one = loaded(tmp_path / "made", study(claims=[SPEED, LOSS], scales=at(apart_min=5, sittings=4)))
-    plan = prepare(one, "cpu", output_dir=str(tmp_path / "out"))
-    from nocap.study import preview
-
-    places = places_of(plan, plan.train)
-    assert [(place.name, place.sittings, len(place.sessions)) for place in places] == [("bench", 4, 3)]
-    (row,) = preview._waiting(places, 300.0)
-    assert row == (["waiting", "4 sittings of timing, 5 min apart: 15.0 min that training may fill", "", ""], 600.0)
-
-
 @pytest.mark.parametrize(
     ("changed", "reason"), [({"sittings": 0}, "sittings must be at least 1"), ({"apart_min": -1}, "apart_min must be at least 0")]
 )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nocap.launch.search import Sampler, Search
 from nocap.store.measurement import Ending
 from nocap.store.record import read_json
-from nocap.study import conduct, searched
+from nocap.study import conduct
 from nocap.study.__main__ import main
 from nocap.study.cells import Cells, FailedError, Wanted
 from nocap.study.conduct import Tuned, carry_out
@@ -22,12 +20,10 @@ from nocap.study.keeper import Keeper
 from nocap.study.measured import steps_to_target
 from nocap.study.plan import OVERHEAD, StudyPlan, prepare, shorter, steps_for
 from nocap.study.sessions import SessionError
-from nocap.study.spec import Tune
 from tests.attempts import state_of
 from tests.conftest import REPO, Door, the_run
 from tests.studies import LOSS, RACE, STEPS, STUDY, Json, at, law, loaded, record, study, written
 from tests.test_search import fake as fake
-from tests.test_search import quickly
 
 COSINE = [*STUDY["overrides"], "schedule=cosine"]
 
@@ -201,57 +197,6 @@ def test_a_trial_that_was_not_run_on_every_seed_picks_nothing(search: Any):
     assert found.trials[2].val_loss is None
     with pytest.raises(FailedError, match="the search of mha has runs that failed, and picks nothing"):
         search(half)
-
-
-SPACE: Json = {
-    "seeds": [7, 8],
-    "search": {"sampler": "random", "trials": 3, "seed": 4},
-    "space": {"mha": ["optimizer.lr=tag(log, interval(1e-4, 1e-1))"]},
-    "follow": {"mqa": "mha"},
-}
-
-
-def test_a_space_is_searched_by_the_engine_of_the_command_line(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch):
-    """As many trials as are asked for, each with every seed; the lowest mean wins; what was not run picks nothing."""
-    trainer = fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr + run.seed)
-    monkeypatch.setattr(searched, "composed", quickly)
-    monkeypatch.setattr(searched, "outcome", trainer.outcome)
-    monkeypatch.setattr(searched, "read", lambda folder, problems: record("mha", 7, 12, 3.0))
-    plan = prepared(tmp_path, LOSS, tune=SPACE)
-    keeper = Keeper(plan, writes=False)
-    noted: list[tuple[str, int]] = []
-    monkeypatch.setattr(keeper, "ran", lambda runs: noted.extend((run.arm, run.seed) for run, _ in runs))
-
-    def tuned(*, run: bool) -> Tuned:
-        return conduct._tune(plan, keeper, run=run, problems=[])
-
-    assert (tuned(run=False).trials, tuned(run=False).overrides) == ([], {})
-    found = tuned(run=True)
-    assert sorted(noted) == [(f"mha, trial {i}", seed) for i in (1, 2, 3) for seed in (7, 8)]
-    lrs = [float(trial.words[0].partition("=")[2]) for trial in found.trials]
-    assert [trial.val_loss for trial in found.trials] == [pytest.approx(lr + 7.5) if lr <= 1e-2 else None for lr in lrs]
-    assert None in [trial.val_loss for trial in found.trials]
-    best = min(found.trials, key=lambda trial: trial.val_loss or math.inf)
-    assert [trial.picked for trial in found.trials] == [trial is best for trial in found.trials]
-    assert found.overrides == {"mha": best.words, "mqa": best.words}
-    assert [found.n_trials(arm) for arm in ("mha", "mqa")] == [3, 3]
-    assert tuned(run=False) == found
-    assert len(trainer.trained) == 6
-    trainer.ends.popitem()  # a run whose record is gone
-    assert tuned(run=False).overrides == {}
-    fake(lambda run: math.inf)
-    plan = prepared(tmp_path, LOSS, tune={**SPACE, "seeds": [9]})
-    with pytest.raises(ValueError, match=r"^tune.space.mha must have a trial that does not diverge, got 3 that all did$"):
-        tuned(run=True)
-
-
-def test_a_screened_search_takes_less_of_a_budget():
-    tune = Tune(seeds=[7], search=Search(sampler=Sampler.tpe, trials=12), space={"a": ["optimizer.lr=1,2"]})
-    assert (tune.whole_runs("a"), tune.whole_runs("b")) == (12, 0)
-    assert replace(tune, search=replace(SCREENED, trials=12)).whole_runs("a") == 12 / 4 + 3
-
-
-SCREENED = Search(sampler=Sampler.tpe, screen=0.25)
 
 
 def test_winners_are_what_the_arms_are_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -24,7 +24,6 @@ from tests.studies import LOSS, RACE, SPEED, STUDY, Json, at, claim, study, tree
 __all__ = ["lab"]
 HERE = {"machine": "abc", "folder": "def", "scale": "cpu"}
 SEARCH: Json = {"seeds": [7], "trials": {"mha": [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]}, "follow": {"mqa": "mha"}}
-SPACE: Json = {"seeds": [7], "search": {"sampler": "tpe"}, "space": {"mha": ["optimizer.lr=1e-3,2e-3"]}, "follow": {"mqa": "mha"}}
 ARMS, GUARD = STUDY["arms"], SPEED["guards"][0]
 SHORT = at(lengths=[0.25, 0.5])
 
@@ -45,8 +44,6 @@ DECIDES: dict[str, tuple[Json, Json]] = {
     "the statement": ({}, {"claims": [claim(one, statement="It helps.") for one in (SPEED, LOSS)]}),
     "a trial": ({"tune": SEARCH}, {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]]}}}),
     "the search's seeds": ({"tune": SEARCH}, {"tune": {**SEARCH, "seeds": [8]}}),
-    "what is searched": ({"tune": SPACE}, {"tune": {**SPACE, "space": {"mha": ["optimizer.lr=1e-3,3e-3"]}}}),
-    "how it is searched": ({"tune": SPACE}, {"tune": {**SPACE, "search": {"sampler": "tpe", "trials": 5}}}),
     "the lengths": ({"claims": [RACE], "scales": SHORT}, {"claims": [RACE], "scales": at(lengths=[0.5])}),
 }
 

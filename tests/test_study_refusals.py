@@ -116,9 +116,6 @@ def test_invalid_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str], cha
 
 
 TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
-LR = ["optimizer.lr=interval(1e-4, 1e-2)"]
-BOTH = {"mha": LR, "mqa": LR}
-TPE = {"seeds": [3], "search": {"sampler": "tpe"}}
 
 
 @pytest.mark.parametrize(
@@ -142,15 +139,6 @@ TPE = {"seeds": [3], "search": {"sampler": "tpe"}}
             "mqa, trial 1: optimizer.lr must be above 0",
         ),
         ({"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS[:1], ["data.train_tokens=50000"]]}}, "mqa, trial 2: data must be"),
-        ({"seeds": [3], "space": BOTH}, "tune.search must be given for a space, as in {sampler: tpe, trials: 12}, got none"),
-        ({**TPE, "trials": {"mha": TRIALS, "mqa": TRIALS}}, "tune.space must be given for a search"),
-        ({**TPE, "space": BOTH, "trials": {"mha": TRIALS}}, "tune.trials must be left out beside a space"),
-        ({**TPE, "search": {"sampler": "tpf"}, "space": BOTH}, "tune.search.sampler: Invalid value 'tpf', expected one of [tpe, random,"),
-        ({**TPE, "space": {"mha": LR}}, "tune must be for every trained arm, by trials or by follow, got mqa"),
-        ({**TPE, "space": {**BOTH, "mqa": ["mlp=relu2"]}}, "tune.space.mqa must be sweeps"),
-        ({**TPE, "space": {**BOTH, "mqa": ["cache_dir=a,b"]}}, "cache_dir must be left out"),
-        ({**TPE, "space": {**BOTH, "mqa": ["optimizer.lr=interval(-1, 1)"]}}, "mqa, optimizer.lr=-1.0: optimizer.lr must be above 0"),
-        ({**TPE, "space": {**BOTH, "mqa": ["data.train_tokens=50000,60000"]}}, "arm mqa, data.train_tokens=50000: data must be the base"),
     ],
 )
 def test_invalid_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str], tune: dict[str, Any], reason: str):

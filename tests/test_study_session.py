@@ -116,8 +116,9 @@ def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch)
         )
 
 
-def asked(*overrides: str, seed: int = 0, kind: str = "rough") -> Session:
-    return Session(kind=kind, what=kind, seed=seed, arms={"mha": composed([*BATCH, *overrides])})
+def asked(*overrides: str, seed: int = 0, kind: str = "parts") -> Session:
+    how = {"parts": {"repeats": 1}}.get(kind, {})
+    return Session(kind=kind, what=kind, seed=seed, how=how, arms={"mha": composed([*BATCH, *overrides])})
 
 
 def test_a_session_is_run_again_when_its_result_could_differ():
@@ -132,7 +133,7 @@ def test_a_session_is_run_once_and_knows_when_it_began(tmp_path: Path, monkeypat
     before = datetime.now().astimezone().replace(microsecond=0)
     (first,) = run_all([asked()], tmp_path, log=lines.append)
     assert before <= datetime.fromisoformat(first["started"]) <= datetime.now().astimezone()
-    assert first["measured"]["arms"]["mha"]["seconds_a_token"] > 0
+    assert first["measured"]["arms"]["mha"]["step_ms"] > 0
     assert len(lines) == 1
     assert run_all([asked()], tmp_path, log=lines.append) == [first]
     assert len(lines) == 1
@@ -144,7 +145,7 @@ def test_a_session_is_run_once_and_knows_when_it_began(tmp_path: Path, monkeypat
 def test_a_session_that_fails_gives_the_reason_and_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     bad = replace(asked(), kind="lengths", how={"T": [8, 16]})
-    with pytest.raises(SessionError, match=r"^rough, seed 0: .*must have at least 3 lengths.*; see .*\.log$"):
+    with pytest.raises(SessionError, match=r"^parts, seed 0: .*must have at least 3 lengths.*; see .*\.log$"):
         bad.run(tmp_path)
     assert bad.found(tmp_path) is None
 

@@ -33,7 +33,6 @@ from nocap.study.plan import (
     with_lengths,
     with_steps,
 )
-from nocap.study.searched import SearchedTrial, searched
 from nocap.study.sessions import run_all
 from nocap.study.sittings import Sittings, places_of
 from nocap.study.spec import Tune
@@ -160,45 +159,35 @@ def _tune(plan: StudyPlan, keeper: Keeper, *, run: bool, problems: list[str], on
     tune = plan.study.tune
     if tune is None or not plan.train:
         return Tuned()
-    leaders = [arm for arm in tune.leaders if only is None or arm == tune.follow.get(only, only)]
-    if tune.search is not None:
-        ends = {arm: searched(tune, arm, plan.train[arm], keeper, run=run, problems=problems) for arm in leaders}
-    else:
-        ends = _trials(plan, tune, leaders, keeper, run=run, problems=problems)
+    leaders = [arm for arm in tune.trials if only is None or arm == tune.follow.get(only, only)]
+    ends = _trials(plan, tune, leaders, keeper, run=run, problems=problems)
     found = Tuned(follow=dict(tune.follow))
     for arm, of in ends.items():
-        missing = len(of) < tune.n_trials(arm) or any(trial.is_open for trial in of)
-        losses = [trial.loss for trial in of if math.isfinite(trial.loss)]
+        missing = any(math.isnan(loss) for loss in of)
+        losses = [loss for loss in of if math.isfinite(loss)]
         if run and missing:
             raise FailedError(f"the search of {arm} has runs that failed, and picks nothing")
         if run and not losses:
-            place = "trials" if tune.search is None else "space"
-            raise ValueError(f"tune.{place}.{arm} must have a trial that does not diverge, got {len(of)} that all did")
-        best = None if missing or not losses else [trial.loss for trial in of].index(min(losses))
-        for i, trial in enumerate(of):
-            loss = trial.loss if math.isfinite(trial.loss) else None
-            found.trials.append(TuningTrial(arm=arm, words=trial.words, seeds=tune.seeds, val_loss=loss, picked=i == best))
+            raise ValueError(f"tune.trials.{arm} must have a trial that does not diverge, got {len(of)} that all did")
+        best = None if missing or not losses else of.index(min(losses))
+        for i, (words, loss) in enumerate(zip(tune.trials[arm], of, strict=True)):
+            known = loss if math.isfinite(loss) else None
+            found.trials.append(TuningTrial(arm=arm, words=words, seeds=tune.seeds, val_loss=known, picked=i == best))
         if best is not None:
-            found.overrides[arm] = of[best].words
+            found.overrides[arm] = tune.trials[arm][best]
     found.overrides.update({arm: found.overrides[other] for arm, other in tune.follow.items() if other in found.overrides})
     return found
 
 
-def _trials(
-    plan: StudyPlan, tune: Tune, arms: Sequence[str], keeper: Keeper, *, run: bool, problems: list[str]
-) -> dict[str, list[SearchedTrial]]:
-    """Arm → the trials that are written down for it, with the mean of those of their losses that there are."""
+def _trials(plan: StudyPlan, tune: Tune, arms: Sequence[str], keeper: Keeper, *, run: bool, problems: list[str]) -> dict[str, list[float]]:
+    """Arm → the mean loss over the seeds of each of its trials; infinite where one diverged, nan where one is missing."""
     named = {name: one for name, one in compose_trials(plan.study, plan.train).items() if name.rpartition(", trial ")[0] in arms}
     cells = Cells(wanted(named, {seed: list(named) for seed in tune.seeds}), label="tuning")
     losses: dict[str, list[float]] = {name: [] for name in named}
     for one, record in _records(cells, keeper, run=run, problems=problems):
         losses[one.arm].append(math.inf if record.val_loss is None or record.status == "diverged" else record.val_loss)
-
-    def trial(words: list[str], seen: list[float]) -> SearchedTrial:
-        is_open = len(seen) < len(tune.seeds)
-        return SearchedTrial(words=words, loss=math.nan if is_open else fmean(seen), is_open=is_open)
-
-    return {arm: [trial(words, losses[f"{arm}, trial {i}"]) for i, words in enumerate(tune.trials[arm], start=1)] for arm in arms}
+    mean = {name: fmean(seen) if len(seen) == len(tune.seeds) else math.nan for name, seen in losses.items()}
+    return {arm: [mean[f"{arm}, trial {i}"] for i in range(1, len(tune.trials[arm]) + 1)] for arm in arms}
 
 
 def _records(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from nocap.config.compose import Composed
+from nocap.config.defaults import COLD_S
+from nocap.config.trainer import Compile
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
 from nocap.report.table import aligned
 from nocap.store.formats import BYTES, NONE, duration, plural, size, three_digits
 from nocap.study.plan import OVERHEAD
 from nocap.study.sessions import Session
-from nocap.study.startup import startups
 
 
 def render(grid: Grid) -> str:
@@ -29,7 +35,7 @@ def render(grid: Grid) -> str:
     first = {arm: cells[0] for arm, cells in todo.items() if cells}
     runs = grid.cells[0].plan.run_dir.parent
     seen = _measured(grid, first)
-    start, source = startups({arm: cell.plan.run for arm, cell in first.items()}, runs)
+    start = {arm: _startup_s(cell) for arm, cell in first.items()}
     each = {arm: _run_s(cell, seen[arm], start[arm]) for arm, cell in first.items()}
     disk = {arm: _checkpoints(cell, seen[arm]) for arm, cell in first.items()}
     rows = []
@@ -50,7 +56,7 @@ def render(grid: Grid) -> str:
     needs = sum(len(todo[arm]) * disk[arm] for arm in first)
     free = shutil.disk_usage(next(part for part in (runs, *runs.parents) if part.exists())).free
     lines += [
-        f"together {duration(total)}, one cell after the other; in it {duration(max(start.values()))} for each run's start, {source}",
+        f"together {duration(total)}, one cell after the other; in it {duration(max(start.values()))} for each run's start",
         f"checkpoints {size(needs)} at most, free {size(free)}{': not enough' if needs > free else ''}",
         *([f"not in it: {plural(len(unknown), 'arm')} whose step could not be timed"] if unknown else []),
         "measured: a step of each arm on this machine; nothing was trained",
@@ -70,6 +76,19 @@ def _measured(grid: Grid, first: Mapping[str, Cell]) -> Mapping[str, Mapping[str
 def _run_s(cell: Cell, seen: Mapping[str, Any], start_s: float) -> float | None:
     run, speed = cell.plan.run, seen.get("tokens_per_s")
     return run.tokens_before(run.trainer.steps) / speed * OVERHEAD + start_s if speed else None
+
+
+def _startup_s(cell: Cell) -> float:
+    """Before the first step: a process that imports torch, and a guess at what compilation takes."""
+    return imports_s() + (0.0 if cell.plan.run.trainer.compile is Compile.off else COLD_S)
+
+
+@cache
+def imports_s() -> float:
+    began = time.monotonic()
+    command = [sys.executable, "-c", "import nocap.launch.worker"]
+    subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    return time.monotonic() - began
 
 
 def _checkpoints(cell: Cell, seen: Mapping[str, Any]) -> float:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from nocap.study.spec import At, Study, Tune
 
 Part = TypeVar("Part", At, Tune)
-OF_ARMS = ("own", "trials", "space", "follow")  # tables of a scale and of a search, by arm
+OF_ARMS = ("own", "trials", "follow")  # tables of a scale and of a search, by arm
 
 
 def narrowed(study: Study, scale: str) -> Study:

@@ -13,7 +13,6 @@ from nocap.config.paths import expanded
 from nocap.config.trainer import Device, Trainer
 from nocap.judge.claim import BASELINE, Rule
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.launch.search import ends, space_of_words
 from nocap.store.metrics import is_count
 from nocap.store.runs import Record
 from nocap.study.arms import arm_overrides, check_fair, compose_arms, engine_of, more, with_seed
@@ -103,15 +102,13 @@ def _check_targets(study: Study, train: Mapping[str, Composed]) -> None:
 
 
 def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Composed]:
-    """`ARM, trial N` → its composition, of every arm that is tuned; of a space that is searched, its ends.
+    """`ARM, trial N` → its composition, of every arm that is tuned.
 
     Errors:
         ValueError: a trial that does not compose, or is no fair comparison.
     """
     tune, found = study.tune, dict[str, Composed]()
     listed = [(f"{arm}, trial {i}", arm, words) for arm, of in (tune.trials if tune else {}).items() for i, words in enumerate(of, start=1)]
-    spaces = {arm: ends(space_of_words(words, arm)) for arm, words in (tune.space if tune else {}).items()}
-    listed += [(f"{arm}, {' '.join(words)}", arm, list(words)) for arm, of in spaces.items() for words in of]
     for name, arm, words in listed:
         try:
             found[name] = more(arms[arm], *words)
@@ -272,7 +269,7 @@ def steps_for(plan: StudyPlan, seconds_per_token: Mapping[str, float], budget_h:
     a_step = 0.0  # seconds of one step of every run
     for arm, one in plan.train.items():
         runs: float = len(study.seeds) * (1 + (sum(plan.at.lengths) if arm in several else 0))
-        runs += tune.whole_runs(arm) if tune else 0
+        runs += len(tune.seeds) * len(tune.trials.get(arm, ())) if tune else 0
         a_step += runs * seconds_per_token[arm] * one.run.trainer.batch_tokens
     steps = math.floor(budget_h * 3600 / OVERHEAD / a_step / MULTIPLE) * MULTIPLE
     require(steps >= MULTIPLE, "budget_h", f"allow {MULTIPLE} steps of every run, {MULTIPLE * a_step * OVERHEAD / 3600:.2g} h", budget_h)

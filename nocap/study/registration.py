@@ -98,12 +98,8 @@ def _tuning(plan: StudyPlan, tune: Tune, arm: str, own: list[str]) -> dict[str, 
     """An arm's search: each of its trials, or what they follow from."""
     leader = tune.follow.get(arm, arm)  # its trials choose, and the arm takes their words
     arms = [plan.train[one] for one in dict.fromkeys((leader, arm))]
-    if tune.search is None:
-        trials = [(more(one, *words), words) for one in arms for words in tune.trials[leader]]
-        return {"seeds": tune.seeds, "trials": [_counted(one, [*own, *words], "identity") for one, words in trials]}
-    space = tune.space[leader]
-    of = [_counted(one, [*own, *space], "identity") for one in arms]
-    return {"seeds": tune.seeds, "search": _plain(asdict(tune.search)), "space": space, "of": of}
+    trials = [(more(one, *words), words) for one in arms for words in tune.trials[leader]]
+    return {"seeds": tune.seeds, "trials": [_counted(one, [*own, *words], "identity") for one, words in trials]}
 
 
 def _counted(arm: Composed, words: Iterable[str], what: str) -> dict[str, Any]:

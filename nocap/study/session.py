@@ -211,31 +211,7 @@ def _collections() -> int:
     return sum(generation["collections"] for generation in gc.get_stats())
 
 
-# --- before anything runs ----------------------------------------------------------------------------------------------------------
-
-EFFICIENCY = 0.25  # of the matmul peak; measured steps lie between a tenth and a half
-
-
-def rough(arms: Arms) -> Seen:
-    """A guess at each arm's seconds a token, from its FLOPs and this machine's matmul peak."""
-    import torch
-
-    from nocap.measure.roofline import matmul_flops
-
-    runs = composed(arms)
-    torch.set_num_threads(next(iter(runs.values())).trainer.threads)
-    kinds = {(run.trainer.device, run.trainer.precision) for run in runs.values()}
-    peaks = {kind: matmul_flops(*kind) for kind in kinds}
-    flops = {name: sum(component_flops(run, vocab_size=run.tokenizer.vocab_size).values()) for name, run in runs.items()}
-    return {
-        "arms": {
-            name: {"seconds_a_token": flops[name] / (EFFICIENCY * peaks[run.trainer.device, run.trainer.precision])}
-            for name, run in runs.items()
-        }
-    }
-
-
-KINDS: dict[str, Callable[..., Seen]] = {"steps": steps, "parts": parts, "lengths": lengths, "decoding": decoding, "rough": rough}
+KINDS: dict[str, Callable[..., Seen]] = {"steps": steps, "parts": parts, "lengths": lengths, "decoding": decoding}
 
 if __name__ == "__main__":
     die_with_parent(int(os.environ["NOCAP_PARENT"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -21,7 +20,6 @@ from nocap.config.keys import check_keys, check_text, key, require
 from nocap.judge.claim import BASELINE, CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS, Declared
 from nocap.judge.sittings import APART_MIN
-from nocap.launch.search import Search, space_of_words
 from nocap.store.metrics import Metric
 from nocap.study.seeds import MOST_SEEDS, filled, with_seeds
 
@@ -82,43 +80,18 @@ class Tune:
     """A search before the study: as many trials an arm, on seeds that are not the study's. The best mean of the final loss wins."""
 
     seeds: list[int] = key(ge=0, lt=2**63)
-    trials: dict[str, list[list[str]]] = field(default_factory=dict)  # arm → overrides of each trial; or a space:
-    space: dict[str, list[str]] = field(default_factory=dict)  # arm → what `search` draws from, as in [optimizer.lr=interval(1e-4,1e-2)]
-    search: Search | None = None  # its seed is that of the proposals
+    trials: dict[str, list[list[str]]] = field(default_factory=dict)  # arm → overrides of each trial
     follow: dict[str, str] = field(default_factory=dict)  # arm → the arm whose winner it takes too
 
     def __post_init__(self) -> None:
         check_keys("tune", self)
         require(bool(self.seeds), "tune.seeds", "have at least one", self.seeds)
-        if self.space:
-            require(self.search is not None, "tune.search", "be given for a space, as in {sampler: tpe, trials: 12}", "none")
-            require(not self.trials, "tune.trials", "be left out beside a space", ", ".join(self.trials))
-            for arm, words in self.space.items():
-                check_words(words)  # before they are read
-                space_of_words(words, f"tune.space.{arm}")
-        else:
-            require(self.search is None, "tune.space", "be given for a search", "none")
-        counts = {self.n_trials(arm) for arm in self.leaders}
+        counts = {len(of) for of in self.trials.values()}
         rule = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
-        found = ", ".join(f"{arm}: {self.n_trials(arm)}" for arm in self.leaders)
+        found = ", ".join(f"{arm}: {len(of)}" for arm, of in self.trials.items())
         require(len(counts) == 1 and min(counts) >= 2, "tune.trials", rule, found or "none")
-        lost = [arm for arm, other in self.follow.items() if other not in self.leaders or arm in self.leaders]
+        lost = [arm for arm, other in self.follow.items() if other not in self.trials or arm in self.trials]
         require(not lost, "tune.follow", "lead from an arm without trials to one with them", ", ".join(lost))
-
-    @property
-    def leaders(self) -> list[str]:
-        """The arms that are searched themselves."""
-        return [*self.trials, *self.space]
-
-    def n_trials(self, arm: str) -> int:
-        return self.search.trials if self.search is not None else len(self.trials[arm])
-
-    def whole_runs(self, arm: str) -> float:
-        """What the search of an arm takes, in runs of whole length."""
-        if arm not in self.leaders:
-            return 0.0
-        n, screen = self.n_trials(arm), self.search and self.search.screen
-        return len(self.seeds) * (n if not screen else n * screen + math.ceil(n * screen))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -197,7 +170,7 @@ class Study:
         for at in self.scales.values():
             lists += [at.overrides, at.train, at.bench, *at.own.values()]
         if self.tune is not None:
-            lists += [*self.tune.space.values(), *(trial for trials in self.tune.trials.values() for trial in trials)]
+            lists += [trial for trials in self.tune.trials.values() for trial in trials]
         check_words([word for words in lists for word in words])
 
     def _check_claim(self, claim: Claim) -> None:
@@ -218,11 +191,11 @@ class Study:
             require(not racing, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 
     def _check_tune(self, tune: Tune) -> None:
-        idle = [arm for arm in (*tune.leaders, *tune.follow) if arm not in self.trained]
+        idle = [arm for arm in (*tune.trials, *tune.follow) if arm not in self.trained]
         require(not idle, "tune", f"be about the trained arms {', '.join(self.trained)}", ", ".join(idle))
         shared = [seed for seed in tune.seeds if seed in self.seeds]
         require(not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared)
-        bare = [arm for arm in self.trained if arm not in tune.leaders and arm not in tune.follow]
+        bare = [arm for arm in self.trained if arm not in tune.trials and arm not in tune.follow]
         require(not bare, "tune", "be for every trained arm, by trials or by follow", ", ".join(bare))
 
     @property
