@@ -270,8 +270,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     return made
 
 
-def a_search(out: Path, search: Search, *words: str, seeds: Sequence[int] = (), fixed: Sequence[str] = ()) -> Searching:
-    return Searching(search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly, seeds=seeds)
+def a_search(out: Path, search: Search, *words: str, fixed: Sequence[str] = ()) -> Searching:
+    return Searching(search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly)
 
 
 def carried(found: Searching) -> Searching:
@@ -313,9 +313,8 @@ def test_other_questions_are_other_searches(tmp_path: Path):
         a_search(tmp_path, replace(search, screen=0.5)),
         a_search(tmp_path, search, "optimizer.lr=interval(1e-4, 1e-1)"),
         a_search(tmp_path, search, fixed=["mlp=relu2"]),
-        a_search(tmp_path, search, seeds=(4, 5)),
     ]
-    assert len({first.name, *(one.grid.name for one in others)}) == 7
+    assert len({first.name, *(one.grid.name for one in others)}) == 6
     assert not (tmp_path / "grids").exists()
 
 
@@ -374,8 +373,7 @@ def test_the_best_share_of_shorter_whole_schedules_is_trained_in_whole(tmp_path:
     assert steps[:12] == [f"trial {n}, 0.25 of its steps" for n in range(1, 13)]
     best = sorted(trials, key=lambda trial: trial.screened or 0.0)[:3]
     assert steps[12:] == [f"trial {one.number}" for one in best]
-    assert {cell.plan.run.trainer.steps for _, whole, cell in found.runs() if whole} == {STEPS}
-    assert {cell.plan.run.trainer.steps for _, whole, cell in found.runs() if not whole} == {2}
+    assert sorted(cell.plan.run.trainer.steps for cell in found.cells()) == [2] * 12 + [STEPS] * 3
     assert [one.val_loss is not None for one in trials] == [True] * 3 + [False] * 9
     assert [one.number for one in trials[:3]] == [one.number for one in sorted(best, key=lambda trial: trial.val_loss or 0.0)]
     assert all(one.screened is not None and one.status == "finished" for one in trials)
@@ -384,18 +382,6 @@ def test_the_best_share_of_shorter_whole_schedules_is_trained_in_whole(tmp_path:
     kept.close()
     assert len(search_report.as_json(found, trials)["cells"]) == 3
     assert search_report.rows(found, trials)[0][2] == "at 0.25 of the steps"
-
-
-def test_a_trials_loss_is_the_mean_over_its_seeds(tmp_path: Path, fake: Any):
-    trainer = fake(lambda run: run.seed + 0.5)
-    found = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=2), seeds=(3, 4)))
-    assert [trial.val_loss for trial in found.trials()] == [4.0, 4.0]
-    assert [label.partition(":")[0] + label[-7:] for label in trainer.trained] == [f"trial {n} seed={s}" for n in (1, 2) for s in (3, 4)]
-    fake(lambda run: math.inf if run.seed == 4 else 1.0)
-    assert [one.status for one in carried(a_search(tmp_path / "b", Search(sampler=Sampler.random, trials=2), seeds=(3, 4))).trials()] == [
-        "diverged",
-        "diverged",
-    ]
 
 
 def test_several_trials_at_once_are_each_told(tmp_path: Path, fake: Any):

@@ -219,7 +219,7 @@ def _search(searching: Searching, slots: Slots) -> int:
     now = sum(result.trained and result.status == "finished" for result in searching.results.values())
     counts = [f"{n} {SEARCHED.get(status, status)}" for status, n in by_status.items()]
     print(f"{searching.grid.name}: {', '.join(counts)}; {plural(now, 'run')} trained now", flush=True)
-    cells = {cell.plan.identity: cell for _, _, cell in searching.runs()}
+    cells = {cell.plan.identity: cell for cell in searching.cells()}
     left = {identity: result for identity, result in searching.results.items() if result.status not in ("finished", "diverged")}
     for identity, result in left.items():
         if not (searching.stopped and result.status == "waiting"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override, OverrideType, QuotedString, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, QuotedString, RangeSweep
 from omegaconf import OmegaConf
 
 from nocap.config.errors import suggest
@@ -86,19 +86,6 @@ def space_of(sweeps: Sequence[Override]) -> Space:
         ValueError: a sweep that nothing can be drawn from.
     """
     return {one.get_key_element(): _distribution(one) for one in sweeps}
-
-
-def space_of_words(words: Sequence[str], place: str) -> Space:
-    """The same of overrides that stand in a file.
-
-    Errors:
-        HydraException, ValueError: one cannot be parsed, or is no sweep.
-    """
-    overrides = OverridesParser.create().parse_overrides(list(words))
-    fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override() or isinstance(one.value(), Glob)]
-    rule = "be sweeps, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
-    require(bool(overrides) and not fixed, place, rule, ", ".join(fixed) or "none")
-    return space_of(overrides)
 
 
 def _distribution(override: Override) -> BaseDistribution:

@@ -21,7 +21,7 @@ def head(searching: Searching) -> list[str]:
     search, one = searching.search, plural(searching.search.trials, "trial")
     screen = f"; all at {search.screen:g} of their steps, then the best {search.screen:g} of them at all steps" if search.screen else ""
     keys = [f"  {key}: {describe(distribution)}" for key, distribution in searching.space.items()]
-    return [f"{searching.grid.name}: {search.sampler.name}, {one} on seed {', '.join(map(str, searching.seeds))}{screen}", *keys]
+    return [f"{searching.grid.name}: {search.sampler.name}, {one} on seed {search.seed}{screen}", *keys]
 
 
 def rows(searching: Searching, trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
@@ -39,17 +39,16 @@ def rows(searching: Searching, trials: Sequence[Trial]) -> tuple[list[str], list
 
 def note(searching: Searching) -> str:
     """What the table is not."""
-    seeds = ", ".join(map(str, searching.seeds))
-    return f"chosen on seed {seeds}: what the settings are worth, other seeds tell"
+    return f"chosen on seed {searching.search.seed}: what the settings are worth, other seeds tell"
 
 
 def as_json(searching: Searching, trials: Sequence[Trial]) -> dict[str, Any]:
     """As a grid's `grid.json`: its cells are the runs of whole schedules."""
     search, grid = searching.search, searching.grid
-    cells = {cell.plan.identity: named(cell) for trial in trials for cell in trial.whole}
+    cells = {cell.plan.identity: named(cell) for trial in trials if (cell := trial.whole) is not None}
     listed = [_listed(trial) for trial in trials]
     settings = {"sampler": search.sampler.name, "trials": search.trials, "screen": search.screen, "seed": search.seed}
-    settings["seeds"] = searching.seeds  # of the runs
+    settings["seeds"] = [search.seed]  # of the runs
     space = {key: describe(distribution) for key, distribution in searching.space.items()}
     return {"name": grid.name, "swept": grid.swept, "search": settings, "space": space, "trials": listed, "cells": list(cells.values())}
 

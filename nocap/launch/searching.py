@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.compose import Composed, as_in
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 FILE = "search.db"
 Compose = Callable[[Sequence[str]], Composed]
-Watch = Callable[[Cell, str], None]  # told of a cell that it is `begun`, and how it ended
 Log = Callable[[str], None]
 
 
@@ -94,9 +92,9 @@ class Trial:
     words: tuple[str, ...]
     status: str  # finished, diverged, refused, open
     screened: float | None  # the loss after the shorter schedule, where there is one
-    val_loss: float | None  # after the whole schedule: the mean over the seeds
+    val_loss: float | None  # after the whole schedule
     reason: str | None = None  # why it was refused
-    whole: tuple[Cell, ...] = ()  # its runs of the whole schedule, where it has them
+    whole: Cell | None = None  # its run of the whole schedule, where it has one
 
     @property
     def order(self) -> tuple[float, float]:
@@ -111,24 +109,15 @@ class Searching:
         RefusedError: the space's ends cannot be trained. Nothing has been written but the data's cache.
     """
 
-    def __init__(
-        self,
-        search: Search,
-        space: Space,
-        *,
-        fixed: Sequence[str],
-        compose: Compose,
-        base: Composed | None = None,
-        seeds: Sequence[int] = (),
-    ) -> None:
-        """`fixed`: the overrides of every trial. `base` decides the precision and compilation of all; without one, the space's first end
-        does. `seeds`: of a trial's runs, if not the search's."""
+    def __init__(self, search: Search, space: Space, *, fixed: Sequence[str], compose: Compose) -> None:
+        """`fixed`: the overrides of every trial. The space's first end decides the precision and compilation of all."""
         require(bool(space), "search", "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'", "no such override")
         require("seed" not in space, "seed", "be left to search.seed: every trial has the same", "a sweep")
-        self.search, self.space, self.fixed, self.seeds = search, space, tuple(fixed), tuple(seeds) or (search.seed,)
-        self._compose, self._base, self._datasets = compose, base, Datasets()
-        self._known: dict[int, list[Cell]] = {}  # trial → its runs of the length that it is proposed by
-        self._whole: dict[int, list[Cell]] = {}
+        self.search, self.space, self.fixed = search, space, tuple(fixed)
+        self._compose, self._datasets = compose, Datasets()
+        self._base: Composed | None = None
+        self._known: dict[int, Cell] = {}  # trial → its run of the length that it is proposed by
+        self._whole: dict[int, Cell] = {}
         self._kept: list[FrozenTrial] | None = None  # of `FILE`, when it was last read
         self.results: dict[str, Result] = {}  # identity → how a run ended, of this process
         self.stopped = self._enough = False
@@ -144,7 +133,7 @@ class Searching:
         for words in (tried := ends(self.space)):
             try:
                 for share in dict.fromkeys([self.search.screen, None]):
-                    found[words] = self.cells(words, "", share=share)[0]
+                    found[words] = self.cell(words, "", share=share)
             except ValueError as error:
                 if is_fault(error):
                     raise
@@ -160,7 +149,7 @@ class Searching:
             others = [words[:i] + words[i + 1 :] for words in tried]
             mine = {found[words].plan.identity for words, other in zip(tried, others, strict=True) if other == others[0]}  # it alone varies
             require(len(mine) > 1, name, "be a key that changes the run, at two values or more", describe(distribution))
-        content = asdict(self.search) | {"sampler": self.search.sampler.name, "seeds": self.seeds, "trials": None}
+        content = asdict(self.search) | {"sampler": self.search.sampler.name, "seeds": (self.search.seed,), "trials": None}
         content |= {"space": {name: describe(one) for name, one in self.space.items()}}
         content |= {"ends": sorted(cell.plan.identity for cell in found.values())}
         names = "-".join(re.sub(r"[^\w.]+", "_", name.rpartition(".")[2]) for name in self.space)
@@ -168,23 +157,19 @@ class Searching:
         root = next(iter(found.values())).plan.run_dir.parents[1] / "grids"
         return Grid(name=name, folder=root / name, swept=tuple(self.space), cells=())
 
-    def cells(self, words: Sequence[str], label: str, *, share: float | None) -> list[Cell]:
-        """The runs of a trial, one a seed, or those of a whole schedule of this `share` of its steps.
+    def cell(self, words: Sequence[str], label: str, *, share: float | None) -> Cell:
+        """The run of a trial, or that of a whole schedule of this `share` of its steps.
 
         Errors:
             ValueError: there is no such run.
         """
-        found = []
-        for seed in self.seeds:
-            composed = self._arm([*self.fixed, *words, f"seed={seed}"])
-            if share is not None:
-                composed = self._arm([*composed.overrides, f"trainer.steps={max(1, round(share * composed.run.trainer.steps))}"])
-            planned = plan(composed.run, choices=composed.choices, dataset=self._datasets.of(composed.run))
-            told = f"{label} seed={seed}" if len(self.seeds) > 1 else label
-            if label:
-                planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
-            found.append(Cell(overrides=composed.overrides, label=told, plan=planned))
-        return found
+        composed = self._arm([*self.fixed, *words, f"seed={self.search.seed}"])
+        if share is not None:
+            composed = self._arm([*composed.overrides, f"trainer.steps={max(1, round(share * composed.run.trainer.steps))}"])
+        planned = plan(composed.run, choices=composed.choices, dataset=self._datasets.of(composed.run))
+        if label:
+            planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
+        return Cell(overrides=composed.overrides, label=label, plan=planned)
 
     def _arm(self, words: Sequence[str]) -> Composed:
         found = as_in(self._base, words, self._compose)
@@ -193,7 +178,7 @@ class Searching:
 
     # --- trials --------------------------------------------------------------------------------------------------------------------------
 
-    def run(self, slots: Slots, *, watch: Watch = lambda cell, event: None, log: Log = print) -> None:
+    def run(self, slots: Slots, *, log: Log = print) -> None:
         """Train what is missing, as many trials at once as there is room for.
 
         Errors:
@@ -205,14 +190,13 @@ class Searching:
             self._stage = held.stage()
             trials = Trials(self.grid.folder / FILE)
             try:
-                self._run(trials, slots, watch, log)
+                self._run(trials, slots, log)
             finally:
                 trials.close()
 
-    def _run(self, trials: Trials, slots: Slots, watch: Watch, log: Log) -> None:
-        total = self.search.trials * len(self.seeds)
+    def _run(self, trials: Trials, slots: Slots, log: Log) -> None:
         self._read(trials.all())
-        runner = Runner(self._with(self._known), slots=slots, watch=watch, more=lambda: self._next(trials, log), total=total)
+        runner = Runner(self._with(self._known), slots=slots, more=lambda: self._next(trials, log), total=self.search.trials)
         self.results |= runner.run()
         lease.check(self._stage)
         self._tell(trials)
@@ -220,19 +204,17 @@ class Searching:
         self._kept = trials.all()
         self._promote(self._kept)
         if not self.stopped and self.search.screen is not None:
-            runner = Runner(self._with(self._whole), slots=slots, watch=watch)
+            runner = Runner(self._with(self._whole), slots=slots)
             self.results |= runner.run()
             lease.check(self._stage)
             self.stopped = runner.stopping
 
-    def runs(self) -> Iterator[tuple[int, bool, Cell]]:
-        """Each run that there is or will be: its trial, from 1, and whether its schedule is whole."""
-        whole = self.search.screen is None
-        yield from ((number + 1, whole, cell) for number, of in self._known.items() for cell in of)
-        yield from ((number + 1, True, cell) for number, of in self._whole.items() if not whole for cell in of)
+    def cells(self) -> list[Cell]:
+        """Of all runs that there are or will be."""
+        return [*self._known.values(), *(self._whole.values() if self.search.screen is not None else ())]
 
-    def _with(self, cells: Mapping[int, Sequence[Cell]]) -> Grid:
-        return replace(self.grid, cells=tuple(cell for of in cells.values() for cell in of))
+    def _with(self, cells: Mapping[int, Cell]) -> Grid:
+        return replace(self.grid, cells=tuple(cells.values()))
 
     def _read(self, trials: Sequence[FrozenTrial]) -> None:
         """The runs of the trials that there are."""
@@ -240,20 +222,20 @@ class Searching:
             if "refused" not in trial.user_attrs:
                 self._known[trial.number] = self._short(trial.number, trial.params)
 
-    def _short(self, number: int, params: Mapping[str, Any]) -> list[Cell]:
+    def _short(self, number: int, params: Mapping[str, Any]) -> Cell:
         words, share = words_of(self.space, params), self.search.screen
         at = f", {share:g} of its steps" if share is not None else ""
-        return self.cells(words, f"trial {number + 1}{at}: {' '.join(words)}", share=share)
+        return self.cell(words, f"trial {number + 1}{at}: {' '.join(words)}", share=share)
 
     def _next(self, trials: Trials, log: Log) -> list[Cell]:
-        """The runs of a new trial, of which there is a record before they begin. None: there are enough."""
+        """The run of a new trial, of which there is a record before they begin. None: there are enough."""
         lease.check(self._stage)
         while not self._enough and (number := len(before := trials.all())) < self.search.trials:
             if self._tell(trials, before):
                 continue
             params = propose(self.search, self.space, before)
             try:
-                cells = self._short(number, params)
+                cell = self._short(number, params)
             except ValueError as error:
                 if is_fault(error):
                     raise
@@ -261,13 +243,12 @@ class Searching:
                 log(f"trial {number + 1}: {' '.join(words_of(self.space, params))} cannot be trained, which is its result: {error}")
                 continue
             trials.add(params, self.space)
-            for cell in cells:
-                for notice in cell.plan.notices:
-                    log(f"note: {notice}")
-                if twin := next((one for of in self._known.values() for one in of if one.plan.identity == cell.plan.identity), None):
-                    log(f"trained once, it is the same run: {cell.label} and {twin.label}")
-            self._known[number] = cells
-            return cells
+            for notice in cell.plan.notices:
+                log(f"note: {notice}")
+            if twin := next((one for one in self._known.values() if one.plan.identity == cell.plan.identity), None):
+                log(f"trained once, it is the same run: {cell.label} and {twin.label}")
+            self._known[number] = cell
+            return [cell]
         self._enough = True
         return []
 
@@ -289,7 +270,7 @@ class Searching:
             losses = {one.number: one.value for one in trials if one.value is not None and math.isfinite(one.value)}
             for number in sorted(losses, key=lambda number: (losses[number], number))[: math.ceil(share * len(trials))]:
                 words = words_of(self.space, trials[number].params)
-                self._whole[number] = self.cells(words, f"trial {number + 1}: {' '.join(words)}", share=None)
+                self._whole[number] = self.cell(words, f"trial {number + 1}: {' '.join(words)}", share=None)
 
     # --- what came of it -----------------------------------------------------------------------------------------------------------------
 
@@ -308,9 +289,9 @@ class Searching:
         return sorted(found, key=lambda trial: (trial.status == "refused", trial.order, trial.number))
 
     def _trial(self, trial: FrozenTrial) -> Trial:
-        refused, whole = trial.user_attrs.get("refused"), tuple(self._whole.get(trial.number, ()))
-        first, last = _loss(self._known.get(trial.number, ())), _loss(whole)
-        is_open = refused is None and (first is None or bool(whole and last is None))
+        refused, whole = trial.user_attrs.get("refused"), self._whole.get(trial.number)
+        first, last = _loss(self._known.get(trial.number)), _loss(whole)
+        is_open = refused is None and (first is None or (whole is not None and last is None))
         return Trial(
             number=trial.number + 1,
             words=words_of(self.space, trial.params),
@@ -322,11 +303,12 @@ class Searching:
         )
 
 
-def _loss(cells: Sequence[Cell]) -> float | None:
-    """The mean validation loss of these runs, infinite where one diverged. None: they have not all ended."""
-    ends = [sound(cell.plan) for cell in cells]
-    losses = [math.inf if end["status"] == "diverged" or end.get("val_loss") is None else float(end["val_loss"]) for end in ends if end]
-    return fmean(losses) if losses and len(losses) == len(ends) else None
+def _loss(cell: Cell | None) -> float | None:
+    """The validation loss of this run, infinite where it diverged. None: it has not ended."""
+    end = None if cell is None else sound(cell.plan)
+    if not end:
+        return None
+    return math.inf if end["status"] == "diverged" or end.get("val_loss") is None else float(end["val_loss"])
 
 
 def _finite(loss: float | None) -> float | None:
