@@ -94,8 +94,7 @@ def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _why(options: argparse.Namespace) -> Mapping[str, Any]:
-    from nocap.judge.comparability import why
-    from nocap.report.why import render
+    from nocap.report.why import render, why
     from nocap.store.find import find_one
 
     found = why(*(find_one(path) for path in options.why))

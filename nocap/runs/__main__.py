@@ -137,8 +137,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _why(options: argparse.Namespace) -> int:
-    from nocap.judge.comparability import why
-    from nocap.report.why import render
+    from nocap.report.why import render, why
     from nocap.store.find import find_one
 
     print(render(why(*(find_one(name, outputs=options.output_dir) for name in options.words))))
