@@ -30,10 +30,6 @@ def percent(share: float | None, digits: int = 1) -> str:
     return NONE if share is None else f"{signed(100 * share, digits)}%"
 
 
-def p_value(p: float | None) -> str:
-    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
-
-
 def count(value: float | None) -> str:
     """`114,752`; 124,439,808 as `124.4M`."""
     if value is None:
