@@ -552,7 +552,7 @@ def test_a_broken_trial_stops_nobody_and_only_it_runs_again(tmp_path: Path, door
     words = ("--multirun", *CELL, "search=sobol", "search.trials=3", LR, f"output_dir={out}")
     space_, fixed = space(LR), [*CELL, f"output_dir={out}"]
     first = Searching(Search(sampler=Sampler.sobol, trials=3), space_, fixed=fixed, compose=composed)
-    (cell,) = first.cells(words_of(space_, propose(first.search, space_, [])), "", share=None)
+    cell = first.cell(words_of(space_, propose(first.search, space_, [])), "", share=None)
     cell.plan.run_dir.mkdir(parents=True)
     (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     done = door(*words)
