@@ -262,3 +262,21 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     assert tab.page.locator("tbody tr").count() == 8
     tab.page.close()
     assert tab.wrong == []
+
+
+# --- the leaderboard ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_board_is_filtered_without_a_script_and_fits_a_phone(browser: Any):
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.goto((Path(__file__).parents[1] / "experiments" / "board.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollHeight") <= 7200
+    count = "[...document.querySelectorAll('.claim')].filter((one) => one.checkVisibility()).length"
+    every = page.evaluate(count)
+    page.check('[name="verdict"][value="confirmed"]')
+    confirmed = page.evaluate("document.querySelectorAll('.claim[data-verdict=confirmed]').length")
+    assert 0 < page.evaluate(count) == confirmed < every
+    page.check('[name="about"][value="there"]')
+    assert 0 < page.evaluate(count) < confirmed
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

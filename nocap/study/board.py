@@ -12,21 +12,32 @@ from nocap.report import forest, page
 from nocap.store.formats import count
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import text, wording
-from nocap.study.rows import Row, errors, sections
+from nocap.study.rows import WORDS, Row, errors, first, sections
 from nocap.study.wording import Json
 
-HEAD = ("statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where", "machine, date")
+DETAILS = ("expected", "arithmetic allows", "guards", "verdict", "notes", "where", "machine, date", "command")
 
 
 def render(title: str, every: Sequence[Row]) -> str:
+    words = [(word, word, sum(row.word == word for row in every)) for word in WORDS]
+    about = [(standing.name, standing.value, len(some)) for standing, some in sections(every).items()]
+    filters = [("verdict", words), ("about", about)]
+    hidden = [
+        f'.claims:has([name="{name}"][value="{value}"]:checked) .claim:not([data-{name}="{value}"]) {{ display: none; }}'
+        for name, choices in filters
+        for value, _, _ in choices
+    ]
     return page.render(
         "board",
         kind="nocap leaderboard",
         title=title,
         note=errors(every),
-        tables=[(f"{len(some)} {standing.value}", some, text.claims(some, HEAD)) for standing, some in sections(every).items()],
+        hidden=Markup("\n".join(hidden)),
+        first=first(every),
+        filters=filters,
+        rows=[(row, [(name, text.COLUMNS[name](row)) for name in DETAILS]) for row in every],
         plots=plots(every),
-        bare=[row.claim["id"] for row in every if row.claim["measured"] is None],
+        bare=[row.claim["statement"] for row in every if row.claim["measured"] is None],
     )
 
 
@@ -64,10 +75,10 @@ def _plot(title: str, some: Sequence[Row]) -> Markup:
 
 def _line(row: Row) -> forest.Line:
     claim, found = row.claim, row.claim["measured"]
-    words = f"{claim['id']} {row.verdict}. Measured: {row.measured}. Expected: {wording.expected(claim)}."
+    words = f"{claim['statement']}: {row.verdict}. Measured: {row.measured}. Expected: {wording.expected(claim)}."
     low, high = claim["expected"]
     return forest.Line(
-        label=visible(redact(claim["id"])),
+        label=visible(redact(row.name)),
         title=visible(redact(words)),
         look=row.word,
         mid=found["mid"],

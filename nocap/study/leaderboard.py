@@ -14,20 +14,19 @@ from nocap.report.table import Column, Table, tame
 from nocap.store.files import write_file
 from nocap.study import board, ledger, report, text, wording
 from nocap.study.results import check
-from nocap.study.rows import Row, errors, headline, in_order, rows, sections
+from nocap.study.rows import Row, counted, errors, first, in_order, rows, sections
 from nocap.study.spec import Study, load
 from nocap.study.wording import Json
 
 NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
 START, END = "<!-- board: written by python -m nocap.study --board -->", "<!-- end of board -->"
-HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where", "machine, date", "command")
+HEAD = ("statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where", "machine, date", "command")
 INTRO = (
     "What was expected, what arithmetic allows, what was measured; the same rows with forest plots are in `board.html` beside this file. "
     "Written by `python -m nocap.study --board experiments` from each study's `results.*.json`. In brackets is the 95% interval over n "
     "pairs; what was counted is *exact* and has none. A verdict holds at the shape and machine that it names. Each study's README has "
     "its arms."
 )
-FIRST_ROWS, LAST_ROWS = 8, 2  # of the board, in the README
 
 
 def write(folder: Path, readme: Path | None) -> list[Path]:
@@ -55,7 +54,7 @@ def pages(folder: Path, readme: Path | None) -> dict[Path, str]:
             raise ValueError(f"{folder / str(one['study'])}, results at scale {one['scale']}: {error}") from error
     require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
     shown, missing = in_order(rows(every, studies)), not_built(folder)
-    title = f"Leaderboard of claims: {headline(shown)}; {len(missing)} not built"
+    title = f"{len(shown)} claims: {counted(shown)}; {len(missing)} not built"
     found = {folder / "README.md": tame(render(title, shown, missing)), folder / "board.html": board.render(title, shown)}
     done = {str(one["study"]) for one in every}
     found |= {folder / name / "README.md": report.readme(study, folder / name) for name, study in studies.items() if name in done}
@@ -87,19 +86,17 @@ def render(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, str]
 
 
 def _link(row: Row, *, root: str = "") -> str:
-    return f"[{row.claim['id']}]({root}{quote(str(row.one['study']), errors='replace')}/README.md)"
+    return f"[{row.claim['statement']}]({root}{quote(str(row.one['study']), errors='replace')}/README.md)"
 
 
 def head(every: Sequence[Row]) -> str:
-    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
-    firsts = {row.one["study"]: row for row in reversed(every)}
-    shown = [row for row in every if firsts.get(row.one["study"]) is row]
-    return "\n".join(line for row in shown[:-LAST_ROWS][:FIRST_ROWS] + shown[-LAST_ROWS:] for line in _item(row))
+    """For somebody who has five minutes."""
+    return "\n".join(line for row in first(every) for line in _item(row))
 
 
 def _item(row: Row) -> list[str]:
     caution = f" ({row.caution})" if row.caution else ""
-    item = f"* {_link(row, root='experiments/')}: {row.claim['statement']}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
+    item = f"* {_link(row, root='experiments/')}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
     item += f"Measured: {wording.measured(row.claim)}{caution}."
     if row.elsewhere:
         item += f" Depends on shape: {'; '.join(one.removesuffix(', CPU') for one in row.elsewhere)}."

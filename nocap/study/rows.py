@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from nocap.judge.claim import Threshold
+from nocap.store.metrics import METRICS
 from nocap.study import wording
 from nocap.study.spec import Study
 from nocap.study.wording import Json
 
 WORDS = ("confirmed", "exceeded", "refuted", "inconclusive")
+NAME = 27  # letters of a name beside a plot
+FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
 ERROR = 0.05  # how often a verdict that rests on noise errs at the most
 ANYWHERE = ("params", "kv_bytes", "part_params")  # counts that no machine changes; so are the bytes held of these parts:
 HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
@@ -43,6 +46,12 @@ class Row:
         anywhere = name in ANYWHERE or (name == "held_mib" and HELD_ANYWHERE.issuperset(parts))
         on_cpu = self.one["hardware"].get("device", "cpu") == "cpu"
         return Standing.stand_in if self.one["speaks_for"] and on_cpu and not anywhere else Standing.there
+
+    @property
+    def name(self) -> str:
+        """`gqa, tokens/s`, as short as a plot needs it."""
+        name = f"{self.claim['arm']}, {METRICS[self.claim['metric']].title}"
+        return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
     @property
     def at(self) -> str:
@@ -97,6 +106,13 @@ def in_order(some: Iterable[Row]) -> list[Row]:
     )
 
 
+def first(every: Sequence[Row]) -> list[Row]:
+    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
+    firsts = {row.one["study"]: row for row in reversed(every)}
+    shown = [row for row in every if firsts.get(row.one["study"]) is row]
+    return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
+
+
 def _differing(row: Row, every: Sequence[Row]) -> list[str]:
     same = [other for other in every if other.claim["id"] == row.claim["id"] and other.where != row.where]
     return [f"{other.word} at {other.at}" for other in same if other.word != row.word]
@@ -105,11 +121,6 @@ def _differing(row: Row, every: Sequence[Row]) -> list[str]:
 def sections(every: Sequence[Row]) -> dict[Standing, list[Row]]:
     found = {standing: [row for row in every if row.standing is standing] for standing in Standing}
     return {standing: some for standing, some in found.items() if some}
-
-
-def headline(every: Sequence[Row]) -> str:
-    """`12 confirmed, 3 refuted on the machine they are about; 7 confirmed on a CPU in place of …`."""
-    return "; ".join(f"{counted(some)} {standing.value}" for standing, some in sections(every).items())
 
 
 def counted(some: Iterable[Row]) -> str:

@@ -29,8 +29,8 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None) -> Table:
-    """A row a claim, with these of the columns. `link`: what stands for a claim's name."""
-    of = COLUMNS if link is None else {**COLUMNS, "claim": link}
+    """A row a claim, with these of the columns. `link`: what stands for its statement."""
+    of = COLUMNS if link is None else {**COLUMNS, "statement": link}
     return Table(title="", columns=[Column(title=name) for name in names], rows=[[of[name](row) or None for name in names] for row in some])
 
 
