@@ -26,7 +26,7 @@ from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
 from nocap.measure import ceilings, page, profile, roofline, text
 from nocap.measure.ceilings import Cost
-from nocap.measure.parts import MARK, Ranges, Timeline, profiler, read
+from nocap.measure.parts import MARK, Ranges, Timeline, allocated_bytes, profiler, read
 from nocap.measure.roofline import Count, Peak, Work, count
 from nocap.measure.steps import Step, attention_ms, exponent, measure, with_window
 from nocap.model.flops import component_flops, flops_per_token
@@ -210,6 +210,12 @@ def watched(model: GPT) -> tuple[Timeline, Ranges]:
     with ranges.around(model), profiler(on_cuda=False) as prof, record_function(MARK + "step"):
         model(tokens, tokens).total.backward()
     return read(prof, ranges, on_cuda=False), ranges
+
+
+def test_allocated_bytes_are_those_asked_for() -> None:
+    a = torch.ones(1000)
+    assert allocated_bytes(lambda: (a + a) + a) == 2 * 4000
+    assert allocated_bytes(lambda: a.add_(a)) == 0
 
 
 @pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "blocks.0.mlp.f", "head"])

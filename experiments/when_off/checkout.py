@@ -21,14 +21,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from nocap.judge.interval import Estimate, of_pairs
 from nocap.measure.external import Request
-from nocap.measure.rounds import speed_over
 
 COMPOSE = "import pickle, sys; from nocap.config.compose import compose; pickle.dump(compose(sys.argv[1:]), sys.stdout.buffer)"
 
@@ -58,10 +60,13 @@ class Checkout:
         )
         self.folder, self.modules, self.at = folder, dict[str, ModuleType](), 0
         with self.inside():
-            step, contestant, ledger = map(import_module, ("nocap.training.step", "nocap.measure.contestant", "nocap.training.ledger"))
+            step, ledger = map(import_module, ("nocap.training.step", "nocap.training.ledger"))
+            timed = import_module(
+                "nocap.measure.timed" if find_spec("nocap.measure.timed") else "nocap.measure.contestant"
+            )  # its older name
             assert Path(str(step.__file__)).is_relative_to(folder)
             self.run, self.take_step = pickle.loads(done.stdout), step.take_step
-            with contestant.random_tokens(self.run) as self.job:
+            with timed.random_tokens(self.run) as self.job:
                 self.trainee, self.ledger = step.build(self.job), ledger.Ledger(started=time.monotonic())
         self.parameters, self.optimizers = self.trainee.parameters, list(self.trainee.optimizers)
         self.settings: dict[str, Any] = {"compiled": request.compile}
@@ -92,11 +97,17 @@ def _replace(old: dict[str, ModuleType], new: dict[str, ModuleType]) -> None:
     sys.modules.update(new)
 
 
+def speed_over(arm: dict[str, Any], other: dict[str, Any]) -> Estimate:
+    """Of two arms of a bench: tokens/s of one over the other's, round by round."""
+    mine, theirs = (np.log(np.mean(one["seconds_per_token"], axis=1)) for one in (arm, other))
+    return of_pairs(theirs - mine).exp()
+
+
 def main(path: str) -> None:
     arms = {arm["label"].rpartition("dir=")[2]: arm for arm in json.loads(Path(path).read_text())["arms"] if "external" in arm["config"]}
     now, before = (arms[name] for name in sorted(arms, key=lambda name: name != "."))
-    found = speed_over(now, before, confidence=0.99)
-    print(f"now over before: {found.mid:.4f}x [{found.low:.4f}, {found.high:.4f}], 99%, {len(now['seconds_per_token'])} rounds")
+    found = speed_over(now, before)
+    print(f"now over before: {found.mid:.4f}x [{found.low:.4f}, {found.high:.4f}], 95%, {len(now['seconds_per_token'])} rounds")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
-from nocap.config.run import Run
 from nocap.config.trainer import Device
 
 LEAST_S = 0.2  # of work behind a figure of `least_ms`
@@ -60,8 +59,3 @@ class Clock(Enum):
 def repeat(work: Callable[[], object], n: int) -> None:
     for _ in range(n):
         work()
-
-
-def clock_of(runs: Sequence[Run]) -> Clock:
-    """The clock that can time all of them; they are on one device."""
-    return Clock.of(runs[0].trainer.device, max(run.trainer.threads for run in runs))

@@ -270,3 +270,15 @@ def memory_events(prof: profile) -> Iterator[tuple[float, int, int]]:
     for event in results.events():
         if event.name() == "[memory]":
             yield (event.start_ns() - start_ns) / 1e3, event.start_thread_id(), event.nbytes()
+
+
+def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
+    """Bytes that the call asks torch's allocator for, whether it gives them back or not: the device's own counter on CUDA, on the CPU the
+    profiler's record of each allocation (compiled code's included)."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        before = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
+        call(*arguments)
+        return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - before)
+    with profiler(on_cuda=False) as seen:
+        call(*arguments)
+    return sum(max(0, n) for _, _, n in memory_events(seen))

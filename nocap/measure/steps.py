@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -17,9 +16,8 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure.clock import Clock
-from nocap.measure.contestant import random_tokens
 from nocap.measure.parts import MARK, STEP, Ranges, Timeline, busy_ms, profiler, read
-from nocap.options.attention import first_window
+from nocap.measure.timed import random_tokens
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
@@ -182,21 +180,6 @@ def exponent(lengths: Sequence[float], costs: Sequence[float]) -> dict[str, floa
     return {"exponent": float(fit.slope), "low": float(fit.slope) - half, "high": float(fit.slope) + half}
 
 
-def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """Milliseconds of attention alone (scores and weighted sum of one layer, forward and backward) and of a step, by arm and length."""
-    found = []
-    for name, at in arms.items():
-        runs = [at(T) for T in lengths]
-        alone = [attention_ms(run) for run in runs]
-        row: dict[str, Any] = {"name": name, "T": list(lengths), "attention_ms": alone, "attention": exponent(lengths, alone)}
-        if (window := first_window(runs[0])) is not None:
-            row["window"] = window
-        row["step_ms"] = [step_ms(run) for run in runs]
-        row["step"] = exponent(lengths, row["step_ms"])
-        found.append(row)
-    return found
-
-
 def attention_ms(run: Run) -> float:
     """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a hybrid's, on average."""
     windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
@@ -221,15 +204,6 @@ def _mixer_ms(run: Run, layer: int) -> float:
 
     grad = torch.ones_like(mixed())
     return Clock.of(device, run.trainer.threads).least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
-
-
-def step_ms(run: Run) -> float:
-    """A training step of one micro-batch, eager."""
-    with random_tokens(measurable(run)) as job:
-        trainee, ledger = build(job), Ledger(started=job.started)
-        take_step(job, trainee, ledger, step=0)
-        clock = Clock.of(run.trainer.device, torch.get_num_threads())
-        return clock.least_ms(lambda: take_step(job, trainee, ledger, step=0), repeats=1)
 
 
 def at_length(run: Run, T: int) -> Run:
