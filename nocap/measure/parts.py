@@ -64,6 +64,7 @@ class Ranges:
         self.run = run
         self.part: dict[str, str] = {STEP: "other", ACCUMULATE: "accumulate", "data": "data", "clip": "clip", "optimizer": "optimizer"}
         self.calls: dict[str, int] = {}
+        self.kept: dict[str, int] = {}  # bytes that one micro-batch's forward keeps for its backward
         self._open: list[tuple[str, AbstractContextManager[Any]]] = []
         self._numbers: list[int] = []  # autograd's sequence number at each change of the running module, ascending
         self._paths: list[str] = []
@@ -75,6 +76,17 @@ class Ranges:
     @property
     def inside(self) -> bool:
         return bool(self._open)
+
+    def keep(self, n: int) -> None:
+        """So many bytes are kept by the running module: for `memory.saved_for_backward`."""
+        if self.calls.get("model", 0) <= 1:
+            self.kept[self.here] = self.kept.get(self.here, 0) + n
+
+    def kept_by_part(self) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for path, n in self.kept.items():
+            sums[self.part[path]] = sums.get(self.part[path], 0) + n
+        return sums
 
     def reset(self) -> None:
         assert not self._open

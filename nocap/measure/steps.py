@@ -26,12 +26,7 @@ from nocap.training.step import Job, Trainee, autocast, build, configure_numeric
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """Clocks of one step as it is trained."""
-
-    wall_ms: float
-    cpu_ms: float  # of this process
+Step = dict[str, float]  # `wall_ms`, and `cpu_ms` of this process: of one step as it is trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +36,7 @@ class Measured:
     busy_ms: dict[str, float]  # on CUDA: of the GPU in a `plain` and a `compiled` step, profiled
     profiled: list[Step]
     timeline: Timeline  # of the fastest profiled step, the least disturbed
-    calls: dict[str, int]  # module path → calls in that step
-    kept: dict[str, int]  # module path → bytes that one micro-batch's forward keeps for its backward
-    part: dict[str, str]
+    ranges: Ranges
     microbatches: int  # in the measured step
     memory: dict[str, float]  # MiB
 
@@ -73,44 +66,49 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
     Errors:
         torch.OutOfMemoryError: the device's memory does not hold the step.
     """
-    before_mib = memory.resident_mib()
+    before_mib, on_cuda = memory.resident_mib(), run.trainer.device is Device.cuda
     configure_numerics(run)
     eager = measurable(run)
     with random_tokens(eager) as job:
         trainee, marks, ranges = build(job), _Marks(started=job.started), Ranges(eager)
-        kept = _warm_up(job, trainee)
+        with ranges.around(trainee.model), memory.saved_for_backward(trainee.model.parameters(), on_save=ranges.keep):
+            step_clock(job, trainee, Ledger(started=job.started), step=0)  # makes the optimizer's state
         memory.reset_peak(torch.device("cpu"))
         memory.reset_peak(job.world.device)
         plain = [step_clock(job, trainee, marks, step=1 + i) for i in range(repeats)]
         resident_mib = memory.resident_mib(highest=True) - before_mib
-        profiled, best = [], None
+        profiled = list[Step]()
         for i in range(repeats):
             ranges.reset()
-            with ranges.around(trainee.model), profiler(on_cuda=run.trainer.device is Device.cuda) as prof:
-                clock = step_clock(job, trainee, marks, step=1 + repeats + i)
-            profiled.append(clock)
-            if best is None or clock.wall_ms < best[0].wall_ms:
-                best = clock, read(prof, ranges, on_cuda=run.trainer.device is Device.cuda), ranges.calls
+            with ranges.around(trainee.model), profiler(on_cuda=on_cuda) as prof:
+                profiled.append(step_clock(job, trainee, marks, step=1 + repeats + i))
+            if profiled[-1] is fastest(profiled):
+                timeline = read(prof, ranges, on_cuda=on_cuda)
                 if trace is not None:
                     prof.export_chrome_trace(str(trace))
-        assert best is not None
-        _, timeline, calls = best
-        parts_mib = _memory(trainee, timeline, kept, run.trainer.device, resident_mib=resident_mib)
+        # Gradients come and go within the step. Slack is what the process took for it and no tensor had at the peak.
+        mib = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
+        peak_mib = mib["parameters"] + mib["optimizer"] + timeline.peak / memory.MIB
+        if on_cuda:
+            peak_mib, resident_mib = (n / memory.MIB for n in (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+        mib |= {"activations": sum(ranges.kept.values()) / memory.MIB, "peak": peak_mib, "slack": resident_mib - peak_mib}
         del trainee
         as_asked = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
         compiled, compiled_busy_ms = _compiled(replace(eager, trainer=as_asked), job, repeats)
     return Measured(
         plain=plain,
         compiled=compiled,
-        busy_ms={"plain": timeline.busy_ms, "compiled": compiled_busy_ms} if run.trainer.device is Device.cuda else {},
+        busy_ms={"plain": timeline.busy_ms, "compiled": compiled_busy_ms} if on_cuda else {},
         profiled=profiled,
         timeline=timeline,
-        calls=calls,
-        kept=kept,
-        part=ranges.part,
+        ranges=ranges,
         microbatches=microbatches(eager),
-        memory=parts_mib,
+        memory=mib,
     )
+
+
+def fastest(steps: Sequence[Step]) -> Step:
+    return min(steps, key=lambda step: step["wall_ms"])
 
 
 def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step:
@@ -118,32 +116,7 @@ def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step
     began, cpu = time.perf_counter(), time.process_time()
     take_step(job, trainee, ledger, step=min(step, job.run.trainer.steps - 1))
     job.world.synchronize()
-    return Step(wall_ms=(time.perf_counter() - began) * 1e3, cpu_ms=(time.process_time() - cpu) * 1e3)
-
-
-def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
-    """A first step, not timed: it makes the optimizer's state. Returns what the forward keeps for the backward, in bytes by module."""
-    kept: dict[str, int] = {}
-    ranges = Ranges(job.run)
-
-    def keep(n: int) -> None:
-        if ranges.calls.get("model", 0) <= 1:  # of one micro-batch
-            kept[ranges.here] = kept.get(ranges.here, 0) + n
-
-    with ranges.around(trainee.model), memory.saved_for_backward(trainee.model.parameters(), on_save=keep):
-        take_step(job, trainee, Ledger(started=job.started), step=0)
-    return kept
-
-
-def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Device, *, resident_mib: float) -> dict[str, float]:
-    """MiB of the step's memory in parts, as measured. Slack is what the process took for the step and no tensor had at the peak."""
-    parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
-    peak = parts["parameters"] + parts["optimizer"] + seen.peak / memory.MIB  # gradients come and go within the step
-    slack = resident_mib - peak
-    if device is Device.cuda:
-        peak = torch.cuda.max_memory_allocated() / memory.MIB
-        slack = torch.cuda.max_memory_reserved() / memory.MIB - peak
-    return {**parts, "activations": sum(kept.values()) / memory.MIB, "peak": peak, "slack": slack}
+    return {"wall_ms": (time.perf_counter() - began) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
 
 
 def _compiled(run: Run, job: Job, repeats: int) -> tuple[list[Step] | None, float]:
