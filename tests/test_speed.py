@@ -107,8 +107,8 @@ def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
         (around(0, 0, -0.1), "no difference shown", "better"),
         (around(0, 0, 0), "no difference shown", "no difference shown"),
         (around(0, 0, 0.1, spread=0.2), "no difference shown", "no difference shown"),
-        (around(0, 0.05, 0.1), "worse", "no difference shown"),  # by no more than the baseline differs from itself
-        (around(0, 0.02, 0.02), "worse", "no difference shown"),  # as the second instance, to which it is compared
+        (around(0, 0.05, 0.1), "better", "no difference shown"),  # by no more than the baseline differs from itself
+        (around(0, 0.02, 0.02), "better", "no difference shown"),  # as the second instance, to which it is compared
         (around(0, 0, 0.1, n=2), "no verdict (n=2)", "no verdict (n=2)"),
     ],
 )
@@ -527,7 +527,11 @@ BUILD = "\nbuild = lambda request: Step()"
         ("def build(request):\n raise KeyError('a\\nb')", "x.py cannot build its step: KeyError, line 2: 'a\\nb'"),
         ("def build(request): ...", "x.py cannot build its step: TypeError: build must return a callable step, got None"),
         ("build = lambda request: print", "build must return a step with its tensors as parameters, got []"),
-        (f"{STEP}return 0.0\n settings={{1: 2}}{BUILD}", "a step with settings, a dict of plain JSON values"),
+        (f"{STEP}return 0.0\n settings=[1]{BUILD}", "a step with settings, a dict of plain JSON values, got [1]"),
+        (
+            f"{STEP}return 0.0\n settings={{1: print}}{BUILD}",
+            "TypeError: Object of type builtin_function_or_method is not",
+        ),
         (f"{STEP}return 0.0\n optimizers=[1]{BUILD}", "a step whose optimizers are torch's, got [1]"),
         (f"{STEP}return 0.0\n flops_per_token=0{BUILD}", "a step whose flops_per_token is above 0, got 0"),
         (f"{STEP}return 0.0{BUILD}", "x.py must update its parameters, got a step that changes none"),

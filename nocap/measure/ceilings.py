@@ -140,10 +140,9 @@ def table(base: Cost, costs: Sequence[tuple[Change, Cost]], *, unattributed_ms: 
     """Every option, every pair of different factors, and the best of all factors together; the largest win first. What one of them, or
     several together, can win at most: speedups by FLOPs and by the step, MiB saved, and that as a share of the memory."""
     chosen = [(one,) for one in costs] + [(a, b) for a, b in combinations(costs, 2) if a[0].factor != b[0].factor]
-    best: dict[str, tuple[Change, Cost]] = {}
-    for one in sorted(costs, key=lambda one: -one[1].total_ms):
-        best[one[0].factor] = one
-    winners = tuple(one for one in best.values() if one[1].total_ms < WORTH * base.total_ms)
+    by_factor = [[one for one in costs if one[0].factor == factor] for factor in dict.fromkeys(option.factor for option, _ in costs)]
+    best = [min(each, key=lambda one: one[1].total_ms) for each in by_factor]
+    winners = tuple(one for one in best if one[1].total_ms < WORTH * base.total_ms)
     rows = []
     for several in [*chosen, *([winners] if len(winners) > 2 else [])]:
         words, cost = [option.label for option, _ in several], together(base, [cost for _, cost in several])

@@ -42,16 +42,12 @@ class Peak:
 
 def measure_peak(device: Device) -> Peak:
     """FLOP/s and bytes/s of the device with the threads that torch has now."""
-    flops = {precision.value: matmul_flops(device, precision) for precision in Precision}
-    peak = Peak(flops=flops, bytes_per_s=_copied_bytes_per_s(device), product=PRODUCT[device], copy_bytes=COPY_BYTES[device])
+    flops, n = {precision.value: matmul_flops(device, precision) for precision in Precision}, COPY_BYTES[device]
+    pair = [torch.zeros(n // 4, device=device.value) for _ in range(2)]
+    copy_ms = Clock.of(device, torch.get_num_threads()).least_ms(lambda: pair[0].copy_(pair[1]))
+    pair.clear()
     memory.give_back(torch.device(device.value))
-    return peak
-
-
-def _copied_bytes_per_s(device: Device) -> float:
-    source = torch.zeros(COPY_BYTES[device] // 4, device=device.value)
-    target = torch.empty_like(source)
-    return 2 * COPY_BYTES[device] / Clock.of(device, torch.get_num_threads()).least_ms(lambda: target.copy_(source)) * 1e3
+    return Peak(flops=flops, bytes_per_s=2 * n / copy_ms * 1e3, product=PRODUCT[device], copy_bytes=n)
 
 
 def matmul_flops(device: Device, precision: Precision) -> float:
