@@ -17,11 +17,10 @@ from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure.clock import Clock
 from nocap.measure.parts import MARK, STEP, Ranges, Timeline, busy_ms, profiler, read
-from nocap.measure.timed import random_tokens
+from nocap.measure.timed import TimedArm
 from nocap.training import memory
 from nocap.training.ledger import Ledger
-from nocap.training.loop import warm_up
-from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, take_step
+from nocap.training.step import autocast
 
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
 
@@ -67,34 +66,34 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
         torch.OutOfMemoryError: the device's memory does not hold the step.
     """
     before_mib, on_cuda = memory.resident_mib(), run.trainer.device is Device.cuda
-    configure_numerics(run)
     eager = measurable(run)
-    with random_tokens(eager) as job:
-        trainee, marks, ranges = build(job), _Marks(started=job.started), Ranges(eager)
-        with ranges.around(trainee.model), memory.saved_for_backward(trainee.model.parameters(), on_save=ranges.keep):
-            step_clock(job, trainee, Ledger(started=job.started), step=0)  # makes the optimizer's state
-        memory.reset_peak(torch.device("cpu"))
-        memory.reset_peak(job.world.device)
-        plain = [step_clock(job, trainee, marks, step=1 + i) for i in range(repeats)]
-        resident_mib = memory.resident_mib(highest=True) - before_mib
-        profiled = list[Step]()
-        for i in range(repeats):
-            ranges.reset()
-            with ranges.around(trainee.model), profiler(on_cuda=on_cuda) as prof:
-                profiled.append(step_clock(job, trainee, marks, step=1 + repeats + i))
-            if profiled[-1] is fastest(profiled):
-                timeline = read(prof, ranges, on_cuda=on_cuda)
-                if trace is not None:
-                    prof.export_chrome_trace(str(trace))
-        # Gradients come and go within the step. Slack is what the process took for it and no tensor had at the peak.
-        mib = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
-        peak_mib = mib["parameters"] + mib["optimizer"] + timeline.peak / memory.MIB
-        if on_cuda:
-            peak_mib, resident_mib = (n / memory.MIB for n in (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
-        mib |= {"activations": sum(ranges.kept.values()) / memory.MIB, "peak": peak_mib, "slack": resident_mib - peak_mib}
-        del trainee
-        as_asked = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
-        compiled, compiled_busy_ms = _compiled(replace(eager, trainer=as_asked), job, repeats)
+    arm, ranges = TimedArm("", eager), Ranges(eager)
+    arm.warm(Clock.wall)
+    model, optimizers, arm.ledger = arm.built.model, arm.built.optimizers, _Marks(started=arm.job.started)
+    with ranges.around(model), memory.saved_for_backward(model.parameters(), on_save=ranges.keep):
+        arm.step()
+    memory.reset_peak(torch.device("cpu"))
+    memory.reset_peak(arm.device)
+    plain = [clocked(arm) for _ in range(repeats)]
+    resident_mib, profiled = memory.resident_mib(highest=True) - before_mib, list[Step]()
+    for _ in range(repeats):
+        ranges.reset()
+        with ranges.around(model), profiler(on_cuda=on_cuda) as prof:
+            profiled.append(clocked(arm))
+        if profiled[-1] is fastest(profiled):
+            timeline = read(prof, ranges, on_cuda=on_cuda)
+            if trace is not None:
+                prof.export_chrome_trace(str(trace))
+    # Gradients come and go within the step. Slack is what the process took for it and no tensor had at the peak.
+    mib = memory.parts_mib(model.parameters(), optimizers, model.kept_around())
+    peak_mib = mib["parameters"] + mib["optimizer"] + timeline.peak / memory.MIB
+    if on_cuda:
+        peak_mib, resident_mib = (n / memory.MIB for n in (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+    mib |= {"activations": sum(ranges.kept.values()) / memory.MIB, "peak": peak_mib, "slack": resident_mib - peak_mib}
+    del model, optimizers
+    arm.close()
+    as_asked = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
+    compiled, compiled_busy_ms = _compiled(replace(eager, trainer=as_asked), repeats)
     return Measured(
         plain=plain,
         compiled=compiled,
@@ -111,27 +110,25 @@ def fastest(steps: Sequence[Step]) -> Step:
     return min(steps, key=lambda step: step["wall_ms"])
 
 
-def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step:
+def clocked(arm: TimedArm) -> Step:
     """One training step, timed as it is trained; it ends when the device has finished."""
     began, cpu = time.perf_counter(), time.process_time()
-    take_step(job, trainee, ledger, step=min(step, job.run.trainer.steps - 1))
-    job.world.synchronize()
+    arm.step()
+    arm.job.world.synchronize()
     return {"wall_ms": (time.perf_counter() - began) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
 
 
-def _compiled(run: Run, job: Job, repeats: int) -> tuple[list[Step] | None, float]:
+def _compiled(run: Run, repeats: int) -> tuple[list[Step] | None, float]:
     """The same step compiled as the config asks, timed whole, and the GPU's busy ms in one more; `None` where it asks for nothing."""
     if run.trainer.compile is Compile.off and not run.trainer.cuda_graphs:
         return None, 0.0
-    job = replace(job, run=run)
-    trainee, ledger = build(job), Ledger(started=job.started)
-    warm_up(job, trainee, ledger, validates=False)
-    step_clock(job, trainee, ledger, step=0)  # makes the optimizer's state
-    steps = [step_clock(job, trainee, ledger, step=1 + i) for i in range(repeats)]
+    arm = TimedArm("", run)
+    arm.warm(Clock.wall)
+    steps = [clocked(arm) for _ in range(repeats)]
     if run.trainer.device is not Device.cuda:
         return steps, 0.0
     with profiler(on_cuda=True) as prof:
-        step_clock(job, trainee, ledger, step=1 + repeats)
+        clocked(arm)
     return steps, busy_ms(prof)
 
 
