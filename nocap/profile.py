@@ -32,10 +32,10 @@ def main(argv: list[str] | None = None) -> None:
             with writing("--json", options.json) as path:
                 write_json(path, found)
         if options.html:
-            from nocap.measure import page
+            from nocap.measure.text import write_page
 
             with writing("--html", options.html) as path:
-                page.write(found, path)
+                write_page(found, path)
 
 
 def _parser() -> argparse.ArgumentParser:

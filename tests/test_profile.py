@@ -24,7 +24,7 @@ from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
-from nocap.measure import ceilings, page, profile, roofline, text
+from nocap.measure import ceilings, profile, roofline, text
 from nocap.measure.ceilings import Cost
 from nocap.measure.parts import MARK, Ranges, Timeline, allocated_bytes, profiler, read
 from nocap.measure.roofline import Count, Peak, Work, count
@@ -477,7 +477,7 @@ def test_the_door_measures_bounds(door: Door, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -> None:
     path = profiled[2] / "whole.html"
-    page.write(with_bounds(profiled[0]), path)
+    text.write_page(with_bounds(profiled[0]), path)
     written = path.read_text(encoding="utf-8")
     assert "What an option can win at most" in written
     if not CHROMIUM.exists():
@@ -503,7 +503,7 @@ def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -
 def test_what_a_record_says_stays_text(profiled: Profiled) -> None:
     evil = "<img src=x onerror=alert(1)></script>"
     found = {**profiled[0], "hardware": {**profiled[0]["hardware"], "name": evil}, "clock": evil}
-    written = page.render(found)
+    written = text.render_page(found)
     assert "<img" not in written
     assert written.count("</script>") == 2
 

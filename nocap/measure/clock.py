@@ -43,11 +43,11 @@ class Clock(Enum):
         work()
         return read() - began
 
-    def least_ms(self, work: Callable[[], object], *, repeats: int = REPEATS) -> float:
-        """Milliseconds of a call: the least of `repeats` figures, each over enough calls, after one call that is not counted."""
+    def least_ms(self, work: Callable[[], object]) -> float:
+        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one call that is not counted."""
         work()
         calls, done, best = 1, 0, math.inf
-        while done < repeats:
+        while done < REPEATS:
             spent = self.seconds(partial(repeat, work, calls))
             if spent < LEAST_S and calls < 4096:
                 calls *= 2

@@ -167,7 +167,6 @@ class Ranges:
 # --- what the profiler saw
 
 BACKWARD = "autograd::engine::evaluate_function: "
-COLLECTIVES = ("c10d::", "gloo:", "nccl:")
 
 Key = tuple[str, str]  # (module path, forward or backward)
 
@@ -250,8 +249,6 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
         return event.name.removeprefix(MARK), direction
     if event.name.startswith(BACKWARD):
         return ranges.node(event.sequence_nr), "backward"
-    if event.name.startswith(COLLECTIVES):
-        return "reduction", "backward"
     if path == STEP:
         if event.name.startswith("Optimizer."):
             return "optimizer", "forward"
@@ -285,12 +282,8 @@ def memory_events(prof: profile) -> Iterator[tuple[float, int, int]]:
 
 
 def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
-    """Bytes that the call asks torch's allocator for, whether it gives them back or not: the device's own counter on CUDA, on the CPU the
-    profiler's record of each allocation (compiled code's included)."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        before = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
-        call(*arguments)
-        return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - before)
+    """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not: the profiler's record of each
+    allocation (compiled code's included)."""
     with profiler(on_cuda=False) as seen:
         call(*arguments)
     return sum(max(0, n) for _, _, n in memory_events(seen))
