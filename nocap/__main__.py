@@ -16,7 +16,7 @@ COMMANDS = {
     "dashboard": "a workspace and a report in Weights & Biases for a grid or a study",
     "runs": "list, show, upload and remove runs",
     "plot": "curves of runs, in the terminal or as a picture",
-    "generate": "text from a checkpoint, and its latency",
+    "generate": "text from a checkpoint",
     "profile": "where a step's time and memory go",
     "study": "a question with claims: run what is missing, judge, report",
     "race": "a program's proposals against one baseline, with one error level for all",

@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _bench(options: argparse.Namespace) -> bool:
     """Whether every arm that could be timed was: one that failed for another reason than memory is a failure."""
+    from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.arms import compose_arms, refuse_ranks, suite
-    from nocap.measure.rounds import confidence_for, signed_rank_needs
     from nocap.measure.text import render_bench
     from nocap.store.record import check_writable, write_json, writing
 
@@ -69,15 +69,14 @@ def _bench(options: argparse.Namespace) -> bool:
     base, overrides, seconds = options.overrides, options.arm, SECONDS
     if options.suite:
         base, overrides, seconds = suite(options.suite, base)
-    arms = compose_arms(base, overrides, least=1 if options.arm_external else 2)
-    if options.arm_external:
-        from nocap.measure.external import compose_externals  # torch
-
-        arms += compose_externals(base, options.arm_external, arms[0])
-    least = signed_rank_needs(confidence_for(len(arms) - 1))
-    require(options.rounds is None or options.rounds >= least, "--rounds", f"be at least {least} for an interval", options.rounds)
+    require(options.rounds is None or options.rounds >= LEAST_PAIRS, "--rounds", f"be at least {LEAST_PAIRS}", options.rounds)
+    runs = compose_arms(base, overrides, least=1 if options.arm_external else 2)
     from nocap.measure.bench import BaselineError, bench  # torch, once the arms are known to be right
+    from nocap.measure.external import compose_externals
+    from nocap.measure.timed import TimedArm
 
+    arms = [TimedArm(label, run) for label, run in runs.items()]
+    arms += compose_externals(base, options.arm_external, next(iter(runs.values())))
     try:
         result = bench(arms, seconds=options.seconds or seconds, rounds=options.rounds, log=_progress)
     except BaselineError as error:

@@ -1,10 +1,9 @@
-"""`python -m nocap.generate`: text from a run's checkpoint, and how fast it comes."""
+"""`python -m nocap.generate`: text from a run's checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -14,14 +13,12 @@ from nocap import outside
 from nocap.config import defaults, hardware
 from nocap.config.trainer import Device
 from nocap.launch.head import use_copies
-from nocap.measure.request import MOST_SAMPLES, Generate
+from nocap.measure.request import Generate
 from nocap.store.find import find_one
 from nocap.store.record import check_writable, write_json, writing
 
 if TYPE_CHECKING:
     from nocap.measure.generation import Trained
-
-BATCH_SIZES = "1,4,16"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,19 +46,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to generate: see keys")
-    parser.add_argument("--latency", action="store_true", help="time it, against no cache; leaves latency.json in the run's folder")
-    parser.add_argument("--batch-sizes", metavar="N,N", help=f"with --latency (default: {BATCH_SIZES})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the texts, or the latency, as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the texts as JSON")
     outside.document(parser)
     parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
     return parser
 
 
 def _generate(options: argparse.Namespace, asked: Generate) -> dict[str, Any]:
-    if not options.latency and options.batch_sizes:
-        raise ValueError("--batch-sizes is for --latency; several texts are samples=N")
-    if options.latency and asked.samples != 1:
-        raise ValueError(f"samples must be left out with --latency, which has --batch-sizes, got {asked.samples}")
     run_dir, device = find_one(asked.run, outputs=Path(asked.output_dir)), asked.device or defaults.device()
     if options.allow_code:
         use_copies(run_dir)
@@ -73,11 +64,6 @@ def _generate(options: argparse.Namespace, asked: Generate) -> dict[str, Any]:
     prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
     if len(prompt) > (context := trained.run.model.seq_len):
         raise ValueError(f"prompt must be at most the model's context, model.seq_len={context} tokens, got {len(prompt)}")
-    if options.latency:
-        from nocap.measure.latency import report
-
-        sizes = _sizes(options.batch_sizes or BATCH_SIZES)
-        return report(asked, trained, prompt, run_dir=run_dir, threads=threads, batch_sizes=sizes, log=_log)
     from nocap.measure.generation import write_texts
 
     return write_texts(asked, trained, prompt, run_name=run_dir.name, log=_log)
@@ -95,13 +81,6 @@ def _load(run_dir: Path, device: Device, threads: int) -> Trained:
 
 def _log(line: str) -> None:
     print(f"nocap: {line}", file=sys.stderr, flush=True)
-
-
-def _sizes(text: str) -> list[int]:
-    sizes = [int(size) if re.fullmatch(r"\s*[0-9]{1,4}\s*", size) else 0 for size in text.split(",")]
-    if min(sizes) < 1 or max(sizes) > MOST_SAMPLES:
-        raise ValueError(f"--batch-sizes must be whole numbers from 1 to {MOST_SAMPLES} with commas between, got {text!r}")
-    return sizes
 
 
 if __name__ == "__main__":

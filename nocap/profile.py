@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.config.keys import require
 from nocap.store.record import check_writable, write_json, writing
 
 if TYPE_CHECKING:
@@ -21,20 +22,20 @@ nocap.train, whose --help lists them. On a CPU one thread is used unless trainer
 
 
 def main(argv: list[str] | None = None) -> None:
-    options, unknown = _parser().parse_known_intermixed_args(outside.arguments(argv))
+    options = _parser().parse_intermixed_args(outside.arguments(argv))
     from nocap.config.errors import refusals
 
     with refusals():
-        _check(options, unknown)
+        _check(options)
         found = _profile(options)
         if options.json:
             with writing("--json", options.json) as path:
                 write_json(path, found)
         if options.html:
-            from nocap.measure import page
+            from nocap.measure.text import write_page
 
             with writing("--html", options.html) as path:
-                page.write(found, path)
+                write_page(found, path)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,23 +46,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
     add("--ceilings", action="store_true", help="also: what each option could win at most")
-    add("--repeats", type=_positive, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
+    add("--repeats", type=int, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
     outside.document(parser)
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text}")
-    return int(text)
-
-
-def _check(options: argparse.Namespace, unknown: Sequence[str]) -> None:
+def _check(options: argparse.Namespace) -> None:
     """Refuse what is wrong before anything is measured."""
-    if {"-m", "--multirun"} & set(unknown):
-        raise ValueError("--multirun must not be given: nocap.profile takes one configuration at a time")
-    if unknown:
-        raise ValueError(f"flags must be those that --help lists, got {unknown[0]!a}")
+    require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
     for flag in ("json", "html", "trace"):
         if path := getattr(options, flag):
             check_writable(f"--{flag}", path)
@@ -69,8 +61,8 @@ def _check(options: argparse.Namespace, unknown: Sequence[str]) -> None:
 
 def _profile(options: argparse.Namespace) -> dict[str, Any]:
     run, compose = _composer(options.overrides)
-    if run.trainer.devices > 1:
-        raise ValueError(f"trainer.devices must be 1 for nocap.profile, which takes the step of one rank apart, got {run.trainer.devices}")
+    rule = "be 1 for nocap.profile, which takes the step of one rank apart"
+    require(run.trainer.devices == 1, "trainer.devices", rule, run.trainer.devices)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: the profiler's library would write on stderr
     from nocap.measure.profile import profile
     from nocap.measure.text import render_profile

@@ -1,4 +1,4 @@
-"""`python -m nocap.generate`: texts of a trained run, what it refuses, and the latency that it leaves in the record."""
+"""`python -m nocap.generate`: texts of a trained run, and what it refuses."""
 
 from __future__ import annotations
 
@@ -135,10 +135,7 @@ REFUSALS = {
         ["run=RUN", "prompt=" + "a" * 129],
         "prompt must be at most the model's context, model.seq_len=128 tokens, got 129",
     ),
-    "several sizes without latency": (["run=RUN", "--batch-sizes", "1,2"], "--batch-sizes is for --latency"),
-    "samples with latency": (["run=RUN", "--latency", "samples=2"], "samples must be left out with --latency"),
-    "batch sizes": (["run=RUN", "--latency", "--batch-sizes", "0,x"], "--batch-sizes must be whole numbers from 1 to 4096"),
-    "latency without room": (["run=RUN", "--latency", "prompt=" + "a" * 127], "prompt must leave room for 2 tokens in model.seq_len=128"),
+    "compiled without a cache": (["run=RUN", "cache=false", "compile=true"], "compile must be false with cache=false"),
     "json": (["run=RUN", "max_tokens=1", "--json", "/proc/none"], "--json must be a file that can be written, got /proc/none"),
 }
 
@@ -232,39 +229,28 @@ def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.Mo
         assert "Hello, world" + sample["text"] in out
 
 
-# --- latency -----------------------------------------------------------------------------------------------------------------------
+# --- without a cache ---------------------------------------------------------------------------------------------------------------
 
 
-def test_latency_is_printed_and_logged_to_the_run(trained: Path, say: Say, tmp_path: Path):
-    words = (f"run={trained}", "--latency", "--batch-sizes", "1,2", "max_tokens=8", "--json", str(tmp_path / "l.json"))
-    code, out, err = say(*words)
-    assert (code, err) == (0, "")
-    content = json.loads((trained / "latency.json").read_text())
-    assert content == json.loads((tmp_path / "l.json").read_text())
-    assert content["schema_version"] == 1
-    assert content["kv_bytes_per_token"] == 2 * 2 * 64 * 4  # keys and values, layers, channels, fp32
-    assert [(row["batch"], row["engine"]) for row in content["rows"]] == [(1, "cache"), (1, "no cache"), (2, "cache"), (2, "no cache")]
-    for row in content["rows"]:
-        assert f"{row['decode_tokens_per_s']:,.1f}" in out
-        assert 0 < row["ms_per_token"]["p50"] <= row["ms_per_token"]["p95"]
-        assert row["decode_tokens_per_s"] == pytest.approx(row["batch"] / row["ms_per_token"]["p50"] * 1e3)
-    cached, again = content["rows"][:2]
-    assert cached["allocated_bytes_per_token"] < again["allocated_bytes_per_token"] / 5
+def test_the_same_text_without_a_cache(trained: Path, say: Say, tmp_path: Path):
+    """Of each the tokens/s; what is one token has none."""
+    texts = {}
+    for cache in ("true", "false"):
+        words = (f"run={trained}", "max_tokens=30", "samples=2", f"cache={cache}", "--json", str(tmp_path / "t.json"))
+        assert say(*words)[0] == 0
+        content = json.loads((tmp_path / "t.json").read_text())
+        assert content["decode_tokens_per_s"] > 0
+        texts[cache] = content["samples"]
+    assert texts["true"] == texts["false"]
+    assert say(f"run={trained}", "max_tokens=1", "--json", str(tmp_path / "t.json"))[0] == 0
+    assert json.loads((tmp_path / "t.json").read_text())["decode_tokens_per_s"] is None
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
-def test_latency_of_the_compiled_step(trained: Path, say: Say):
-    assert say(f"run={trained}", "--latency", "--batch-sizes", "1,2", "max_tokens=8", "compile=true")[0] == 0
-    rows = json.loads((trained / "latency.json").read_text())["rows"]
-    assert [row["engine"] for row in rows] == ["cache", "cache, compiled", "no cache"] * 2
-    assert all((row["compile_s"] is not None) == ("compiled" in row["engine"]) for row in rows)
-    assert all(row["compile_s"] > 0.1 and row["allocated_bytes_per_token"] > 0 for row in rows if "compiled" in row["engine"])
-
-
-def test_allocated_bytes_are_those_asked_for():
-    from nocap.measure.latency import allocated_bytes
-
-    a = torch.ones(1000)
-    assert allocated_bytes(lambda: (a + a) + a) == 2 * 4000
-    assert allocated_bytes(lambda: a.add_(a)) == 0
+def test_the_same_text_compiled(trained: Path, say: Say, tmp_path: Path):
+    texts = []
+    for how in ("compile=true", "cache=false"):
+        assert say(f"run={trained}", "max_tokens=20", how, "--json", str(tmp_path / "t.json"))[0] == 0
+        texts.append(samples_of(tmp_path / "t.json"))
+    assert texts[0] == texts[1]

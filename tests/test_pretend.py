@@ -58,9 +58,11 @@ BENCH = """
 import sys, torch
 from nocap.measure.arms import compose_arms
 from nocap.measure.bench import bench
+from nocap.measure.timed import TimedArm
 from nocap.training import memory
 base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off", "trainer.val_tokens=524288"]
-arms = compose_arms(base, ["", "trainer.micro_batch=2048 trainer.batch_tokens=524288", "mlp=gelu3x"])
+runs = compose_arms(base, ["", "trainer.micro_batch=2048 trainer.batch_tokens=524288", "mlp=gelu3x"])
+arms = [TimedArm(*each) for each in runs.items()]
 print(*(arm["status"] for arm in bench(arms, seconds=100, rounds=8)["arms"]), sep=", ")
 memory.give_back(torch.device("cuda"))
 print(torch.cuda.memory_allocated() // 2**20, "MiB")
@@ -88,12 +90,13 @@ import itertools, sys, torch
 from nocap.measure import external
 from nocap.measure.arms import compose_arms
 from nocap.measure.bench import bench
+from nocap.measure.timed import TimedArm
 from nocap.training import memory
 ticks = itertools.count()
 external._bits = lambda p: next(ticks)  # nothing computes here, so no update can be seen
 base = ["model=nano", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off"]
-arms = compose_arms(base, ["", "mlp=gelu3x"])
-arms[1:1] = external.compose_externals(base, ["hungry.py", sys.argv[1]], arms[0])
+arms = [TimedArm(*each) for each in compose_arms(base, ["", "mlp=gelu3x"]).items()]
+arms[1:1] = external.compose_externals(base, ["hungry.py", sys.argv[1]], arms[0].run)
 found = bench(arms, seconds=100, rounds=8)
 print(*(arm["status"] for arm in found["arms"]), sep=", ")
 print([arm["memory_mib"] and arm["memory_mib"]["peak"] > 0 for arm in found["arms"]])
@@ -216,7 +219,7 @@ STEPS = (
 import json, sys, time
 from torch._dynamo.utils import counters as dynamo
 from nocap.config.compose import compose
-from nocap.measure.contestant import random_tokens
+from nocap.measure.timed import random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
 from nocap.training.step import build, configure_numerics, take_step
@@ -318,10 +321,12 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 READS = """
 from nocap.measure.arms import compose_arms
 from nocap.measure.bench import bench
+from nocap.measure.timed import TimedArm
 from nocap.model.gpt import Head
 forward = Head.forward
 Head.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args))[1]
-arms = compose_arms(["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"], ["", "trainer.cuda_graphs=true"])
+runs = compose_arms(["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"], ["", "trainer.cuda_graphs=true"])
+arms = [TimedArm(*each) for each in runs.items()]
 print(*(arm["status"] + ": " + str(arm["reason"]) for arm in bench(arms, seconds=60, rounds=8)["arms"]), sep="\\n")
 """
 
@@ -338,7 +343,7 @@ RANKS = """
 import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.contestant import random_tokens
+from nocap.measure.timed import random_tokens
 from nocap.training.step import build
 run = compose(["model=small", "trainer.device=cuda", "trainer.compile=regional", "data=synthetic", "trainer.micro_batch=1", "tracker=none"])
 with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:

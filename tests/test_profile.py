@@ -24,11 +24,11 @@ from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
-from nocap.measure import ceilings, page, profile, roofline, text
+from nocap.measure import ceilings, profile, roofline, text
 from nocap.measure.ceilings import Cost
-from nocap.measure.parts import MARK, Ranges, Timeline, profiler, read
+from nocap.measure.parts import MARK, Ranges, Timeline, allocated_bytes, profiler, read
 from nocap.measure.roofline import Count, Peak, Work, count
-from nocap.measure.steps import Step, attention_ms, exponent, measure, with_window
+from nocap.measure.steps import attention_ms, exponent, measure, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.loss import Loss
@@ -84,7 +84,7 @@ def test_bytes_of_a_projection_are_its_operands() -> None:
 
 def test_what_is_kept_by_materialised_scores_is_their_matrices() -> None:
     """mha keeps the probabilities (fp32), and flash nothing that grows with T²."""
-    kept = {name: counted(*NANO, "model.seq_len=256", f"attention={name}")[1].kept_by_part()["scores"] for name in ("mha", "flash")}
+    kept = {name: counted(*NANO, "model.seq_len=256", f"attention={name}")[1].ranges.kept_by_part()["scores"] for name in ("mha", "flash")}
     run, _ = counted(*NANO, "model.seq_len=256", "attention=mha")
     B, H, T, C, L = 2, run.model.n_head, 256, run.model.d_model, run.model.n_layer
     square = L * B * H * T * T * 4
@@ -125,12 +125,12 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
         changed, new = counted(*D12, word, vocab_size=GPT2)
         option = ceilings.Change(factor=factor, label=label, run=changed)
         costs.append((option, ceilings.changed_cost(option, run, base_count, new, base, PEAK)))
-    rows = {row.label: row for row in ceilings.table(base, costs, unattributed_ms=0.0)}
-    assert {label: f"{row.by_flops:.3f}" for label, row in rows.items()} == {"GQA": "1.076", "MLP": "1.119", "GQA + MLP": "1.216"}
+    rows = {row["label"]: row for row in ceilings.table(base, costs, unattributed_ms=0.0)}
+    assert {label: f"{row['by_flops']:.3f}" for label, row in rows.items()} == {"GQA": "1.076", "MLP": "1.119", "GQA + MLP": "1.216"}
     gqa, mlp = (sum(cost.ms.values()) for _, cost in costs)
     assert sum(times.values()) / gqa > 1 < sum(times.values()) / mlp
     saved = 2 * sum(times.values()) - gqa - mlp  # they touch different parts
-    assert rows["GQA + MLP"].by_step == pytest.approx(sum(times.values()) / (sum(times.values()) - saved))
+    assert rows["GQA + MLP"]["by_step"] == pytest.approx(sum(times.values()) / (sum(times.values()) - saved))
 
 
 @pytest.mark.slow
@@ -212,6 +212,12 @@ def watched(model: GPT) -> tuple[Timeline, Ranges]:
     return read(prof, ranges, on_cuda=False), ranges
 
 
+def test_allocated_bytes_are_those_asked_for() -> None:
+    a = torch.ones(1000)
+    assert allocated_bytes(lambda: (a + a) + a) == 2 * 4000
+    assert allocated_bytes(lambda: a.add_(a)) == 0
+
+
 @pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "blocks.0.mlp.f", "head"])
 def test_planted_time_and_memory_are_found_where_they_were_planted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(compose(list(NANO)), vocab_size=70)
@@ -256,9 +262,9 @@ def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch: pytest.Monkey
 def test_measured_memory_equals_what_was_counted() -> None:
     run = compose([*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"])
     found, expected = measure(run, repeats=1, trace=None), count(run, vocab_size=run.tokenizer.vocab_size)
-    kept = {path: n for path, n in found.kept.items() if n}
+    kept = {path: n for path, n in found.ranges.kept.items() if n}
     tokens = {"embedding", "head", "step"}  # keep token ids, in a batch's storage
-    assert {k: v for k, v in kept.items() if k not in tokens} == {k: v for k, v in expected.kept.items() if v and k not in tokens}
+    assert {k: v for k, v in kept.items() if k not in tokens} == {k: v for k, v in expected.ranges.kept.items() if v and k not in tokens}
     assert found.memory["parameters"] == found.memory["gradients"] == expected.parameters / 2**20
     assert found.memory["optimizer"] == pytest.approx(2 * found.memory["parameters"], rel=1e-2)
     assert found.memory["peak"] >= found.memory["parameters"] * 4 + found.memory["activations"] / 2
@@ -309,7 +315,7 @@ def test_a_step_that_cannot_fit_is_refused_before_it_runs(door: Door) -> None:
 
 def test_the_limit_is_what_is_held_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = counted(*NANO, "attention=flash")
-    need = 4 * found.parameters + sum(found.kept.values()) + found.largest
+    need = 4 * found.parameters + sum(found.ranges.kept.values()) + found.largest
     assert need == found.needed_bytes
     monkeypatch.setattr(memory, "free_bytes", lambda device: need)
     profile.check_fits(run, found)
@@ -362,7 +368,7 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step() -> None:
     run = compose(list(NANO))
     on_gpu = replace(run, trainer=replace(run.trainer, device=Device.cuda))
     seen = read(made_trace(), Ranges(run), on_cuda=True)
-    slow, plain = Step(wall_ms=50.0, cpu_ms=50.0), [Step(wall_ms=21.0, cpu_ms=9.0), Step(wall_ms=20.0, cpu_ms=9.0)]
+    slow, plain = {"wall_ms": 50.0, "cpu_ms": 50.0}, [{"wall_ms": 21.0, "cpu_ms": 9.0}, {"wall_ms": 20.0, "cpu_ms": 9.0}]
     measured = SimpleNamespace(timeline=replace(seen, step_ms=50.0, unattributed_ms=38.0), plain=plain, profiled=[slow], microbatches=1)
     one = replace(on_gpu, trainer=replace(on_gpu.trainer, batch_tokens=on_gpu.trainer.micro_batch * on_gpu.model.seq_len))
     assert profile._unattributed_ms(one, measured, 12.0, 1.0) == pytest.approx(8.0)  # type: ignore[arg-type]
@@ -471,7 +477,7 @@ def test_the_door_measures_bounds(door: Door, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -> None:
     path = profiled[2] / "whole.html"
-    page.write(with_bounds(profiled[0]), path)
+    text.write_page(with_bounds(profiled[0]), path)
     written = path.read_text(encoding="utf-8")
     assert "What an option can win at most" in written
     if not CHROMIUM.exists():
@@ -497,7 +503,7 @@ def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -
 def test_what_a_record_says_stays_text(profiled: Profiled) -> None:
     evil = "<img src=x onerror=alert(1)></script>"
     found = {**profiled[0], "hardware": {**profiled[0]["hardware"], "name": evil}, "clock": evil}
-    written = page.render(found)
+    written = text.render_page(found)
     assert "<img" not in written
     assert written.count("</script>") == 2
 
@@ -518,9 +524,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--multirun", "seed=0,1"), "--multirun must not be given"),
+        (("--multirun", "seed=0,1"), "unrecognized arguments: --multirun"),
         (("--json", "."), "--json must be a file that can be written"),
-        (("--repeats", "0"), "must be a whole number from 1 on, got 0"),
+        (("--repeats", "0"), "--repeats must be at least 1, got 0"),
     ],
 )
 def test_bad_flags_are_refused_in_a_line(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

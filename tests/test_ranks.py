@@ -78,7 +78,7 @@ GRAPHS = """
 import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.contestant import random_tokens
+from nocap.measure.timed import random_tokens
 from nocap.training.step import build
 
 run = compose(["model=small", "trainer.device=cpu", "trainer.compile=regional", "data=synthetic", "trainer.micro_batch=1"])

@@ -442,7 +442,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "summary.json": ('{"clock_s": {"train": "long"}}', "clock_s.train must be a finite number, got 'long'"),
     "manifest.json": ('{"parts": {"config": 7}}', "parts.config must be an object, got '7'"),
     "grid.json": ('{"cells": [{"identity": 7}]}', "cells[0].identity must be text, got '7'"),
-    "latency.json": ('{"rows": [{"batch": 1.5}]}', "rows[0].batch must be an integer, got '1.5'"),
     "results.cpu.x.json": ('{"claims": []}', "it must have kind"),
     "any.json": ("[" * 100_000, "must hold a JSON object, got "),
     "digits.json": ('{"a": ' + "9" * 400 + "}", "digits, got 400"),

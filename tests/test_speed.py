@@ -7,39 +7,35 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from nocap import bench as command
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.keys import InputError
+from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
+from nocap.judge.interval import of_pairs
 from nocap.measure import bench as measure
-from nocap.measure import contestant
-from nocap.measure.arms import BenchArm, compose_arm, compose_arms, interleave, order, step_config, suite
-from nocap.measure.clock import Clock, clock_of
-from nocap.measure.contestant import Contestant, DivergedError, StepInfo
-from nocap.measure.external import ExternalContestant, compose_externals, load
-from nocap.measure.rounds import LIMIT, Narrow, Rounds, confidence_for, judge, signed_rank, signed_rank_needs
-from nocap.measure.text import render_bench
-from nocap.store.measurement import Measurement
-from nocap.store.metrics import METRICS
+from nocap.measure import timed
+from nocap.measure.arms import compose_arm, compose_arms, step_config, suite
+from nocap.measure.bench import LIMIT, Times, bench, estimates, interleave, order, verdict
+from nocap.measure.clock import Clock
+from nocap.measure.external import ExternalArm, compose_externals
+from nocap.measure.timed import DivergedError, TimedArm
 from nocap.training import memory
 from tests.conftest import EXPLODING, REPO
 
 NANO = ("model=nano", "trainer.device=cpu", "trainer.precision=fp32", "trainer.micro_batch=2", "trainer.batch_tokens=256")
 
 
-@pytest.fixture(scope="module")
-def arms() -> list[BenchArm]:
-    return compose_arms(NANO, ["mlp=gelu4x", "mlp=gelu3x", "attention=mha"])
+def nano(overrides: str = "") -> Run:
+    return compose_arm(NANO, overrides)[1]
 
 
 # --- the order ---------------------------------------------------------------------------------------------------------------------
@@ -79,111 +75,68 @@ class Machine:
 def test_an_even_drift_cancels_to_the_last_digit():
     machine = Machine(drift=0.01)  # 60% slower within a round's neighbours of ten rounds
     times = interleave([machine.arm(s) for s in (1.0, 1.0, 1.1, 0.8)], enough=lambda times: len(times) == 10)
-    judged = judge(measured(times.mean(axis=2)), limit=0.03, confidence=0.99)
-    assert judged.control.ratio is not None
-    assert (judged.control.ratio.mid, judged.control.half_width) == (pytest.approx(1, abs=1e-12), pytest.approx(0, abs=1e-12))
-    ratios = [verdict.ratio.mid for verdict in judged.arms if verdict.ratio]
-    assert ratios == [pytest.approx(1 / 1.1), pytest.approx(1 / 0.8)]
-    assert [verdict.word for verdict in judged.arms] == ["slower", "faster"]
-
-
-def test_a_slow_first_instance_is_no_gain_of_the_arms():
-    """Equal arms, of which the first instance is 1% slow: over many benches the ratio is 1, where it was 1.005."""
-    rng, ratios, first = np.random.default_rng(7), [], []
-    for _ in range(150):
-        judged = judge(noisy(rng.normal(0, 0.01, (12, 3)) + np.array([0.01, 0.0, 0.0])), limit=0.03, confidence=0.99)
-        assert judged.control.ratio is not None
-        assert judged.arms[0].ratio is not None
-        ratios.append(np.log(judged.arms[0].ratio.mid))
-        first.append(np.log(judged.control.ratio.mid))
-    error = 1.96 * np.std(ratios) / np.sqrt(len(ratios))
-    assert abs(np.mean(ratios)) < error < 0.002
-    assert np.mean(first) == pytest.approx(0.01, abs=0.001)  # the control shows it
-
-
-# --- signed ranks --------------------------------------------------------------------------------------------------------------------
-
-# Hollander & Wolfe: Hamilton's depression scale of nine patients before and after a tranquilliser.
-BEFORE = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
-AFTER = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
-
-
-def test_signed_ranks():
-    found = signed_rank([a - b for a, b in zip(BEFORE, AFTER, strict=True)])
-    assert (found.mid, found.low, found.high) == (pytest.approx(0.46), pytest.approx(0.010), pytest.approx(0.786))
-
-
-@pytest.mark.parametrize("n", [6, 9, 40])
-@pytest.mark.parametrize("confidence", [0.95, 0.99])
-def test_signed_ranks_turn_wilcoxons_test_around(n: int, confidence: float):
-    sample = np.random.default_rng(n).standard_t(2, n)
-    if n < signed_rank_needs(confidence):
-        with pytest.raises(ValueError, match=r"an interval at 0\.99 needs at least 8 values, got 6"):
-            signed_rank(sample, confidence=confidence)
-        return
-    found = signed_rank(sample, confidence=confidence)
-    for edge, inward in ((found.low, 1), (found.high, -1)):
-        inside, outside = (stats.wilcoxon(sample - edge - side * inward * 1e-9, method="exact").pvalue for side in (1, -1))
-        assert outside <= 1 - confidence < inside
+    control, base, slow, fast = estimates(times)
+    assert base is None
+    assert control is not None
+    assert slow is not None
+    assert fast is not None
+    assert (control.mid, control.half_width) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
+    assert [slow.exp().mid, fast.exp().mid] == [pytest.approx(1 / 1.1), pytest.approx(1 / 0.8)]
+    assert [verdict(one) for one in (slow, fast)] == ["worse", "better"]
 
 
 # --- the verdicts ------------------------------------------------------------------------------------------------------------------
 
 
-def measured(seconds: np.ndarray[Any, Any]) -> Rounds:
-    """Measurements of rounds × arms of seconds a token."""
-    metric = METRICS["tokens_per_s"]
-    return [[Measurement(arm=str(i), repeat=n, metric=metric, value=1 / s) for n, s in enumerate(arm)] for i, arm in enumerate(seconds.T)]
+def blocks(logs: np.ndarray[Any, Any]) -> Times:
+    """Times of rounds × instances of log times."""
+    return np.exp(np.repeat(logs[:, :, None], 2, axis=2))
 
 
-def noisy(logs: np.ndarray[Any, Any]) -> Rounds:
-    """Rounds × arms of log times."""
-    return measured(np.exp(logs))
-
-
-def around(*centres: float, spread: float = 0.01, n: int = 20) -> Rounds:
-    """Rounds that lie evenly around each arm's log time, the arms' noise unrelated."""
+def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
+    """Rounds that lie evenly around each instance's log time, the instances' noise unrelated."""
     rng = np.random.default_rng(0)
     steps = np.linspace(-spread, spread, n)
-    return noisy(np.stack([centre + rng.permutation(steps) for centre in centres], axis=1))
+    return blocks(np.stack([centre + rng.permutation(steps) for centre in centres], axis=1))
 
 
 @pytest.mark.parametrize(
     ("times", "control", "arm"),
     [
-        (around(0, 0, 0.1), "in order", "slower"),
-        (around(0, 0, -0.1), "in order", "faster"),
-        (around(0, 0, 0), "in order", "no difference shown"),
-        (
-            around(0, 0, 0.1, spread=0.2),
-            "no verdict: the machine is too noisy (the baseline against itself ±",
-            "no verdict: the machine is too",
-        ),
-        (
-            around(0, 0.05, 0.1),
-            "no verdict: the machine is too noisy (the baseline against itself is off by -5",
-            "no verdict: the machine is too",
-        ),
-        (around(0, 0.02, 0.02), "in order", "no difference shown"),  # as the second instance, to which it is compared
-        (around(0, 0, 0.1, n=7), "no verdict: 7 rounds, and an interval needs 8", "no verdict: 7 rounds, and an interval needs 8"),
+        (around(0, 0, 0.1), "no difference shown", "worse"),
+        (around(0, 0, -0.1), "no difference shown", "better"),
+        (around(0, 0, 0), "no difference shown", "no difference shown"),
+        (around(0, 0, 0.1, spread=0.2), "no difference shown", "no difference shown"),
+        (around(0, 0.05, 0.1), "better", "no difference shown"),  # by no more than the baseline differs from itself
+        (around(0, 0.02, 0.02), "better", "no difference shown"),  # as the second instance, to which it is compared
+        (around(0, 0, 0.1, n=2), "no verdict (n=2)", "no verdict (n=2)"),
     ],
 )
-def test_words(times: Rounds, control: str, arm: str):
-    judged = judge(times, limit=0.03, confidence=0.99)
-    assert judged.control.word.startswith(control)
-    assert judged.arms[0].word.startswith(arm)
+def test_words(times: Times, control: str, arm: str):
+    first, _, other = estimates(times)
+    assert first is not None
+    assert other is not None
+    assert (verdict(first), verdict(other)) == (control, arm)
 
 
-def test_one_noisy_arm_spoils_no_other():
-    times = [*around(0, 0, 0.1), *around(0.1, spread=0.2)]
-    judged = judge(times, limit=0.03, confidence=0.99)
-    assert [verdict.word.partition(" (")[0] for verdict in judged.arms] == ["slower", "no verdict: the machine is too noisy"]
-    assert not judged.narrow
+def test_an_arm_that_failed_has_no_estimate_and_spoils_no_other():
+    times = around(0, 0, 0.1, 0)
+    times[5:, 3] = np.nan
+    found = estimates(times)
+    assert found[3] is None
+    assert found[2] is not None
+    assert verdict(found[2]) == "worse"
 
 
-def test_more_arms_need_wider_intervals():
-    assert [confidence_for(n) for n in (0, 1, 5, 10)] == [0.99, 0.99, 0.99, 0.995]  # 0: the baseline and its control
-    assert [signed_rank_needs(confidence_for(n)) for n in (1, 5, 10)] == [8, 8, 9]
+def test_the_interval_is_the_judges_wider_by_the_controls_bias_and_for_more_arms():
+    times = around(0, 0.02, 0.1, 0.1)
+    logs = np.log(times.mean(axis=2))
+    found = estimates(times)[2]
+    assert found == of_pairs(logs[:, 1] - logs[:, 2], bias=float(abs((logs[:, 1] - logs[:, 0]).mean())), comparisons=2)
+    alone = estimates(times[:, :3])[2]
+    assert found is not None
+    assert alone is not None
+    assert found.half_width > alone.half_width > 0.02
 
 
 def gauss(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -203,114 +156,113 @@ def resembling(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[A
     return noise
 
 
-def stopped(rng: np.random.Generator, noise: Callable[..., np.ndarray[Any, Any]], *, sd: float, effect: float = 0.0) -> Any:
+def stopped(rng: np.random.Generator, noise: Callable[..., np.ndarray[Any, Any]], *, sd: float, effect: float = 0.0) -> str:
     """The verdict on one arm where rounds go on until the intervals are narrow, at most 200."""
-    logs = sd * noise(rng, (200, 3)) + np.array([0, 0, effect])
-    narrow = Narrow(limit=0.03, confidence=0.99)
-    n = next((n for n in range(1, 200) if narrow(noisy(logs[:n]))), 200)
-    return judge(noisy(logs[:n]), limit=0.03, confidence=0.99).arms[0]
-
-
-def test_stopping_when_narrow_keeps_the_level():
-    rng = np.random.default_rng(1)
-    verdicts = [stopped(rng, contended, sd=0.02) for _ in range(150)]
-    words = [verdict.word for verdict in verdicts]
-    assert sum(word in ("faster", "slower") for word in words) <= 5  # at 1%, more has a chance of 0.4%
-    assert words.count("no difference shown") >= 100  # and there are verdicts
-    assert abs(np.mean([math.log(verdict.ratio.mid) for verdict in verdicts])) < 0.002  # noise that only slows makes no arm look fast
+    times = blocks(sd * noise(rng, (200, 3)) + np.array([0, 0, effect]))
+    narrow = (n for n in range(3, 200) if all(each.half_width <= LIMIT[Device.cpu] for each in estimates(times[:n]) if each))
+    found = estimates(times[: next(narrow, 200)])[2]
+    assert found is not None
+    return verdict(found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noise", "most"), [(gauss, 0.02), (contended, 0.02), (resembling, 0.05)])
-def test_level_and_power_by_simulation(noise: Callable[..., np.ndarray[Any, Any]], most: float):
+@pytest.mark.parametrize("noise", [gauss, contended, resembling])
+def test_level_and_power_by_simulation(noise: Callable[..., np.ndarray[Any, Any]]):
+    """At 5%, more than 16 of 200 have a chance of 2%."""
     rng = np.random.default_rng(2)
-    null = [stopped(rng, noise, sd=0.04).word for _ in range(1000)]
-    assert sum(word in ("faster", "slower") for word in null) <= most * 1000
-    one = [stopped(rng, noise, sd=0.04, effect=0.01).word for _ in range(300)]
-    assert one.count("faster") <= 6
-    ten = [stopped(rng, noise, sd=0.04, effect=0.1).word for _ in range(300)]
-    assert ten.count("slower") >= 0.9 * sum(not word.startswith("no verdict") for word in ten)
-    assert sum(word.startswith("no verdict") for word in ten) <= 30
+    assert sum(stopped(rng, noise, sd=0.04) != "no difference shown" for _ in range(200)) <= 16
+    assert [stopped(rng, noise, sd=0.04, effect=0.01) for _ in range(100)].count("better") <= 2
+    assert [stopped(rng, noise, sd=0.02, effect=0.1) for _ in range(100)].count("worse") >= 95
 
 
 # --- a bench on a clock of its own -------------------------------------------------------------------------------------------------
 
-INFO = StepInfo(
-    tokens_per_step=256,
-    steps_per_block=1,
-    warm_up_s=0.0,
-    flops_per_token=1e6,
-    flops_basis="arithmetic",
-    params=1,
-    kernel="flash",
-    memory_mib={"peak": 1.0, "parameters": 1.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0},
-)
+KNOWN = {
+    "tokens_per_step": 256,
+    "steps_per_block": 1,
+    "warm_up_s": 0.0,
+    "flops_per_token": 1e6,
+    "flops_basis": "arithmetic",
+    "params": 1,
+    "kernel": "flash",
+    "memory_mib": {"peak": 1.0, "parameters": 1.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0},
+    "settings": None,
+}
+Block = Callable[[], float]
+LABELS = ("mlp=gelu4x", "mlp=gelu3x", "attention=mha")
 
 
-class Fake:
-    """An arm of known cost; `fails_at` blocks it raises."""
+class Raced:
+    """The command, whose arms take no step: of each the time of a block is given, or an error, once it has been timed so often."""
 
-    def __init__(self, block: Callable[[], float], *, fails_at: int = -1, error: Exception | None = None) -> None:
-        self._block, self._left, self._error = block, fails_at, error
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.patch = folder, monkeypatch
+        monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
 
-    def block(self) -> float:
-        self._left -= 1
-        if self._error is not None and self._left < 0:
-            raise self._error
-        return self._block()
+    def __call__(
+        self, block: Callable[[str], Block], *flags: str, fails: dict[str, tuple[int, Exception]] | None = None, warm: Block = lambda: 0.0
+    ) -> tuple[int, dict[str, Any]]:
+        fails, done = fails or {}, dict[str, int]()
 
-    def info(self) -> StepInfo:
-        return INFO
+        def tried(arm: TimedArm) -> None:
+            at, error = fails.get(arm.label, (math.inf, None))
+            done[arm.label] = done.get(arm.label, -1) + 1
+            if error is not None and done[arm.label] >= at:
+                raise error
 
-    def close(self) -> None:
-        pass
+        def warmed(arm: TimedArm, clock: Clock) -> None:
+            tried(arm)
+            arm.steps, arm.facts, arm.fake = 1, KNOWN, block(arm.label)  # type: ignore[attr-defined]
+            warm()
+
+        def timed_(arm: TimedArm) -> float:
+            tried(arm)
+            return float(arm.fake())  # type: ignore[attr-defined]
+
+        self.patch.setattr(TimedArm, "warm", warmed)
+        self.patch.setattr(TimedArm, "block", timed_)
+        path = self.folder / "bench.json"
+        code = command.main([*NANO, *(word for label in LABELS for word in ("--arm", label)), *flags, "--json", str(path)])
+        return code, json.loads(path.read_text()) if path.exists() else {}
 
 
-def fake_bench(arms: list[BenchArm], make: Callable[[BenchArm], Fake], **options: Any) -> dict[str, Any]:
-    return measure.bench(arms, seconds=options.pop("seconds", 60), make=lambda arm, clock: make(arm), **options)
+@pytest.fixture
+def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Raced:
+    return Raced(tmp_path, monkeypatch)
 
 
-def test_a_planted_tenth_comes_out_exactly(arms: list[BenchArm]):
+def still(label: str) -> Block:
+    return lambda: 1.0
+
+
+def test_a_planted_tenth_comes_out_exactly(raced: Raced, capsys: pytest.CaptureFixture[str]):
     machine, costs = Machine(drift=0.001), {"mlp=gelu4x": 1e-5, "mlp=gelu3x": 1.1e-5, "attention=mha": 1e-5}
-    result = fake_bench(arms, lambda arm: Fake(machine.arm(costs[arm.label])))
+    _, result = raced(lambda label: machine.arm(costs[label]))
     base, slower, same = result["arms"]
-    assert (slower["speed"]["ratio"], slower["verdict"]) == (pytest.approx(1 / 1.1), "slower")
+    assert (slower["speed"]["ratio"], slower["verdict"]) == (pytest.approx(1 / 1.1), "worse")
     assert (same["speed"]["ratio"], same["verdict"]) == (pytest.approx(1), "no difference shown")
-    assert (result["control"]["speed"]["ratio"], result["control"]["verdict"]) == (pytest.approx(1), "in order")
-    assert base["verdict"] is None
-    assert base["step_ms"] == pytest.approx(2.56 * (1 + 0.001 * machine.blocks / 2), rel=1e-3)
-    assert result["rounds"] == 8  # the first look is enough
-    assert np.shape(base["seconds_per_token"]) == (8, 2)
+    assert (result["control"]["speed"]["ratio"], result["control"]["verdict"]) == (pytest.approx(1), "no difference shown")
+    assert (base["verdict"], base["speed"]) == (None, None)
+    assert base["step_ms"] == pytest.approx(2.56 * (1 + 0.001 * machine.blocks / 2), rel=1e-2)
+    assert result["rounds"] == 3  # the first look is enough
+    assert np.shape(base["seconds_per_token"]) == (3, 2)
+    assert re.search(r"\nmlp=gelu3x .* 9\.1% slower \[8\.6% to 9\.5% slower\] .* worse\n", capsys.readouterr().out)
 
 
-def test_an_arm_that_does_not_fit_or_fails_is_a_line(
-    arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    errors = {"mlp=gelu3x": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore"), "attention=mha": OSError("gone")}
-    fails = {"mlp=gelu3x": 0, "attention=mha": 5}
-
-    def make(arm: BenchArm) -> Fake:
-        if fails.get(arm.label) == 0:
-            raise errors[arm.label]
-        return Fake(Machine(drift=0).arm(1.0), fails_at=fails.get(arm.label, -1), error=errors.get(arm.label))
-
-    result = fake_bench(arms, make)
+def test_an_arm_that_does_not_fit_or_fails_is_a_line(raced: Raced, capsys: pytest.CaptureFixture[str]):
+    big = 0, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
+    code, result = raced(still, "--rounds", "8", fails={"mlp=gelu3x": big, "attention=mha": (5, OSError("gone"))})
     assert [(arm["status"], arm["reason"]) for arm in result["arms"]] == [
         ("measured", None),
         ("does not fit", "CUDA out of memory. Tried to allocate 6 GiB"),
         ("failed", "OSError: gone"),
     ]
-    assert result["control"]["verdict"] == "in order"
-    text = render_bench(result)
-    assert "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in text
-    monkeypatch.setattr(measure, "bench", lambda *args, **options: result)
-    assert command.main([*NANO, "--arm", "mlp=gelu4x", "--arm", "attention=mha"]) == 1  # one failed
-    del result["arms"][2]
-    assert command.main([*NANO, "--arm", "mlp=gelu4x", "--arm", "attention=mha"]) == 0  # one does not fit
-    capsys.readouterr()
+    assert code == 1  # one failed
+    assert "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in capsys.readouterr().out
+    assert raced(still, fails={"mlp=gelu3x": big})[0] == 0
 
 
-def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
+def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
     graphs: list[weakref.ref[torch.Tensor]] = []
 
     def out_of_memory(self: torch.Tensor) -> None:
@@ -319,84 +271,51 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(arms: list[Be
         graphs.append(weakref.ref(kept.metadata.setdefault("mark", torch.ones(1))))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def make(arm: BenchArm) -> Any:
-        if arm.label == "mlp=gelu3x":
-            with monkeypatch.context() as patch:
-                patch.setattr(torch.Tensor, "backward", out_of_memory)
-                return Contestant(arm, clock=Clock.cpu)
-        return Fake(Machine(drift=0).arm(1.0))
-
-    result = fake_bench(arms, make)
-    assert result["arms"][1]["status"] == "does not fit"
+    monkeypatch.setattr(torch.Tensor, "backward", out_of_memory)
+    arm = TimedArm("", nano())
+    assert math.isnan(arm.tried(lambda: arm.warm(Clock.cpu)))
+    assert arm.status == "does not fit"
     assert [graph() for graph in graphs] == [None]
 
 
-def test_without_its_baseline_a_bench_fails(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def make(arm: BenchArm) -> Fake:
-        return Fake(Machine(drift=0).arm(1.0), fails_at=3, error=MemoryError("no more"))
-
-    with pytest.raises(measure.BaselineError, match="the baseline, mlp=gelu4x: does not fit: no more"):
-        fake_bench(arms, make)
-    monkeypatch.setattr(measure, "Contestant", lambda arm, clock: make(arm))
-    assert command.main([*NANO, "--arm", "", "--arm", "attention=mha"]) == 1
-    assert capsys.readouterr().err == "nocap: the baseline, (no change): does not fit: no more\n"
+def test_without_its_baseline_a_bench_fails(raced: Raced, capsys: pytest.CaptureFixture[str]):
+    assert raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))}) == (1, {})
+    assert capsys.readouterr().err == "nocap: the baseline, mlp=gelu4x: does not fit: no more\n"
 
 
-@pytest.mark.slow
-def test_time_ends_a_bench_that_stays_noisy(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
+def test_time_ends_a_bench_that_stays_noisy(raced: Raced, monkeypatch: pytest.MonkeyPatch):
     now = iter(range(10_000))
     monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(now)))
     rng = np.random.default_rng(0)
-    result = fake_bench(arms, lambda arm: Fake(lambda: float(np.exp(rng.normal()))), seconds=100)
-    assert 8 < result["rounds"] < 100
-    assert all(arm["verdict"].startswith("no verdict: the machine is too noisy") for arm in result["arms"][1:])
-    assert result["control"]["half_width"] > LIMIT[Device.cpu]
-    exact = fake_bench(arms, lambda arm: Fake(lambda: float(np.exp(rng.normal()))), seconds=1, rounds=9)
-    assert exact["rounds"] == 9
+
+    def noise(label: str) -> Block:
+        return lambda: float(np.exp(rng.normal()))
+
+    _, result = raced(noise, "--seconds", "100")
+    assert 3 < result["rounds"] < 100
+    assert raced(noise, "--seconds", "1", "--rounds", "9")[1]["rounds"] == 9
 
 
-def test_an_arm_whose_turn_comes_too_late_is_left_out(arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
+def test_an_arm_whose_turn_comes_too_late_is_left_out(raced: Raced, monkeypatch: pytest.MonkeyPatch):
     clock = {"now": 0.0}
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock["now"])
 
-    def make(arm: BenchArm) -> Fake:
+    def late() -> float:
         clock["now"] += 25  # s: after three of them, 60% of 100 s have passed
-        return Fake(Machine(drift=0).arm(1.0))
+        return 0.0
 
-    result = fake_bench(arms, make, seconds=100)
+    _, result = raced(still, "--seconds", "100", warm=late)
     assert [arm["status"] for arm in result["arms"]] == ["measured", "measured", "not measured"]
     assert result["arms"][2]["reason"] == "the arms before it took 75 s of 100 s to warm up"
 
 
-def test_the_result_has_one_schema(arms: list[BenchArm]):
+def test_the_result_has_one_schema(raced: Raced):
     """Whatever became of an arm, and strict JSON."""
-
-    def make(arm: BenchArm) -> Fake:
-        if arm.label == "attention=mha":
-            raise MemoryError("no more")
-        return Fake(Machine(drift=0).arm(1.0))
-
-    result = fake_bench(arms, make)
-    top = {
-        "kind",
-        "date",
-        "started",
-        "ended",
-        "hardware",
-        "clock",
-        "limit",
-        "rounds",
-        "spent_s",
-        "peak_flops",
-        "control",
-        "arms",
-        "measurements",
-    }
-    assert set(result) == top
-    keys = {"label", "status", "reason", "verdict", "speed", "half_width", "tokens_per_s", "step_ms", "speed_by_flops", "mfu", "config"}
-    keys |= {"tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "flops_basis", "params", "kernel", "memory_mib"}
-    keys |= {"seconds_per_token", "settings"}
-    assert all(set(arm) == keys for arm in result["arms"])
+    _, result = raced(still, fails={"attention=mha": (0, MemoryError("no more"))})
+    top = {"schema_version", "suite", "words", "kind", "date", "started", "ended", "hardware", "clock", "limit", "rounds", "spent_s"}
+    assert set(result) == top | {"peak_flops", "control", "arms", "measurements"}
+    keys = {"label", "status", "reason", "verdict", "speed", "tokens_per_s", "step_ms", "speed_by_flops", "mfu", "config"}
+    assert all(set(arm) == keys | set(KNOWN) | {"seconds_per_token"} for arm in result["arms"])
     assert result["hardware"]["name"] == hardware.device_name(Device.cpu)
     seconds = result["arms"][0]["seconds_per_token"]
     first = {"arm": "mlp=gelu4x", "repeat": 0, "metric": "tokens_per_s", "unit": "tokens/s", "better": "higher", "ending": "measured"}
@@ -424,7 +343,7 @@ def test_the_result_has_one_schema(arms: list[BenchArm]):
             ("--arm", "", "--arm", "trainer.devices=2 trainer.micro_batch=1"),
             "trainer.devices must be 1: one device is timed at a time, got 2",
         ),
-        (("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "7"), "--rounds must be at least 8 for an interval, got 7"),
+        (("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "2"), "--rounds must be at least 3, got 2"),
         (("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"), "--seconds must be above 0, got nan"),
         (("--arm", "", "--arm", "mlp=gelu3x", "--json", "/dev/null/x"), "--json must be a file that can be written, got /dev/null/x"),
         (("--suite", "cpu", "--arm", "mlp=gelu3x"), "--arm must be left out with --suite, which has its own, got 1 of them"),
@@ -452,19 +371,18 @@ def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
         compose_arms(NANO, ["", "trainer.device=cuda"])
 
 
-def test_threads_choose_the_clock(arms: list[BenchArm]):
-    assert clock_of([arm.run for arm in arms]) is Clock.cpu
-    assert clock_of([arms[0].run, compose_arm(NANO, "trainer.threads=2").run]) is Clock.wall
-    small = compose_arm(["model=small", "trainer.device=cpu"], "").run.trainer  # a training of it would be compiled
+def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
+    small = compose_arm(["model=small", "trainer.device=cpu"], "")[1].trainer  # a training of it would be compiled
     assert (small.threads, small.compile) == (1, Compile.off)
-    assert compose_arm(["model=small", "trainer.device=cpu"], "trainer.compile=regional").run.trainer.compile is Compile.regional
+    assert compose_arm(["model=small", "trainer.device=cpu"], "trainer.compile=regional")[1].trainer.compile is Compile.regional
+    assert [Clock.of(Device.cpu, threads) for threads in (1, 2)] == [Clock.cpu, Clock.wall]
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
     base, overrides, _ = suite(name, [])
-    arms = compose_arms(base, overrides)
+    arms = compose_arms(base, overrides).values()
     changed = " ".join(overrides)
     for option in (
         "flash",
@@ -485,10 +403,10 @@ def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPat
         "block",
     ):
         assert f"={option}" in changed
-    assert {arm.run.trainer.batch_tokens for arm in arms} == {8 * 1024 if name == "gpu" else 512}
-    plain, *others = (step_config(arm.run) for arm in arms)
+    assert {run.trainer.batch_tokens for run in arms} == {8 * 1024 if name == "gpu" else 512}
+    plain, *others = map(step_config, arms)
     assert all(sum(one[group] != plain[group] for group in plain) == 1 for one in others)  # an arm is one change
-    assert {arm.run.trainer.device.value for arm in arms} == {"cuda" if name == "gpu" else "cpu"}
+    assert {run.trainer.device.value for run in arms} == {"cuda" if name == "gpu" else "cpu"}
 
 
 # --- external arms -----------------------------------------------------------------------------------------------------------------
@@ -529,7 +447,7 @@ def build(request, *, scale="0"):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short blocks, and a peak that is not measured."""
-    monkeypatch.setattr(contestant, "BLOCK_S", dict.fromkeys(Device, 0.005))
+    monkeypatch.setattr(timed, "BLOCK_S", dict.fromkeys(Device, 0.005))
     monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
 
 
@@ -541,24 +459,27 @@ def bigram(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, arms: list[BenchArm], monkeypatch: pytest.MonkeyPatch):
-    own, read = Contestant(compose_arm(NANO, "trainer.steps=5"), clock=Clock.cpu), list[torch.Tensor]()
-    forward = own._trainee.forward
-    monkeypatch.setattr(own._trainee, "forward", lambda x, y: read.append(torch.cat([x, y[:, -1:]], dim=1)) or forward(x, y))
-    own._step = 0
-    other = ExternalContestant(replace(arms[0], run=own.run, external=load(bigram, [])), clock=Clock.cpu)
-    losses = [other.step().loss for _ in range(8)]
+def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch: pytest.MonkeyPatch):
+    run, read = nano("trainer.steps=5"), list[torch.Tensor]()
+    own, other = TimedArm("", run), ExternalArm("", run, bigram, {})
+    own.warm(Clock.cpu)
+    forward = own.built.forward
+    monkeypatch.setattr(own.built, "forward", lambda x, y: read.append(torch.cat([x, y[:, -1:]], dim=1)) or forward(x, y))
+    own.at = 0
+    other.warm(Clock.cpu)
+    losses = [other.step() for _ in range(8)]
     for _ in range(7):
         own.step()
-    assert len(other._call.seen) == 1 + 3 + 8
-    assert all(torch.equal(a, b) for a, b in zip(other._call.seen, read, strict=False))
-    assert other._call.seen[0].dtype is torch.int64
+    seen = other.built.call.seen
+    assert len(seen) == 1 + 3 + 8
+    assert all(torch.equal(a, b) for a, b in zip(seen, read, strict=False))
+    assert seen[0].dtype is torch.int64
     assert losses[0] == pytest.approx(math.log(257), abs=0.1)
-    info = other.info()
-    table = 257**2 * 4 / 2**20
-    assert (info.params, info.flops_per_token, info.settings) == (257**2, None, {"model": "bigram", "precision": "fp32"})
-    assert [info.memory_mib[part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx([table] * 3)
-    assert info.memory_mib["peak"] > 3 * table + 256 * 257 * 4 / 2**20  # the logits, kept for the backward
+    other.close()
+    facts, table = other.facts, 257**2 * 4 / 2**20
+    assert (facts["params"], facts["flops_per_token"], facts["settings"]) == (257**2, None, {"model": "bigram", "precision": "fp32"})
+    assert [facts["memory_mib"][part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx([table] * 3)
+    assert facts["memory_mib"]["peak"] > 3 * table + 256 * 257 * 4 / 2**20  # the logits, kept for the backward
 
 
 @pytest.mark.usefixtures("one_thread", "quick")
@@ -606,7 +527,11 @@ BUILD = "\nbuild = lambda request: Step()"
         ("def build(request):\n raise KeyError('a\\nb')", "x.py cannot build its step: KeyError, line 2: 'a\\nb'"),
         ("def build(request): ...", "x.py cannot build its step: TypeError: build must return a callable step, got None"),
         ("build = lambda request: print", "build must return a step with its tensors as parameters, got []"),
-        (f"{STEP}return 0.0\n settings={{1: 2}}{BUILD}", "a step with settings, a dict of plain JSON values"),
+        (f"{STEP}return 0.0\n settings=[1]{BUILD}", "a step with settings, a dict of plain JSON values, got [1]"),
+        (
+            f"{STEP}return 0.0\n settings={{1: print}}{BUILD}",
+            "TypeError: Object of type builtin_function_or_method is not",
+        ),
         (f"{STEP}return 0.0\n optimizers=[1]{BUILD}", "a step whose optimizers are torch's, got [1]"),
         (f"{STEP}return 0.0\n flops_per_token=0{BUILD}", "a step whose flops_per_token is above 0, got 0"),
         (f"{STEP}return 0.0{BUILD}", "x.py must update its parameters, got a step that changes none"),
@@ -614,16 +539,16 @@ BUILD = "\nbuild = lambda request: Step()"
         (f"{STEP}tokens.nope{BUILD}", "x.py cannot take a step: AttributeError, line 4: "),
     ],
 )
-def test_a_mistake_in_an_external_file_is_one_line(source: str, said: str, tmp_path: Path, arms: list[BenchArm]):
+def test_a_mistake_in_an_external_file_is_one_line(source: str, said: str, tmp_path: Path):
     (tmp_path / "x.py").write_text(source)
     with pytest.raises(InputError, match=re.escape(said)) as refused:
-        ExternalContestant(replace(arms[0], external=load(tmp_path / "x.py", [])), clock=Clock.cpu)
+        ExternalArm("", nano(), tmp_path / "x.py", {}).warm(Clock.cpu)
     assert "\n" not in str(refused.value)
 
 
-def test_a_mistake_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("one_thread", "quick")
+def test_a_mistake_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "x.py").write_text("def build(request): return 1/0")
-    monkeypatch.setattr(measure, "Contestant", lambda arm, clock: Fake(Machine(drift=0).arm(1.0)))
     with pytest.raises(SystemExit) as left:
         command.main([*NANO, "--arm", "", "--arm-external", str(tmp_path / "x.py")])
     assert left.value.code == 2
@@ -641,12 +566,11 @@ def test_a_mistake_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("{} model.n_layer=3",), "an override must be of trainer.compile, trainer.micro_batch, trainer.precision, got model.n_layer=3"),
         (("{} trainer.precision=fp8",), "trainer.precision"),
         (("{} '",), "No closing quotation"),
-        (("{}", "{}"), "must differ from the others, got 'bigram.py'"),
     ],
 )
-def test_refused_external_arms(words: tuple[str, ...], said: str, bigram: Path, arms: list[BenchArm]):
+def test_refused_external_arms(words: tuple[str, ...], said: str, bigram: Path):
     with pytest.raises(InputError, match=re.escape(said)):
-        compose_externals(NANO, [typed.format(bigram) for typed in words], arms[0])
+        compose_externals(NANO, [typed.format(bigram) for typed in words], nano())
 
 
 @pytest.mark.parametrize(
@@ -657,9 +581,9 @@ def test_refused_external_arms(words: tuple[str, ...], said: str, bigram: Path, 
         ("tokenizer=gpt2", "the vocabulary must be the baseline's 257: set it for all arms, outside --arm, got 50257"),
     ],
 )
-def test_an_external_arm_has_the_baselines_tokens(other: str, said: str, bigram: Path, arms: list[BenchArm]):
+def test_an_external_arm_has_the_baselines_tokens(other: str, said: str, bigram: Path):
     with pytest.raises(InputError, match=re.escape(said)):
-        compose_externals([*NANO, other], [str(bigram)], arms[0])
+        compose_externals([*NANO, other], [str(bigram)], nano())
 
 
 def test_without_a_baseline_there_is_no_race(bigram: Path, capsys: pytest.CaptureFixture[str]):
@@ -669,30 +593,30 @@ def test_without_a_baseline_there_is_no_race(bigram: Path, capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("one_thread", "quick")
-def test_an_external_arm_that_fails_later_is_a_line(bigram: Path, arms: list[BenchArm]):
+def test_an_external_arm_that_fails_later_is_a_line(bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """It stops no other, and a loss that is not finite is no step."""
     reasons = {
         "return 1/0": "cannot take a step: ZeroDivisionError, line 25: division by zero",
         "return float('nan')": "the loss is nan after ",
     }
-    raced = [arms[0]]
-    for last in reasons:
-        bigram.write_text(BIGRAM.replace("return loss.detach()", f"if len(self.seen) < 9: return loss.detach()\n        {last}"))
-        raced.append(replace(arms[0], label=last, external=load(bigram, [])))
-
-    def make(arm: BenchArm) -> Any:
-        return ExternalContestant(arm, clock=Clock.cpu) if arm.external else Fake(Machine(drift=0).arm(1.0))
-
-    base, *failed = fake_bench(raced, make, rounds=8)["arms"]
+    files = []
+    for n, last in enumerate(reasons):
+        files.append(tmp_path / f"fails{n}.py")
+        files[-1].write_text(BIGRAM.replace("return loss.detach()", f"if len(self.seen) < 9: return loss.detach()\n        {last}"))
+    words = [word for file in files for word in ("--arm-external", str(file))]
+    assert command.main([*NANO, "--arm", "", *words, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 1
+    base, *failed = json.loads((tmp_path / "r.json").read_text())["arms"]
     assert base["status"] == "measured"
     assert [arm["status"] for arm in failed] == ["failed"] * 2
     assert all(reason in arm["reason"] for reason, arm in zip(reasons.values(), failed, strict=True))
+    assert "fails0.py: failed: " in capsys.readouterr().out
 
 
 def test_the_documented_file_is_the_example():
     example = REPO / "experiments" / "peers" / "bigram.py"
     assert example.read_text().partition('"""\n\n')[2] in (REPO / "docs" / "measuring.md").read_text()
-    assert load(example, ["rate=2"]).options == {"rate": "2"}
+    (arm,) = compose_externals(NANO, [f"{example} rate=2"], nano())
+    assert arm.options == {"rate": "2"}
 
 
 # --- the real thing ----------------------------------------------------------------------------------------------------------------
@@ -730,21 +654,23 @@ def test_a_real_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_contestant_takes_the_trainers_steps():
+def test_an_arm_takes_the_trainers_steps():
     """Made-up tokens are uniform, so that it starts at ln V; the schedule begins anew after the last step."""
-    arm = compose_arm(NANO, "trainer.steps=5")
-    contestant = Contestant(arm, clock=Clock.cpu)
-    losses = [contestant.step().loss for _ in range(8)]
-    assert losses[0] == pytest.approx(math.log(257), abs=0.3)
-    again = Contestant(arm, clock=Clock.cpu)
-    assert [again.step().loss for _ in range(8)] == losses
+    losses = []
+    for _ in range(2):
+        arm = TimedArm("", nano("trainer.steps=5"))
+        arm.warm(Clock.cpu)
+        losses.append([arm.step() for _ in range(8)])
+    assert losses[0][0] == pytest.approx(math.log(257), abs=0.3)
+    assert losses[1] == losses[0]
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_diverged_step_is_no_step():
     outside.use([EXPLODING[1]])
+    arm = TimedArm("", nano(EXPLODING[2]))
     with pytest.raises(DivergedError, match="its gradient's norm nan"):
-        Contestant(compose_arm(NANO, EXPLODING[2]), clock=Clock.cpu)
+        arm.warm(Clock.cpu)
 
 
 def test_memory_that_is_not_there_is_refused_at_once():
@@ -758,7 +684,7 @@ def test_memory_that_is_not_there_is_refused_at_once():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="times a GPU, and there is none")
 def test_a_real_bench_on_a_gpu():
     arms = compose_arms(["model=small", "trainer.device=cuda", "trainer.compile=off"], ["", "model.n_layer=12"])
-    result = measure.bench(arms, seconds=60, rounds=8)
+    result = bench([TimedArm(label, run) for label, run in arms.items()], seconds=60, rounds=8)
     one, two = result["arms"]
     assert result["clock"] == "CUDA events"
     assert two["speed"]["high"] < 0.9

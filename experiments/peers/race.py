@@ -18,8 +18,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nocap import bench
-from nocap.measure.rounds import speed_over
+from nocap.judge.interval import Estimate, of_pairs
 
 HERE = Path(__file__).resolve().parent
 COMMON = "tracker=none trainer.device=cpu trainer.threads=1"
@@ -41,7 +43,6 @@ FEWER = {
     "tiny_gpt2": {"own": OWN[2:], "nocap_test": ALL[3:], "nanogpt": ALL[1::2], "nanochat": ALL[3:]},
     "d12_gpt2": {"own": OWN[3:], "nocap_test": ALL[3:], "nanogpt": ALL[3:], "nanochat": ALL[3:]},
 }
-CONFIDENCE = 0.99
 MARK = "<!-- the table -->"
 
 
@@ -77,12 +78,16 @@ def rows(shape: str, found: dict[str, Any]) -> list[str]:
     lines = []
     for peer in PEERS:
         rival = fastest(arm for arm in arms if arm["config"].get("external", {}).get("file") == f"{peer}.py")
-        ours = [
-            f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]" for e in (speed_over(one, rival, confidence=CONFIDENCE) for one in (default, best))
-        ]
+        ours = [f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]" for e in (speed_over(one, rival) for one in (default, best))]
         cells = [shape, rival["settings"]["model"], short(rival), *ours, short(best), f"{control['low']:.2f} to {control['high']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def speed_over(arm: dict[str, Any], other: dict[str, Any]) -> Estimate:
+    """Of two arms of a bench: tokens/s of one over the other's, round by round."""
+    mine, theirs = (np.log(np.mean(one["seconds_per_token"], axis=1)) for one in (arm, other))
+    return of_pairs(theirs - mine).exp()
 
 
 def fastest(arms: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.measure.decode import Cached, Engine, Recompute
 from nocap.measure.generation import Sampler, generate
-from nocap.measure.latency import allocated_bytes, random_prompt
+from nocap.measure.parts import allocated_bytes
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 from nocap.report.table import aligned
@@ -71,7 +71,7 @@ def bench(words: tuple[str, ...], *, vocab_size: int, prompt: int, new: int, tex
     """All engines at one shape, in turns: `texts` texts, each a prompt with its first token, then `new` tokens more."""
     run = compose([*FIXED, *words])
     model = build_model(run, vocab_size=vocab_size).eval()
-    prompt_1T = random_prompt(prompt, vocab_size=vocab_size)
+    prompt_1T = torch.randint(vocab_size, (1, prompt), generator=torch.Generator().manual_seed(0))
     cached = [Cached(model, run, batch=1, capacity=prompt + new, compiled=compiled) for compiled in (False, True)]
     engines = dict(zip(("no cache", "cache", "cache, compiled"), (Recompute(model), *cached), strict=True))
     measured = {name: Measured() for name in engines}

@@ -94,7 +94,7 @@ def counts(trial: Trial) -> str:
         expect(abs(claim - really) <= 0.01 * really, f"flops_per_token says {claim:,.0f}, and {really:,.0f} are counted")
     trainee, _ = _steps(trial, run, 1)
     parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
-    kept = sum(count(run, vocab_size=trial.data.vocab_size).kept.values()) / memory.MIB
+    kept = sum(count(run, vocab_size=trial.data.vocab_size).ranges.kept.values()) / memory.MIB
     held = ", ".join(f"{name} {mib:.2f}" for name, mib in {**parts, "activations": kept}.items())
     return f"{flops / 1e6:.3f} MFLOPs a token ({basis}); MiB: {held}"
 

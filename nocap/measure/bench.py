@@ -1,32 +1,40 @@
-"""A bench from its arms to its result: warm up, interleave until the intervals are narrow or the time is spent, judge."""
+"""A bench from its arms to its result: warm up, take turns until the intervals are narrow or the time is spent, compare.
+
+A round has two blocks of each arm, there and back, and gives one log ratio an arm, to the baseline's second instance: what is built and
+timed first has come out 0.5 to 1% slow, and the first instance, the control, is only there to show it. The interval is the one of all
+nocap (`judge.interval`), over rounds, wider by what the baseline differs from itself. All of it is of one session.
+
+Rounds go on until the intervals are narrow enough. Their width does not depend on where they lie, so that stopping on it keeps the level
+(`tests/test_speed.py` simulates it).
+"""
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
 from datetime import date
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from nocap.config import hardware
-from nocap.config.keys import InputError
 from nocap.config.trainer import Device
-from nocap.measure.arms import BenchArm, Times, interleave
-from nocap.measure.clock import Clock, clock_of
-from nocap.measure.contestant import Contestant, StepInfo
-from nocap.measure.external import ExternalContestant
+from nocap.judge.compare import Outcome
+from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, of_pairs
+from nocap.measure.clock import Clock
 from nocap.measure.roofline import matmul_flops
-from nocap.measure.rounds import LIMIT, Narrow, SpeedVerdict, confidence_for, judge, signed_rank_needs
+from nocap.measure.timed import TimedArm
 from nocap.store.measurement import Measurement, now
 from nocap.store.metrics import METRICS
 from nocap.training import memory
 
+Times = NDArray[np.float64]  # (rounds, instances, 2): seconds a token in the two blocks of each; NaN from where it failed
+LIMIT = {Device.cpu: 0.03, Device.cuda: 0.01}  # half-width of an interval, of the ratio's logarithm, that needs no more rounds
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
 
 
@@ -34,107 +42,10 @@ class BaselineError(RuntimeError):
     """The baseline cannot be timed, and nothing can be compared with it."""
 
 
-@dataclass(kw_only=True, slots=True)
-class BenchResult:
-    """An arm in the result; `None` where there is nothing to report."""
-
-    info: StepInfo | None
-    label: str
-    status: str  # measured, not measured, failed, or does not fit
-    reason: str | None
-    verdict: str | None
-    speed: dict[str, float] | None  # ratio, low, high: tokens/s over those of the baseline's second instance, with its interval
-    half_width: float | None  # of the speed's logarithm
-    tokens_per_s: float | None
-    step_ms: float | None
-    speed_by_flops: float | None  # what arithmetic alone would give
-    mfu: dict[str, float | None]  # of the nominal and of the measured peak
-    config: dict[str, Any]
-    seconds_per_token: list[list[float]] | None  # (rounds, 2)
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON: the same keys for every arm, the info' among them."""
-        content = asdict(self)
-        return {**dict.fromkeys(f.name for f in fields(StepInfo)), **(content.pop("info") or {}), **content}
-
-
-CONTROL = ("verdict", "speed", "half_width", "tokens_per_s", "warm_up_s", "seconds_per_token")  # of the baseline against itself
-
-
-# --- the arms while they are timed
-
-
-class Lane:
-    """An arm's place in the bench, also when it could not be timed."""
-
-    def __init__(self, arm: BenchArm) -> None:
-        self.arm, self.status, self.reason = arm, "measured", ""
-        self.info: StepInfo | None = None
-        self._timed: Contestant | None = None
-
-    @property
-    def measured(self) -> bool:
-        return self.status == "measured"
-
-    def warm(self, make: Callable[[BenchArm], Contestant]) -> None:
-        try:
-            self._timed = make(self.arm)
-        except Exception as error:  # one arm that cannot run stops no other
-            if self.arm.external is not None and isinstance(error, InputError):
-                raise  # a mistake in a file: nothing has been timed yet
-            self._fail(error)
-
-    def block(self) -> float:
-        """NaN from the moment the arm fails."""
-        if self._timed is None:
-            return math.nan
-        try:
-            return self._timed.block()
-        except Exception as error:
-            self._fail(error)
-            return math.nan
-
-    def leave_out(self, reason: str) -> None:
-        self.status, self.reason = "not measured", reason
-
-    def close(self) -> None:
-        if self._timed is not None:
-            self.info = self._timed.info()
-            self._timed.close()
-            self._timed = None
-
-    def _fail(self, error: Exception) -> None:
-        line, _, rest = str(error).strip().partition("\n")
-        line += " " + rest.strip().partition("\n")[0] if line.endswith(":") else ""  # a compiler's: what it passes on
-        self.status, self.reason = ("does not fit", line) if memory.ran_out(error) else ("failed", f"{type(error).__name__}: {line}")
-        error.__traceback__ = None  # its frames hold the arm's tensors
-        self.close()
-        memory.give_back(torch.device(self.arm.run.trainer.device.value))
-
-
-class Budget:
-    """The time that a bench may take, and its number of rounds where that is given."""
-
-    def __init__(self, *, seconds: float, rounds: int | None) -> None:
-        self.seconds, self.rounds, self._began = seconds, rounds, time.monotonic()
-
-    def spent(self) -> float:
-        return time.monotonic() - self._began
-
-
-def _contestant(arm: BenchArm, clock: Clock) -> Contestant:
-    return (Contestant if arm.external is None else ExternalContestant)(arm, clock=clock)
-
-
 def bench(
-    arms: Sequence[BenchArm],
-    *,
-    seconds: float,
-    rounds: int | None = None,
-    make: Callable[[BenchArm, Clock], Contestant] = _contestant,
-    log: Callable[[str], None] = lambda line: None,
+    arms: Sequence[TimedArm], *, seconds: float, rounds: int | None = None, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Time the arms against the first one, which runs twice: the second is the control. The result as JSON types.
+    """Time the arms against the first one. The result as JSON types.
 
     Without `rounds`, rounds go on until every interval is within the limit or `seconds`, warm-up included, are spent.
 
@@ -142,127 +53,137 @@ def bench(
         BaselineError: the baseline fails or does not fit.
         InputError: an external arm's file has a mistake.
     """
-    started = now()
-    budget, clock, device = Budget(seconds=seconds, rounds=rounds), clock_of([arm.run for arm in arms]), arms[0].run.trainer.device
-    lanes = [Lane(arm) for arm in (arms[0], *arms)]
-    rule = Narrow(limit=LIMIT[device], confidence=confidence_for(len(arms) - 1))
-    with memory.bounded() if device is Device.cpu else nullcontext():  # CUDA reserves addresses by the terabyte
-        _warm_up(lanes, lambda arm: make(arm, clock), budget, log)
-        warm_up_s = budget.spent()
-        times = _measure(lanes, rule, budget, log)
-        peaks = _peaks(lanes)
-    base, control, *others = (result.plain() for result in _judged(lanes, times, rule, peaks))
+    started, began, trainer = now(), time.monotonic(), arms[0].run.trainer
+    clock = Clock.of(trainer.device, max(arm.run.trainer.threads for arm in arms))
+    instances = [copy.copy(arms[0]), *arms]  # the control comes first
+
+    def spent() -> float:
+        return time.monotonic() - began
+
+    def enough(times: Times) -> bool:
+        _check_baseline(instances)
+        log(f"round {len(times)}, {spent():.0f} s")
+        if rounds is not None:
+            return len(times) >= rounds
+        next_s = (spent() - warm_up_s) / len(times)
+        narrow = all(each.half_width <= LIMIT[trainer.device] for each in estimates(times) if each)
+        return spent() + next_s > seconds or narrow
+
+    with memory.bounded() if trainer.device is Device.cpu else nullcontext():  # CUDA reserves addresses by the terabyte
+        for i, arm in enumerate(instances):
+            if i > 1 and rounds is None and spent() > WARM_SHARE * seconds:
+                arm.status, arm.reason = "not measured", f"the arms before it took {spent():.0f} s of {seconds:g} s to warm up"
+                continue
+            log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
+            arm.tried(lambda arm=arm: arm.warm(clock))  # type: ignore[misc]
+            _check_baseline(instances)
+        warm_up_s = spent()
+        gc.collect()
+        gc.freeze()  # the collector need not walk through all arms in the middle of one's block
+        try:
+            times = interleave([lambda arm=arm: arm.tried(arm.block) for arm in instances], enough=enough)  # type: ignore[misc]
+        finally:
+            gc.unfreeze()
+        for arm in instances:
+            arm.close()
+        peaks = _peaks(instances)
+    machine = hardware.describe(trainer.device, trainer.threads)
+    found = estimates(times)
+    rows = [_row(arm, times[:, i], found[i], base=arms[0], peaks=peaks) for i, arm in enumerate(instances)]
+    kept = ("verdict", "speed", "tokens_per_s", "warm_up_s", "seconds_per_token")  # of the baseline against itself
     return {
         "kind": "bench",
         "date": date.today().isoformat(),
         "started": started,
         "ended": now(),
-        "hardware": hardware.describe(device, arms[0].run.trainer.threads),
+        "hardware": machine,
         "clock": clock.value,
-        "limit": {"half_width": rule.limit, "confidence": rule.confidence, "least_rounds": signed_rank_needs(rule.confidence)},
+        "limit": {"half_width": LIMIT[trainer.device], "confidence": CONFIDENCE},
         "rounds": len(times),
-        "spent_s": {"warm_up": warm_up_s, "all": budget.spent()},
+        "spent_s": {"warm_up": warm_up_s, "all": spent()},
         "peak_flops": peaks,
-        "control": {key: control[key] for key in CONTROL},
-        "arms": [base, *others],
-        "measurements": [one.json() for arm in _measurements(lanes, times) for one in arm],
+        "control": {key: rows[0][key] for key in kept},
+        "arms": rows[1:],
+        "measurements": [one.json() for row in rows[1:] for one in _measurements(row, str(machine["fingerprint"]))],
     }
 
 
-def _warm_up(lanes: Sequence[Lane], make: Callable[[BenchArm], Contestant], budget: Budget, log: Callable[[str], None]) -> None:
-    for i, lane in enumerate(lanes):
-        if i > 1 and budget.rounds is None and budget.spent() > WARM_SHARE * budget.seconds:
-            lane.leave_out(f"the arms before it took {budget.spent():.0f} s of {budget.seconds:g} s to warm up")
-            continue
-        log(f"warming up {lane.arm.label}" + (", again" if i == 1 else ""))
-        lane.warm(make)
-        _check_baseline(lanes[: min(i + 1, 2)])
+def order(n: int, *, round_: int) -> list[int]:
+    """The instances of a round's blocks: A B C C B A, so that a machine whose speed drifts evenly slows all alike; then B C A A C B, and
+    so on. Over n rounds each has every place once; then the neighbours change."""
+    cycle, shift = divmod(round_, n)
+    there = np.roll(np.random.default_rng(cycle).permutation(n) if cycle else np.arange(n), -shift).tolist()
+    return [*there, *reversed(there)]
 
 
-def _measure(lanes: Sequence[Lane], narrow: Narrow, budget: Budget, log: Callable[[str], None]) -> Times:
-    warm_up_s = budget.spent()
-
-    def enough(times: Times) -> bool:
-        _check_baseline(lanes[:2])
-        log(f"round {len(times)}, {budget.spent():.0f} s")
-        if budget.rounds is not None:
-            return len(times) >= budget.rounds
-        round_s = (budget.spent() - warm_up_s) / len(times)
-        return budget.spent() + round_s > budget.seconds or narrow(_measurements(lanes, times))
-
-    gc.collect()
-    gc.freeze()  # the collector need not walk through all arms in the middle of one's block
-    try:
-        times = interleave([lane.block for lane in lanes], enough=enough)
-    finally:
-        gc.unfreeze()
-    for lane in lanes:
-        lane.close()
-    return times
+def interleave(blocks: Sequence[Callable[[], float]], *, enough: Callable[[Times], bool]) -> Times:
+    """Rounds of blocks until `enough` of the times so far; at least one round."""
+    rounds: list[list[list[float]]] = []
+    while not rounds or not enough(np.array(rounds)):
+        rounds.append([[] for _ in blocks])
+        for i in order(len(blocks), round_=len(rounds) - 1):
+            rounds[-1][i].append(blocks[i]())
+    return np.array(rounds)
 
 
-def _live(times: Times) -> list[int]:
-    """The arms that have not failed."""
-    return [i for i in range(times.shape[1]) if np.isfinite(times[:, i]).all()]
+def estimates(times: Times) -> list[Estimate | None]:
+    """Of each instance's tokens/s over those of the second one: the log ratio. `None`: it is the second, or it failed."""
+    logs = np.log(times.mean(axis=2))
+    control = of_pairs(logs[:, 1] - logs[:, 0])
+    bias = max(CLOCK_BIAS, abs(control.mid))  # an arm must differ by more than the baseline does from itself
+    others = [of_pairs(logs[:, 1] - arm, bias=bias, comparisons=max(1, logs.shape[1] - 2)) for arm in logs.T[2:]]
+    return [control, None, *(each if math.isfinite(each.mid) else None for each in others)]
 
 
-def _measurements(lanes: Sequence[Lane], times: Times) -> list[list[Measurement]]:
-    """Tokens/s of each arm that has not failed, round by round: the mean over its two blocks."""
-    where = hardware.describe(lanes[0].arm.run.trainer.device, lanes[0].arm.run.trainer.threads)["fingerprint"]
-    metric, when, seconds = METRICS["tokens_per_s"], now(), times.mean(axis=2)
-    return [
-        [
-            Measurement(arm=lanes[i].arm.label, repeat=n, metric=metric, value=1 / float(s), where=str(where), when=when)
-            for n, s in enumerate(seconds[:, i])
-        ]
-        for i in _live(times)
-    ]
+def verdict(log_ratio: Estimate) -> str:
+    """In the words of `nocap.compare`."""
+    if log_ratio.n < LEAST_PAIRS:
+        return f"{Outcome.undecided.value} (n={log_ratio.n})"
+    return (Outcome.better if log_ratio.low > ROUNDING else Outcome.worse if log_ratio.high < -ROUNDING else Outcome.unclear).value
 
 
-def _check_baseline(lanes: Sequence[Lane]) -> None:
-    for lane in lanes:
-        if not lane.measured:
-            raise BaselineError(f"the baseline, {lane.arm.label}: {lane.status}: {lane.reason}")
+def _check_baseline(instances: Sequence[TimedArm]) -> None:
+    for arm in instances[:2]:
+        if arm.status != "measured":
+            raise BaselineError(f"the baseline, {arm.label}: {arm.status}: {arm.reason}")
 
 
-def _peaks(lanes: Sequence[Lane]) -> dict[str, dict[str, Any]]:
+def _peaks(arms: Sequence[TimedArm]) -> dict[str, dict[str, Any]]:
     """FLOP/s by precision of the arms that were timed: by the data sheet, where there is one, and of a large matrix product here."""
     peaks = {}
-    for t in {lane.arm.run.trainer.precision: lane.arm.run.trainer for lane in lanes if lane.measured}.values():
+    for t in {arm.run.trainer.precision: arm.run.trainer for arm in arms if arm.status == "measured"}.values():
         nominal, source = hardware.peak_flops(t.device, t.precision)
         peaks[t.precision.value] = {"nominal": nominal, "nominal_source": source, "measured": matmul_flops(t.device, t.precision)}
     return peaks
 
 
-def _judged(lanes: Sequence[Lane], times: Times, rule: Narrow, peaks: dict[str, dict[str, Any]]) -> list[BenchResult]:
-    judged = judge(_measurements(lanes, times), limit=rule.limit, confidence=rule.confidence)
-    verdicts = dict(zip(_live(times)[1:], [judged.control, *judged.arms], strict=True))
-    return [_arm_result(lane, times[:, i], verdicts.get(i), lanes[0], peaks) for i, lane in enumerate(lanes)]
+def _row(arm: TimedArm, times: Times, log_ratio: Estimate | None, *, base: TimedArm, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """An arm in the result, with the same keys for every arm; null where there is nothing to report."""
+    timed, flops, base_flops = arm.status == "measured", arm.facts["flops_per_token"], base.facts["flops_per_token"]
+    tokens_per_s = 1 / float(np.median(times.mean(axis=1))) if timed else None
+    peak = peaks.get(arm.run.trainer.precision.value, {})
+    rate = flops * tokens_per_s if flops and tokens_per_s else None
+    ratio = log_ratio.exp() if log_ratio and log_ratio.n >= LEAST_PAIRS else None
+    return {
+        **arm.facts,
+        "label": arm.label,
+        "status": arm.status,
+        "reason": arm.reason,
+        "verdict": verdict(log_ratio) if log_ratio else None,
+        "speed": {"ratio": ratio.mid, "low": ratio.low, "high": ratio.high} if ratio else None,
+        "tokens_per_s": tokens_per_s,
+        "step_ms": arm.facts["tokens_per_step"] / tokens_per_s * 1e3 if tokens_per_s else None,
+        "speed_by_flops": base_flops / flops if rate and base_flops else None,  # what arithmetic alone would give
+        "mfu": {kind: rate / peak[kind] if rate and peak.get(kind) else None for kind in ("nominal", "measured")},
+        "config": arm.config,
+        "seconds_per_token": times.tolist() if timed else None,
+    }
 
 
-def _arm_result(lane: Lane, times: Times, verdict: SpeedVerdict | None, base: Lane, peaks: dict[str, dict[str, Any]]) -> BenchResult:
-    info, ratio = lane.info if lane.measured else None, verdict.ratio if verdict else None
-    tokens_per_s = step_ms = by_flops = None
-    mfu: dict[str, float | None] = {"nominal": None, "measured": None}
-    if info and base.info:
-        tokens_per_s = 1 / float(np.median(times.mean(axis=1)))
-        step_ms = info.tokens_per_step / tokens_per_s * 1e3
-    if info and info.flops_per_token and tokens_per_s and base.info and base.info.flops_per_token:
-        by_flops = base.info.flops_per_token / info.flops_per_token
-        peak, flops = peaks[lane.arm.run.trainer.precision.value], info.flops_per_token * tokens_per_s
-        mfu = {kind: flops / peak[kind] if peak[kind] else None for kind in mfu}
-    return BenchResult(
-        info=lane.info,
-        label=lane.arm.label,
-        status=lane.status,
-        reason=lane.reason or None,
-        verdict=verdict.word if verdict else None,
-        speed={"ratio": ratio.mid, "low": ratio.low, "high": ratio.high} if ratio else None,
-        half_width=verdict.half_width if verdict else None,
-        tokens_per_s=tokens_per_s,
-        step_ms=step_ms,
-        speed_by_flops=by_flops,
-        mfu=mfu,
-        config=lane.arm.config,
-        seconds_per_token=times.tolist() if lane.measured else None,
-    )
+def _measurements(row: dict[str, Any], where: str) -> list[Measurement]:
+    """Tokens/s round by round: the mean over its two blocks."""
+    metric, when, seconds = METRICS["tokens_per_s"], now(), row["seconds_per_token"] or []
+    return [
+        Measurement(arm=row["label"], repeat=n, metric=metric, value=2 / sum(blocks), where=where, when=when)
+        for n, blocks in enumerate(seconds)
+    ]

@@ -7,8 +7,8 @@ bound; where the option takes another kernel or precision, whose efficiency is u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -56,24 +56,12 @@ class Cost:
         return (HELD * self.parameters + sum(self.kept.values())) / MIB
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ceiling:
-    """A row of the table: what one option, or several together, can win at most."""
-
-    label: str
-    words: list[str]
-    by_flops: float  # speedup
-    by_step: float
-    saved_mib: float
-    saved: float  # share of the memory
-
-
 def ceilings(run: Run, compose: Composer, counted: Count, peak: Peak, profile: dict[str, Any]) -> dict[str, Any]:
     """Everything that the configuration tree offers, the largest win first. `profile` is the record of the measured step."""
     base = base_cost(run, counted, peak, {row["part"]: row["ms"] for row in profile["parts"]})
     counts = [(option, count(option.run, vocab_size=run.tokenizer.vocab_size)) for option in options(run, compose)]
     costs = [(option, changed_cost(option, run, counted, new, base, peak)) for option, new in counts]
-    return {"table": [asdict(row) for row in table(base, costs, unattributed_ms=profile["step"]["unattributed_ms"])]}
+    return {"table": table(base, costs, unattributed_ms=profile["step"]["unattributed_ms"])}
 
 
 # --- the options
@@ -82,23 +70,22 @@ def ceilings(run: Run, compose: Composer, counted: Count, peak: Peak, profile: d
 def options(run: Run, compose: Composer) -> list[Change]:
     """Everything that this configuration tree offers and the run does not already have."""
     found: list[Change] = []
-    for factor, override in offered(run):
+    for factor, override in (
+        *((group, f"{group}={name}") for group in ("attention", "mlp") for name in _names(group)),
+        ("precision", f"trainer.precision={Precision.bf16.value}"),
+        ("compile", f"trainer.compile={Compile.regional.value}"),
+        ("head", f"model.tie_head={'false' if run.model.tie_head else 'true'}"),
+        ("checkpointing", "trainer.activation_checkpointing=block"),
+        ("loss", "objective.loss_chunks=8"),
+    ):
         changed = compose([override])
         if changed not in [run, *(option.run for option in found)]:
             found.append(Change(factor=factor, label=override, run=changed))
     return found
 
 
-def offered(run: Run) -> Iterator[tuple[str, str]]:
-    """(factor, override)"""
-    for group in ("attention", "mlp"):
-        for path in sorted(path for folder in (conf_dir(), *outside.folders()) for path in (folder / group).glob("*.yaml")):
-            yield group, f"{group}={path.stem}"
-    yield "precision", f"trainer.precision={Precision.bf16.value}"
-    yield "compile", f"trainer.compile={Compile.regional.value}"
-    yield "head", f"model.tie_head={'false' if run.model.tie_head else 'true'}"
-    yield "checkpointing", "trainer.activation_checkpointing=block"
-    yield "loss", "objective.loss_chunks=8"
+def _names(group: str) -> list[str]:
+    return [path.stem for path in sorted(path for folder in (conf_dir(), *outside.folders()) for path in (folder / group).glob("*.yaml"))]
 
 
 # --- one option
@@ -106,7 +93,7 @@ def offered(run: Run) -> Iterator[tuple[str, str]]:
 
 def base_cost(run: Run, counted: Count, peak: Peak, ms: dict[str, float]) -> Cost:
     """The measured step itself; `ms` by part."""
-    kept = {part: float(n_bytes) for part, n_bytes in counted.kept_by_part().items()}
+    kept = {part: float(n_bytes) for part, n_bytes in counted.ranges.kept_by_part().items()}
     return Cost(product_ms=_products(run, counted, peak), ms=ms, kept=kept, parameters=counted.parameters)
 
 
@@ -149,35 +136,34 @@ def _part_ms(old: Work, new: Work, ms: float, peak: Peak, n: int) -> float:
 # --- all of them
 
 
-def table(base: Cost, costs: Sequence[tuple[Change, Cost]], *, unattributed_ms: float) -> list[Ceiling]:
-    """Every option, every pair of different factors, and the best of all factors together; the largest win first."""
-    chosen = [[one] for one in costs]
-    chosen += [[a, b] for a, b in combinations(costs, 2) if a[0].factor != b[0].factor]
-    best: dict[str, tuple[Change, Cost]] = {}
-    for option, cost in costs:
-        if option.factor not in best or cost.total_ms < best[option.factor][1].total_ms:
-            best[option.factor] = option, cost
-    winners = [one for one in best.values() if one[1].total_ms < WORTH * base.total_ms]
-    if len(winners) > 2:
-        chosen.append(winners)
-    rows = [_ceiling(several, base, unattributed_ms) for several in chosen]
-    return sorted(rows, key=lambda row: (-row.by_step, -row.by_flops))
-
-
-def _ceiling(chosen: Sequence[tuple[Change, Cost]], base: Cost, unattributed_ms: float) -> Ceiling:
-    cost = chosen[0][1] if len(chosen) == 1 else together(base, [cost for _, cost in chosen])
-    return Ceiling(
-        label=" + ".join(option.label for option, _ in chosen),
-        words=[option.label for option, _ in chosen],
-        by_flops=sum(base.product_ms.values()) / sum(cost.product_ms.values()),
-        by_step=(base.total_ms + unattributed_ms) / (cost.total_ms + unattributed_ms),
-        saved_mib=base.mib - cost.mib,
-        saved=1 - cost.mib / base.mib,
-    )
+def table(base: Cost, costs: Sequence[tuple[Change, Cost]], *, unattributed_ms: float) -> list[dict[str, Any]]:
+    """Every option, every pair of different factors, and the best of all factors together; the largest win first. What one of them, or
+    several together, can win at most: speedups by FLOPs and by the step, MiB saved, and that as a share of the memory."""
+    chosen = [(one,) for one in costs] + [(a, b) for a, b in combinations(costs, 2) if a[0].factor != b[0].factor]
+    by_factor = [[one for one in costs if one[0].factor == factor] for factor in dict.fromkeys(option.factor for option, _ in costs)]
+    best = [min(each, key=lambda one: one[1].total_ms) for each in by_factor]
+    winners = tuple(one for one in best if one[1].total_ms < WORTH * base.total_ms)
+    rows = []
+    for several in [*chosen, *([winners] if len(winners) > 2 else [])]:
+        words, cost = [option.label for option, _ in several], together(base, [cost for _, cost in several])
+        rows.append(
+            {
+                "label": " + ".join(words),
+                "words": words,
+                "by_flops": sum(base.product_ms.values()) / sum(cost.product_ms.values()),
+                "by_step": (base.total_ms + unattributed_ms) / (cost.total_ms + unattributed_ms),
+                "saved_mib": base.mib - cost.mib,
+                "saved": 1 - cost.mib / base.mib,
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
 
 
 def together(base: Cost, costs: Sequence[Cost]) -> Cost:
     """Changes of different factors at once: each part's ratios multiply. Head and loss are one here, for a chunked loss is both."""
+
+    if len(costs) == 1:
+        return costs[0]
 
     def pooled(parts: dict[str, float]) -> dict[str, float]:
         return {**parts, "head": parts.get("head", 0.0) + parts.get("loss", 0.0), "loss": 0.0}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
-from nocap.config.run import Run
 from nocap.config.trainer import Device
 
 LEAST_S = 0.2  # of work behind a figure of `least_ms`
@@ -44,11 +43,11 @@ class Clock(Enum):
         work()
         return read() - began
 
-    def least_ms(self, work: Callable[[], object], *, repeats: int = REPEATS) -> float:
-        """Milliseconds of a call: the least of `repeats` figures, each over enough calls, after one call that is not counted."""
+    def least_ms(self, work: Callable[[], object]) -> float:
+        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one call that is not counted."""
         work()
         calls, done, best = 1, 0, math.inf
-        while done < repeats:
+        while done < REPEATS:
             spent = self.seconds(partial(repeat, work, calls))
             if spent < LEAST_S and calls < 4096:
                 calls *= 2
@@ -60,8 +59,3 @@ class Clock(Enum):
 def repeat(work: Callable[[], object], n: int) -> None:
     for _ in range(n):
         work()
-
-
-def clock_of(runs: Sequence[Run]) -> Clock:
-    """The clock that can time all of them; they are on one device."""
-    return Clock.of(runs[0].trainer.device, max(run.trainer.threads for run in runs))

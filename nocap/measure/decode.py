@@ -209,11 +209,9 @@ def _parts(model: LanguageModel, run: Run) -> tuple[GPT, list[Mixer]]:
     across = [name for name, idea in run.ideas.items() if not idea.PER_TOKEN and name in ideas]
     if across:
         raise UncachedError(f"ideas.{across[0]} does not declare that it takes each token by itself (PER_TOKEN)")
-    if type(model) is not GPT:
-        raise UncachedError(f"model.kind={run.model.kind} is a model of its own")
-    layers = [block.attention.f for block in model.blocks if type(block) is Block]
+    layers = [block.attention.f for block in model.blocks if type(block) is Block] if type(model) is GPT else []
     mixers = [attention.mixer for attention in layers if type(attention) is CausalSelfAttention]
-    if len(mixers) < run.model.n_layer:
+    if type(model) is not GPT or len(mixers) < run.model.n_layer:
         raise UncachedError(f"model.kind={run.model.kind} with attention.kind={run.attention.kind} has layers of its own")
     return model, mixers
 

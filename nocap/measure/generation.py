@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from nocap import outside
 from nocap.config.outward import trusted
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
-from nocap.measure.decode import Engine, engine_for
+from nocap.measure.decode import Engine, Recompute, engine_for
 from nocap.measure.request import Generate
 from nocap.model.language_model import LanguageModel
 from nocap.store.record import read_json
@@ -142,7 +143,8 @@ def for_a_terminal(text: str) -> str:
 
 
 def write_texts(asked: Generate, trained: Trained, prompt: list[int], *, run_name: str, log: Callable[[str], None]) -> dict[str, Any]:
-    """Print the texts: a single one on a terminal as it comes, else each as a whole. Returns them as JSON."""
+    """Print the texts: a single one on a terminal as it comes, else each as a whole. Returns them as JSON, with the tokens/s of all from
+    the second token on (wall clock; null where there is none): what `cache` and `compile` change."""
     context = trained.run.model.seq_len
     new = min(asked.max_tokens, context - len(prompt) + 1)  # the last new token needs no place in the context
     shown, out = (for_a_terminal if sys.stdout.isatty() else str), trusted(sys.stdout)  # a file or pipe gets the text as it is
@@ -151,7 +153,18 @@ def write_texts(asked: Generate, trained: Trained, prompt: list[int], *, run_nam
     if live:
         samples[0].show = lambda text: print(shown(text), end="", file=out, flush=True)
         print(shown(asked.prompt), end="", file=out, flush=True)
-    _sample(asked, trained, prompt, new, samples, log)
+    engine: Engine = Recompute(trained.model)
+    if asked.cache:
+        capacity = len(prompt) + new - 1
+        engine = engine_for(trained.model, trained.run, batch=asked.samples, capacity=capacity, compiled=asked.compile, log=log)
+    sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=asked.samples, max_tokens=new)
+    marks = []
+    for tokens_B in generate(engine, torch.tensor([prompt], device=trained.device), sampler, max_tokens=new):
+        for sample, token in zip(samples, tokens_B.tolist(), strict=True):
+            sample.take(token)
+        marks.append(time.perf_counter())
+        if all(sample.ended for sample in samples):
+            break
     for number, sample in enumerate(samples, start=1):
         sample.finish()
         if asked.samples > 1:
@@ -165,18 +178,7 @@ def write_texts(asked: Generate, trained: Trained, prompt: list[int], *, run_nam
         "checkpoint_step": trained.step,
         "prompt": asked.prompt,
         "prompt_tokens": len(prompt),
-        **{key: getattr(asked, key) for key in ("temperature", "top_k", "seed")},
+        **{key: getattr(asked, key) for key in ("temperature", "top_k", "seed", "cache", "compile")},
+        "decode_tokens_per_s": asked.samples * (len(marks) - 1) / (marks[-1] - marks[0]) if len(marks) > 1 else None,
         "samples": [{"text": s.text, "tokens": s.tokens, "stopped": "end_of_text" if s.ended else stopped} for s in samples],
     }
-
-
-def _sample(asked: Generate, trained: Trained, prompt: list[int], new: int, samples: list[Sample], log: Callable[[str], None]) -> None:
-    """Give each sample its tokens, until all have ended or have `new` of them."""
-    model, capacity = trained.model, len(prompt) + new - 1
-    engine = engine_for(model, trained.run, batch=asked.samples, capacity=capacity, compiled=asked.compile, log=log)
-    sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=asked.samples, max_tokens=new)
-    for tokens_B in generate(engine, torch.tensor([prompt], device=trained.device), sampler, max_tokens=new):
-        for sample, token in zip(samples, tokens_B.tolist(), strict=True):
-            sample.take(token)
-        if all(sample.ended for sample in samples):
-            return

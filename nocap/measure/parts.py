@@ -64,6 +64,7 @@ class Ranges:
         self.run = run
         self.part: dict[str, str] = {STEP: "other", ACCUMULATE: "accumulate", "data": "data", "clip": "clip", "optimizer": "optimizer"}
         self.calls: dict[str, int] = {}
+        self.kept: dict[str, int] = {}  # bytes that one micro-batch's forward keeps for its backward
         self._open: list[tuple[str, AbstractContextManager[Any]]] = []
         self._numbers: list[int] = []  # autograd's sequence number at each change of the running module, ascending
         self._paths: list[str] = []
@@ -75,6 +76,17 @@ class Ranges:
     @property
     def inside(self) -> bool:
         return bool(self._open)
+
+    def keep(self, n: int) -> None:
+        """So many bytes are kept by the running module: for `memory.saved_for_backward`."""
+        if self.calls.get("model", 0) <= 1:
+            self.kept[self.here] = self.kept.get(self.here, 0) + n
+
+    def kept_by_part(self) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for path, n in self.kept.items():
+            sums[self.part[path]] = sums.get(self.part[path], 0) + n
+        return sums
 
     def reset(self) -> None:
         assert not self._open
@@ -155,7 +167,6 @@ class Ranges:
 # --- what the profiler saw
 
 BACKWARD = "autograd::engine::evaluate_function: "
-COLLECTIVES = ("c10d::", "gloo:", "nccl:")
 
 Key = tuple[str, str]  # (module path, forward or backward)
 
@@ -238,8 +249,6 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
         return event.name.removeprefix(MARK), direction
     if event.name.startswith(BACKWARD):
         return ranges.node(event.sequence_nr), "backward"
-    if event.name.startswith(COLLECTIVES):
-        return "reduction", "backward"
     if path == STEP:
         if event.name.startswith("Optimizer."):
             return "optimizer", "forward"
@@ -270,3 +279,11 @@ def memory_events(prof: profile) -> Iterator[tuple[float, int, int]]:
     for event in results.events():
         if event.name() == "[memory]":
             yield (event.start_ns() - start_ns) / 1e3, event.start_thread_id(), event.nbytes()
+
+
+def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
+    """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not: the profiler's record of each
+    allocation (compiled code's included)."""
+    with profiler(on_cuda=False) as seen:
+        call(*arguments)
+    return sum(max(0, n) for _, _, n in memory_events(seen))

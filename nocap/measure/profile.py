@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure import ceilings as bounds
 from nocap.measure.clock import Clock
-from nocap.measure.parts import Seen
-from nocap.measure.roofline import Count, Peak, Work, by_part, count, measure_peak
-from nocap.measure.steps import Measured, Step, measure
+from nocap.measure.parts import Ranges, Seen
+from nocap.measure.roofline import Count, Peak, Work, count, measure_peak
+from nocap.measure.steps import Measured, Step, fastest, measure
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.measurement import Measurement, now
@@ -94,45 +94,23 @@ def check_fits(run: Run, counted: Count) -> None:
 
 # --- the record
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """What a module cost in one direction, over a whole optimizer step."""
-
-    path: str
-    part: str
-    layer: int | None
-    direction: str
-    ms: float
-    calls: int
-    operations: int
-    flops: float
-    bytes: float  # moved
-    bound_ms: float  # by the roofline
-    allocations: int
-    allocated_mib: float
-    kept_mib: float  # for the backward, of one micro-batch
-
-
-SUMMED = tuple(f.name for f in fields(Row))[4:]
-
-
-def _plain(costs: dict[str, Any], whole_ms: float) -> dict[str, Any]:
-    """A row, or a sum of rows, as JSON: with its share of the step, and how close it is to the roofline."""
-    ms = costs["ms"]
-    rates = {"flop_s": costs["flops"] / ms * 1e3 if ms else None, "of_bound": costs["bound_ms"] / ms if ms else None}
-    return {**costs, "share": ms / whole_ms, **rates}
+SUMMED = ("ms", "calls", "operations", "flops", "bytes", "bound_ms", "allocations", "allocated_mib", "kept_mib")  # of a row
+Row = dict[str, Any]
 
 
 def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
-    """What `--json` writes. Rows are of a whole optimizer step as the config has it, in ms, bytes, FLOPs and MiB."""
+    """What `--json` writes. A row is what a module cost in one direction of a whole optimizer step as the config has it: ms, bytes, FLOPs,
+    MiB (those kept for the backward are one micro-batch's), and its bound by the roofline."""
     vocab_size, n = run.tokenizer.vocab_size, microbatches(run)
     scale, clock = _clock(run, measured)
     flops, basis = flops_per_token(run, vocab_size=vocab_size)
     rows = list(_rows(run, counted, peak, measured, scale))
-    attributed_ms = sum(row.ms for row in rows)
+    attributed_ms = sum(row["ms"] for row in rows)
     whole_ms = attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale) * n / measured.microbatches
     doubts = list(_doubts(run, counted, peak, measured, rows))
+    machine = hardware.describe(run.trainer.device, run.trainer.threads)
+    parts = _summed(rows, ("part",), whole_ms)
+    mib = counted.parameters / MIB
     return {
         "kind": "profile",
         "date": date.today().isoformat(),
@@ -143,7 +121,7 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
         "flops_per_token": flops,
         "flops_basis": basis,
         "kernel": kernel_name(run, run.trainer.precision),
-        "hardware": hardware.describe(run.trainer.device, run.trainer.threads),
+        "hardware": machine,
         "roof": asdict(peak),
         "clock": clock,
         "trusted": not doubts,
@@ -160,12 +138,30 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
             "compile": run.trainer.compile.value,
             "cuda_graphs": run.trainer.cuda_graphs,
         },
-        "parts": _summed(rows, ("part",), whole_ms),
-        "layers": _summed([row for row in rows if row.layer is not None], ("layer", "part"), whole_ms),
-        "rows": [_plain(asdict(row), whole_ms) for row in rows],
-        "memory_mib": _memory(counted, measured),
-        "measurements": [one.json() for one in _measurements(run, overrides, rows)],
+        "parts": parts,
+        "layers": _summed([row for row in rows if row["layer"] is not None], ("layer", "part"), whole_ms),
+        "rows": [_rated(row, whole_ms) for row in rows],
+        "memory_mib": {
+            "measured": {**measured.memory, "kept": _kept_mib(measured.ranges)},
+            "counted": {
+                "parameters": mib,
+                "gradients": mib,
+                "optimizer": (counted.optimizer + counted.around) / MIB,
+                "activations": sum(counted.ranges.kept.values()) / MIB,
+                "kept": _kept_mib(counted.ranges),
+            },
+        },
+        "measurements": [_measurement(overrides, str(machine["fingerprint"]), row).json() for row in parts],
     }
+
+
+def _measurement(overrides: Sequence[str], where: str, row: Row) -> Measurement:
+    arm, metric = " ".join(overrides) or "(no change)", METRICS["part_ms"]
+    return Measurement(arm=arm, repeat=0, metric=metric, value=row["ms"], part=row["part"], where=where, when=now())
+
+
+def _kept_mib(ranges: Ranges) -> dict[str, float]:
+    return {part: n / MIB for part, n in ranges.kept_by_part().items()}
 
 
 def _doubts(run: Run, counted: Count, peak: Peak, measured: Measured, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -173,31 +169,25 @@ def _doubts(run: Run, counted: Count, peak: Peak, measured: Measured, rows: Sequ
 
     Bytes are no bound here: a cache is faster than the copy that was measured.
     """
-    fastest = (min(steps, key=lambda step: step.wall_ms) for steps in (measured.plain, measured.profiled))
-    core = min(step.cpu_ms / step.wall_ms for step in fastest)
+    core = min(step["cpu_ms"] / step["wall_ms"] for step in (fastest(measured.plain), fastest(measured.profiled)))
     if run.trainer.device is Device.cpu and core < LEAST_CORE:
         yield {"doubt": "core", "value": core, "limit": LEAST_CORE}
     # Parts that are not counted as they are computed.
     other = {"head": run.model.fp8_head, "scores": run.attention.countable() != run.attention}
     for part, work in counted.by_part().items():
-        took_ms = sum(row.ms for row in rows if row.part == part)
+        took_ms = sum(row["ms"] for row in rows if row["part"] == part)
         of_peak = work.product_ms(peak) * microbatches(run) / took_ms if took_ms else 0.0
         if of_peak > MOST_OF_PEAK and not other.get(part):
             yield {"doubt": "peak", "part": part, "value": of_peak, "limit": MOST_OF_PEAK}
     alike: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
-        place = row.path.replace(f".{row.layer}", ".*", 1), row.direction, row.flops, row.bytes
-        alike.setdefault(place, []).append(row.ms)
+        place = row["path"].replace(f".{row['layer']}", ".*", 1), row["direction"], row["flops"], row["bytes"]
+        alike.setdefault(place, []).append(row["ms"])
+    least_ms = LEAST_SHARE * sum(row["ms"] for row in rows)
     for (path, direction, *_), ms in alike.items():
-        if sum(ms) > LEAST_SHARE * sum(row.ms for row in rows) and max(ms) > MOST_APART * min(ms):
-            yield {
-                "doubt": "layers",
-                "path": path,
-                "direction": direction,
-                "low_ms": min(ms),
-                "high_ms": max(ms),
-                "limit": MOST_APART,
-            }
+        if sum(ms) > least_ms and max(ms) > MOST_APART * min(ms):
+            apart = {"path": path, "direction": direction, "low_ms": min(ms), "high_ms": max(ms)}
+            yield {"doubt": "layers", **apart, "limit": MOST_APART}
 
 
 def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: float) -> float:
@@ -205,18 +195,7 @@ def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: 
     the host would be taken for it."""
     if run.trainer.device is not Device.cuda:
         return measured.timeline.unattributed_ms * scale
-    plain_ms = min(step.wall_ms for step in measured.plain)
-    return max(0.0, plain_ms - attributed_ms * measured.microbatches / microbatches(run))
-
-
-def _measurements(run: Run, overrides: Sequence[str], rows: Sequence[Row]) -> list[Measurement]:
-    """Milliseconds of each part."""
-    where, when = hardware.describe(run.trainer.device, run.trainer.threads)["fingerprint"], now()
-    ms: dict[str, float] = {}
-    for row in rows:
-        ms[row.part] = ms.get(row.part, 0.0) + row.ms
-    arm, metric = " ".join(overrides) or "(no change)", METRICS["part_ms"]
-    return [Measurement(arm=arm, repeat=0, metric=metric, value=x, where=str(where), when=when, part=part) for part, x in ms.items()]
+    return max(0.0, fastest(measured.plain)["wall_ms"] - attributed_ms * measured.microbatches / microbatches(run))
 
 
 def _steps(steps: list[Step] | None, busy_ms: float | None = None) -> dict[str, Any] | None:
@@ -224,9 +203,9 @@ def _steps(steps: list[Step] | None, busy_ms: float | None = None) -> dict[str, 
     what the profiler costs the host is in neither."""
     if not steps:
         return None
-    fastest = min(steps, key=lambda step: step.wall_ms)
-    busy = min(1.0, busy_ms / fastest.wall_ms) if busy_ms else None
-    return {**asdict(fastest), "all_wall_ms": [step.wall_ms for step in steps], "gpu_busy": busy}
+    least = fastest(steps)
+    busy = min(1.0, busy_ms / least["wall_ms"]) if busy_ms else None
+    return {**least, "all_wall_ms": [step["wall_ms"] for step in steps], "gpu_busy": busy}
 
 
 def _clock(run: Run, measured: Measured) -> tuple[float, str]:
@@ -236,35 +215,35 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
         return 1.0, "device time of the kernels"
     if clock is Clock.wall:
         return 1.0, f"wall time, {run.trainer.threads} threads"
-    fastest = min(measured.profiled, key=lambda step: step.wall_ms)
-    share = fastest.cpu_ms / fastest.wall_ms
+    step = fastest(measured.profiled)
+    share = step["cpu_ms"] / step["wall_ms"]
     return share, f"process CPU time: the profiler's wall time × {share:.2f}, the share of it that this process had a core"
 
 
 def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
-    n, outside = microbatches(run), _bytes_outside(run, counted)
-    counted_keys = (key for key in counted.work if measured.part[key[0]] not in STEP_PARTS)
+    n, outside, ranges = microbatches(run), _bytes_outside(run, counted), measured.ranges
+    counted_keys = (key for key in counted.work if ranges.part[key[0]] not in STEP_PARTS)
     for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):  # of one rank: 0
         seen = measured.timeline.rows.get((path, direction), Seen())
         work = counted.work.get((path, direction), Work())
-        part = measured.part.get(path, path if path in PARTS else "other")
+        part = ranges.part.get(path, path if path in PARTS else "other")
         times = _times(part, n, measured.microbatches)
         moved, layer = outside.get(part), re.match(r"blocks\.(\d+)", path)
-        yield Row(
-            path=path,
-            part=part,
-            layer=int(layer.group(1)) if layer else None,
-            direction=direction,
-            ms=seen.ms * scale * times,
-            calls=round(measured.calls.get(path, int(seen.ms > 0)) * times),
-            operations=round(seen.operations * times),
-            flops=work.flops * n,
-            bytes=work.bytes * n if moved is None else moved,
-            bound_ms=work.bound_ms(peak) * n if moved is None else moved / peak.bytes_per_s * 1e3,
-            allocations=round(seen.allocations * times),
-            allocated_mib=seen.allocated * times / MIB,
-            kept_mib=measured.kept.get(path, 0) / MIB if direction == "forward" else 0.0,
-        )
+        yield {
+            "path": path,
+            "part": part,
+            "layer": int(layer.group(1)) if layer else None,
+            "direction": direction,
+            "ms": seen.ms * scale * times,
+            "calls": round(ranges.calls.get(path, int(seen.ms > 0)) * times),
+            "operations": round(seen.operations * times),
+            "flops": work.flops * n,
+            "bytes": work.bytes * n if moved is None else moved,
+            "bound_ms": work.bound_ms(peak) * n if moved is None else moved / peak.bytes_per_s * 1e3,
+            "allocations": round(seen.allocations * times),
+            "allocated_mib": seen.allocated * times / MIB,
+            "kept_mib": ranges.kept.get(path, 0) / MIB if direction == "forward" else 0.0,
+        }
 
 
 def _times(part: str, n: int, m: int) -> float:
@@ -284,37 +263,24 @@ def _bytes_outside(run: Run, counted: Count) -> dict[str, float]:
     return {**moved, "optimizer": 3.0 * p + 2.0 * counted.optimizer} if elementwise and elementwise() else moved
 
 
-def _summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list[dict[str, Any]]:
+def _rated(row: Row, whole_ms: float) -> Row:
+    """A row, or a sum of rows, with its share of the step, and how close it is to the roofline."""
+    ms = row["ms"]
+    rates = {"flop_s": row["flops"] / ms * 1e3 if ms else None, "of_bound": row["bound_ms"] / ms if ms else None}
+    return {**row, "share": ms / whole_ms, **rates}
+
+
+def _summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list[Row]:
     """Rows added up over everything but `keys`, with the forward's and the backward's milliseconds beside the sum."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        groups.setdefault(tuple(getattr(row, key) for key in keys), []).append(row)
-    summed = []
-    for values, members in groups.items():
-        total = {**dict(zip(keys, values, strict=True)), **{key: sum(getattr(row, key) for row in members) for key in SUMMED}}
-        total["calls"] = sum(row.calls for row in members if row.direction == "forward")
-        for way in ("forward", "backward"):
-            total[f"{way}_ms"] = sum(row.ms for row in members if row.direction == way)
-        summed.append(_plain(total, whole_ms))
+        whole = groups.setdefault(
+            tuple(row[key] for key in keys),
+            {**{key: row[key] for key in keys}, **dict.fromkeys((*SUMMED, "forward_ms", "backward_ms"), 0)},
+        )
+        for key in SUMMED:
+            whole[key] += row[key] if key != "calls" or row["direction"] == "forward" else 0
+        whole[f"{row['direction']}_ms"] += row["ms"]
     order = {part: float(place) for place, part in enumerate(PARTS)}
     # 0.5: a replaced block's own parts, after the embedding.
-    return sorted(summed, key=lambda row: (row.get("layer", 0), order.get(row["part"], 0.5)))
-
-
-def _memory(counted: Count, measured: Measured) -> dict[str, Any]:
-    """Measured beside counted; `kept` by part is one micro-batch's."""
-    p = counted.parameters / MIB
-    return {
-        "measured": {**measured.memory, "kept": _mib_by_part(measured.kept, measured.part)},
-        "counted": {
-            "parameters": p,
-            "gradients": p,
-            "optimizer": (counted.optimizer + counted.around) / MIB,
-            "activations": sum(counted.kept.values()) / MIB,
-            "kept": _mib_by_part(counted.kept, counted.part),
-        },
-    }
-
-
-def _mib_by_part(kept: dict[str, int], part: dict[str, str]) -> dict[str, float]:
-    return {name: n / MIB for name, n in by_part(kept, part).items()}
+    return sorted((_rated(row, whole_ms) for row in groups.values()), key=lambda row: (row.get("layer", 0), order.get(row["part"], 0.5)))

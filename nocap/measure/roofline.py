@@ -42,16 +42,12 @@ class Peak:
 
 def measure_peak(device: Device) -> Peak:
     """FLOP/s and bytes/s of the device with the threads that torch has now."""
-    flops = {precision.value: matmul_flops(device, precision) for precision in Precision}
-    peak = Peak(flops=flops, bytes_per_s=_copied_bytes_per_s(device), product=PRODUCT[device], copy_bytes=COPY_BYTES[device])
+    flops, n = {precision.value: matmul_flops(device, precision) for precision in Precision}, COPY_BYTES[device]
+    pair = [torch.zeros(n // 4, device=device.value) for _ in range(2)]
+    copy_ms = Clock.of(device, torch.get_num_threads()).least_ms(lambda: pair[0].copy_(pair[1]))
+    pair.clear()
     memory.give_back(torch.device(device.value))
-    return peak
-
-
-def _copied_bytes_per_s(device: Device) -> float:
-    source = torch.zeros(COPY_BYTES[device] // 4, device=device.value)
-    target = torch.empty_like(source)
-    return 2 * COPY_BYTES[device] / _clock(device).least_ms(lambda: target.copy_(source)) * 1e3
+    return Peak(flops=flops, bytes_per_s=2 * n / copy_ms * 1e3, product=PRODUCT[device], copy_bytes=n)
 
 
 def matmul_flops(device: Device, precision: Precision) -> float:
@@ -59,11 +55,7 @@ def matmul_flops(device: Device, precision: Precision) -> float:
     n, dtype = PRODUCT[device], torch.bfloat16 if precision is Precision.bf16 else torch.float32
     a, b = (torch.randn(n, n, device=device.value).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * n**3 / _clock(device).least_ms(lambda: torch.mm(a, b, out=out)) * 1e3
-
-
-def _clock(device: Device) -> Clock:
-    return Clock.of(device, torch.get_num_threads())
+    return 2 * n**3 / Clock.of(device, torch.get_num_threads()).least_ms(lambda: torch.mm(a, b, out=out)) * 1e3
 
 
 # --- what a step must do
@@ -109,11 +101,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """One micro-batch: work by (module path, direction), bytes kept for the backward by path, and the parameters' bytes."""
+    """One micro-batch: work by (module path, direction), what each path is and keeps, and the parameters' bytes."""
 
     work: dict[tuple[str, str], Work]
-    kept: dict[str, int]
-    part: dict[str, str]
+    ranges: Ranges
     parameters: int  # bytes
     optimizer: int  # bytes of its state, as far as its shapes follow from the parameters'
     around: int  # bytes that ideas keep around the step
@@ -122,24 +113,13 @@ class Count:
     def by_part(self) -> dict[str, Work]:
         merged: dict[str, Work] = {}
         for (path, _), work in self.work.items():
-            merged.setdefault(self.part[path], Work()).ops.extend(work.ops)
+            merged.setdefault(self.ranges.part[path], Work()).ops.extend(work.ops)
         return merged
-
-    def kept_by_part(self) -> dict[str, int]:
-        return by_part(self.kept, self.part)
 
     @property
     def needed_bytes(self) -> int:
         """Memory that a step holds for certain: parameters, gradients, optimizer state, and what one forward keeps."""
-        return 2 * self.parameters + self.optimizer + self.around + sum(self.kept.values()) + self.largest
-
-
-def by_part(amounts: dict[str, int], part: dict[str, str]) -> dict[str, int]:
-    """What modules have, added up over each part."""
-    sums: dict[str, int] = {}
-    for path, n in amounts.items():
-        sums[part[path]] = sums.get(part[path], 0) + n
-    return sums
+        return 2 * self.parameters + self.optimizer + self.around + sum(self.ranges.kept.values()) + self.largest
 
 
 def count(run: Run, *, vocab_size: int) -> Count:
@@ -150,18 +130,14 @@ def count(run: Run, *, vocab_size: int) -> Count:
         with torch.device(device):
             model = build_model(run, vocab_size=vocab_size)
         tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
-        counter, kept = _WorkCounter(ranges), dict[str, int]()
-
-        def keep(n: int) -> None:
-            kept[ranges.here] = kept.get(ranges.here, 0) + n
-
+        counter = _WorkCounter(ranges)
         with ranges.around(model), counter:
-            with memory.saved_for_backward(list(model.parameters()), on_save=keep), autocast(run, run.trainer.precision):
+            with memory.saved_for_backward(list(model.parameters()), on_save=ranges.keep), autocast(run, run.trainer.precision):
                 loss = model(tokens, tokens)
             loss.total.backward()
         size, around = memory.n_bytes(model.parameters()), memory.n_bytes(model.kept_around())
     state = 4 * optimizer_numbers(optimizer_shapes(run, model), model)
-    return Count(work=counter.work, kept=kept, part=ranges.part, parameters=size, optimizer=state, around=around, largest=counter.largest)
+    return Count(work=counter.work, ranges=ranges, parameters=size, optimizer=state, around=around, largest=counter.largest)
 
 
 class _WorkCounter(TorchDispatchMode):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -17,23 +16,16 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure.clock import Clock
-from nocap.measure.contestant import random_tokens
 from nocap.measure.parts import MARK, STEP, Ranges, Timeline, busy_ms, profiler, read
-from nocap.options.attention import first_window
+from nocap.measure.timed import TimedArm
 from nocap.training import memory
 from nocap.training.ledger import Ledger
-from nocap.training.loop import warm_up
-from nocap.training.step import Job, Trainee, autocast, build, configure_numerics, take_step
+from nocap.training.step import autocast
 
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """Clocks of one step as it is trained."""
-
-    wall_ms: float
-    cpu_ms: float  # of this process
+Step = dict[str, float]  # `wall_ms`, and `cpu_ms` of this process: of one step as it is trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +35,7 @@ class Measured:
     busy_ms: dict[str, float]  # on CUDA: of the GPU in a `plain` and a `compiled` step, profiled
     profiled: list[Step]
     timeline: Timeline  # of the fastest profiled step, the least disturbed
-    calls: dict[str, int]  # module path → calls in that step
-    kept: dict[str, int]  # module path → bytes that one micro-batch's forward keeps for its backward
-    part: dict[str, str]
+    ranges: Ranges
     microbatches: int  # in the measured step
     memory: dict[str, float]  # MiB
 
@@ -75,92 +65,70 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
     Errors:
         torch.OutOfMemoryError: the device's memory does not hold the step.
     """
-    before_mib = memory.resident_mib()
-    configure_numerics(run)
+    before_mib, on_cuda = memory.resident_mib(), run.trainer.device is Device.cuda
     eager = measurable(run)
-    with random_tokens(eager) as job:
-        trainee, marks, ranges = build(job), _Marks(started=job.started), Ranges(eager)
-        kept = _warm_up(job, trainee)
-        memory.reset_peak(torch.device("cpu"))
-        memory.reset_peak(job.world.device)
-        plain = [step_clock(job, trainee, marks, step=1 + i) for i in range(repeats)]
-        resident_mib = memory.resident_mib(highest=True) - before_mib
-        profiled, best = [], None
-        for i in range(repeats):
-            ranges.reset()
-            with ranges.around(trainee.model), profiler(on_cuda=run.trainer.device is Device.cuda) as prof:
-                clock = step_clock(job, trainee, marks, step=1 + repeats + i)
-            profiled.append(clock)
-            if best is None or clock.wall_ms < best[0].wall_ms:
-                best = clock, read(prof, ranges, on_cuda=run.trainer.device is Device.cuda), ranges.calls
-                if trace is not None:
-                    prof.export_chrome_trace(str(trace))
-        assert best is not None
-        _, timeline, calls = best
-        parts_mib = _memory(trainee, timeline, kept, run.trainer.device, resident_mib=resident_mib)
-        del trainee
-        as_asked = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
-        compiled, compiled_busy_ms = _compiled(replace(eager, trainer=as_asked), job, repeats)
+    arm, ranges = TimedArm("", eager), Ranges(eager)
+    arm.warm(Clock.wall)
+    model, optimizers, arm.ledger = arm.built.model, arm.built.optimizers, _Marks(started=arm.job.started)
+    with ranges.around(model), memory.saved_for_backward(model.parameters(), on_save=ranges.keep):
+        arm.step()
+    memory.reset_peak(torch.device("cpu"))
+    memory.reset_peak(arm.device)
+    plain = [clocked(arm) for _ in range(repeats)]
+    resident_mib, profiled = memory.resident_mib(highest=True) - before_mib, list[Step]()
+    for _ in range(repeats):
+        ranges.reset()
+        with ranges.around(model), profiler(on_cuda=on_cuda) as prof:
+            profiled.append(clocked(arm))
+        if profiled[-1] is fastest(profiled):
+            timeline = read(prof, ranges, on_cuda=on_cuda)
+            if trace is not None:
+                prof.export_chrome_trace(str(trace))
+    # Gradients come and go within the step. Slack is what the process took for it and no tensor had at the peak.
+    mib = memory.parts_mib(model.parameters(), optimizers, model.kept_around())
+    peak_mib = mib["parameters"] + mib["optimizer"] + timeline.peak / memory.MIB
+    if on_cuda:
+        peak_mib, resident_mib = (n / memory.MIB for n in (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+    mib |= {"activations": sum(ranges.kept.values()) / memory.MIB, "peak": peak_mib, "slack": resident_mib - peak_mib}
+    del model, optimizers
+    arm.close()
+    as_asked = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
+    compiled, compiled_busy_ms = _compiled(replace(eager, trainer=as_asked), repeats)
     return Measured(
         plain=plain,
         compiled=compiled,
-        busy_ms={"plain": timeline.busy_ms, "compiled": compiled_busy_ms} if run.trainer.device is Device.cuda else {},
+        busy_ms={"plain": timeline.busy_ms, "compiled": compiled_busy_ms} if on_cuda else {},
         profiled=profiled,
         timeline=timeline,
-        calls=calls,
-        kept=kept,
-        part=ranges.part,
+        ranges=ranges,
         microbatches=microbatches(eager),
-        memory=parts_mib,
+        memory=mib,
     )
 
 
-def step_clock(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Step:
+def fastest(steps: Sequence[Step]) -> Step:
+    return min(steps, key=lambda step: step["wall_ms"])
+
+
+def clocked(arm: TimedArm) -> Step:
     """One training step, timed as it is trained; it ends when the device has finished."""
     began, cpu = time.perf_counter(), time.process_time()
-    take_step(job, trainee, ledger, step=min(step, job.run.trainer.steps - 1))
-    job.world.synchronize()
-    return Step(wall_ms=(time.perf_counter() - began) * 1e3, cpu_ms=(time.process_time() - cpu) * 1e3)
+    arm.step()
+    arm.job.world.synchronize()
+    return {"wall_ms": (time.perf_counter() - began) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
 
 
-def _warm_up(job: Job, trainee: Trainee) -> dict[str, int]:
-    """A first step, not timed: it makes the optimizer's state. Returns what the forward keeps for the backward, in bytes by module."""
-    kept: dict[str, int] = {}
-    ranges = Ranges(job.run)
-
-    def keep(n: int) -> None:
-        if ranges.calls.get("model", 0) <= 1:  # of one micro-batch
-            kept[ranges.here] = kept.get(ranges.here, 0) + n
-
-    with ranges.around(trainee.model), memory.saved_for_backward(trainee.model.parameters(), on_save=keep):
-        take_step(job, trainee, Ledger(started=job.started), step=0)
-    return kept
-
-
-def _memory(trainee: Trainee, seen: Timeline, kept: dict[str, int], device: Device, *, resident_mib: float) -> dict[str, float]:
-    """MiB of the step's memory in parts, as measured. Slack is what the process took for the step and no tensor had at the peak."""
-    parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
-    peak = parts["parameters"] + parts["optimizer"] + seen.peak / memory.MIB  # gradients come and go within the step
-    slack = resident_mib - peak
-    if device is Device.cuda:
-        peak = torch.cuda.max_memory_allocated() / memory.MIB
-        slack = torch.cuda.max_memory_reserved() / memory.MIB - peak
-    return {**parts, "activations": sum(kept.values()) / memory.MIB, "peak": peak, "slack": slack}
-
-
-def _compiled(run: Run, job: Job, repeats: int) -> tuple[list[Step] | None, float]:
+def _compiled(run: Run, repeats: int) -> tuple[list[Step] | None, float]:
     """The same step compiled as the config asks, timed whole, and the GPU's busy ms in one more; `None` where it asks for nothing."""
     if run.trainer.compile is Compile.off and not run.trainer.cuda_graphs:
         return None, 0.0
-    job = replace(job, run=run)
-    trainee, ledger = build(job), Ledger(started=job.started)
-    warm_up(job, trainee, ledger, validates=False)
-    step_clock(job, trainee, ledger, step=0)  # makes the optimizer's state
-    steps = [step_clock(job, trainee, ledger, step=1 + i) for i in range(repeats)]
+    arm = TimedArm("", run)
+    arm.warm(Clock.wall)
+    steps = [clocked(arm) for _ in range(repeats)]
     if run.trainer.device is not Device.cuda:
         return steps, 0.0
     with profiler(on_cuda=True) as prof:
-        step_clock(job, trainee, ledger, step=1 + repeats)
+        clocked(arm)
     return steps, busy_ms(prof)
 
 
@@ -180,21 +148,6 @@ def exponent(lengths: Sequence[float], costs: Sequence[float]) -> dict[str, floa
     fit = stats.linregress([math.log(T) for T in lengths], [math.log(cost) for cost in costs])
     half = float(stats.t.ppf(0.975, len(lengths) - 2)) * float(fit.stderr)
     return {"exponent": float(fit.slope), "low": float(fit.slope) - half, "high": float(fit.slope) + half}
-
-
-def curve(arms: Mapping[str, Callable[[int], Run]], lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """Milliseconds of attention alone (scores and weighted sum of one layer, forward and backward) and of a step, by arm and length."""
-    found = []
-    for name, at in arms.items():
-        runs = [at(T) for T in lengths]
-        alone = [attention_ms(run) for run in runs]
-        row: dict[str, Any] = {"name": name, "T": list(lengths), "attention_ms": alone, "attention": exponent(lengths, alone)}
-        if (window := first_window(runs[0])) is not None:
-            row["window"] = window
-        row["step_ms"] = [step_ms(run) for run in runs]
-        row["step"] = exponent(lengths, row["step_ms"])
-        found.append(row)
-    return found
 
 
 def attention_ms(run: Run) -> float:
@@ -221,15 +174,6 @@ def _mixer_ms(run: Run, layer: int) -> float:
 
     grad = torch.ones_like(mixed())
     return Clock.of(device, run.trainer.threads).least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
-
-
-def step_ms(run: Run) -> float:
-    """A training step of one micro-batch, eager."""
-    with random_tokens(measurable(run)) as job:
-        trainee, ledger = build(job), Ledger(started=job.started)
-        take_step(job, trainee, ledger, step=0)
-        clock = Clock.of(run.trainer.device, torch.get_num_threads())
-        return clock.least_ms(lambda: take_step(job, trainee, ledger, step=0), repeats=1)
 
 
 def at_length(run: Run, T: int) -> Run:

@@ -1,14 +1,17 @@
-"""Results of the bench, the profile and the latency as tables for a terminal. No torch."""
+"""Results of the bench and the profile as tables, for a terminal and for the profile's page. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from nocap.report.table import aligned
-from nocap.report.words import gain
-from nocap.store.formats import NONE, shorten
+from nocap.judge.interval import Estimate
+from nocap.report import page
+from nocap.report.table import Cell, Column, Table
+from nocap.report.words import measured
+from nocap.store.files import write_file
+from nocap.store.formats import fixed, shorten, three_digits, whole
 from nocap.store.metrics import METRICS, PARTS, Scale, part_title
 
 Json = Mapping[str, Any]
@@ -16,28 +19,8 @@ BUSY = 0.8  # of a step: below, the GPU waits for the host
 MOST_PAIRS = 12  # combinations of options shown; the JSON has all
 
 
-def render_latency(content: Json, *, context: int) -> str:
-    hard, kv_bytes = content["hardware"], content["kv_bytes_per_token"]
-    first = (
-        f"{content['run']} at step {content['checkpoint_step']}: {content['prompt_tokens']} tokens of prompt, {content['new_tokens']} new; "
-        f"fp32 on {hard['name']}, {hard['threads']} CPU thread(s)"
-    )
-    head = ["batch", "engine", "prefill tokens/s", "decode tokens/s", "ms p50", "ms p95", "MiB allocated/token", "compile s"]
-    cells = [
-        [
-            str(row["batch"]),
-            row["engine"],
-            f"{row['prefill_tokens_per_s']:,.0f}",
-            f"{row['decode_tokens_per_s']:,.1f}",
-            f"{row['ms_per_token']['p50']:.2f}",
-            f"{row['ms_per_token']['p95']:.2f}",
-            f"{row['allocated_bytes_per_token'] / 2**20:.3f}",
-            _or_none(row["compile_s"], ".1f"),
-        ]
-        for row in content["rows"]
-    ]
-    cache = [] if kv_bytes is None else [f"KV cache: {kv_bytes:,.0f} bytes a token, over the whole context of {context}"]
-    return "\n".join([first, aligned(head, cells), *cache])
+def values(metric: str, title: str) -> Column:
+    return Column(title=title, show=METRICS[metric].show, metric=metric, unit=METRICS[metric].unit)
 
 
 # --- the bench
@@ -46,42 +29,46 @@ def render_latency(content: Json, *, context: int) -> str:
 def render_bench(result: Json) -> str:
     """The table, then what its columns count and what could not be timed."""
     base, *others = result["arms"]
-    again = {"memory_mib": None, "speed_by_flops": None, "mfu": {}, "step_ms": None, **result["control"], "label": "  again (control)"}
-    arms = [{**base, "verdict": "baseline"}, again]
-    rows = [_arm(arm) for arm in (*arms, *(arm for arm in others if arm["status"] == "measured"))]
-    head = ["arm", "tokens/s", "step ms", "speed", "ratio and interval", "by FLOPs", "MiB", "MFU", "verdict"]
-    left_out = [f"{arm['label']}: {arm['status']}: {arm['reason']}" for arm in others if arm["status"] != "measured"]
+    arms = [{**base, "verdict": "baseline"}, {**result["control"], "label": "  again (control)"}, *others]
+    columns = [
+        Column(title="arm"),
+        values("tokens_per_s", "tokens/s"),
+        values("step_ms", "step ms"),
+        Column(title="speed", show=_speed, metric="tokens_per_s"),
+        Column(title="by FLOPs", show=lambda ratio: f"{ratio:.3f}×"),
+        values("memory_mib", "MiB"),
+        Column(title="MFU"),
+        Column(title="verdict"),
+    ]
+    rows = [
+        [
+            *(arm.get(key) for key in ("label", "tokens_per_s", "step_ms", "speed", "speed_by_flops")),
+            (arm.get("memory_mib") or {}).get("peak"),
+            " / ".join(f"{share:.0%}" for share in arm.get("mfu", {}).values() if share) or None,
+            arm["verdict"],
+        ]
+        for arm in arms
+        if arm["tokens_per_s"]
+    ]
     hard, spent = result["hardware"], result["spent_s"]
     first = (
         f"{hard['name']}, torch {hard['torch']}: {result['clock']}; {result['rounds']} interleaved rounds"
         f" in {spent['all']:.0f} s, {spent['warm_up']:.0f} s of it warm-up"
     )
-    return "\n".join([first, aligned(head, rows), *left_out, *_notes(result)])
+    return str(Table(title=first, columns=columns, rows=rows, notes=list(_notes(result))))
 
 
-def _arm(arm: Json) -> list[str]:
-    speed, memory = arm["speed"], arm["memory_mib"]
-    shares = [f"{arm['mfu'][kind]:.0%}" for kind in ("nominal", "measured") if arm["mfu"].get(kind) is not None]
-    return [
-        arm["label"],
-        f"{arm['tokens_per_s']:,.0f}",
-        _or_none(arm["step_ms"], ",.1f"),
-        NONE if speed is None else gain(speed["ratio"], METRICS["tokens_per_s"], Scale.ratio),
-        NONE if speed is None else f"{speed['ratio']:.3f}× [{speed['low']:.3f}, {speed['high']:.3f}]",
-        _or_none(arm["speed_by_flops"], ".3f"),
-        NONE if memory is None else f"{memory['peak']:,.0f}",
-        " / ".join(shares) or NONE,
-        arm["verdict"] or NONE,
-    ]
+def _speed(ratio: Json) -> Cell:
+    return measured(Estimate(mid=ratio["ratio"], low=ratio["low"], high=ratio["high"], n=0), METRICS["tokens_per_s"], Scale.ratio)
 
 
 def _notes(result: Json) -> Iterator[str]:
-    limit, peaks = result["limit"], result["peak_flops"]
+    peaks, arms = result["peak_flops"], result["arms"]
+    yield from (f"{arm['label']}: {arm['status']}: {arm['reason']}" for arm in arms if arm["reason"])
     yield "all of this is of one session: how much this machine differs tomorrow is in no interval here; a study times in three sessions"
     yield (
-        f"speed: tokens/s over those of the baseline's second instance, round by round, with an interval at {limit['confidence']:.2%},"
-        f" and a verdict where that is ±{limit['half_width']:.1%} or less."
-        " by FLOPs: what arithmetic alone would give"
+        f"speed: tokens/s over the baseline's, round by round, with an interval at {result['limit']['confidence']:.0%} for all arms"
+        " together, wider by what the baseline differs from itself (the control). by FLOPs: what arithmetic alone would give"
     )
     counted = "parameters, gradients, optimizer and what a forward keeps, counted"
     which = "nominal / measured" if any(peak["nominal"] for peak in peaks.values()) else "measured"
@@ -91,30 +78,17 @@ def _notes(result: Json) -> Iterator[str]:
         for precision, peak in peaks.items()
     )
     yield f"MiB: {'most allocated' if result['hardware']['device'] == 'cuda' else counted}. MFU ({which} peak): {tera}"
-    sizes = {arm["tokens_per_step"] for arm in result["arms"] if arm["status"] == "measured"}
-    for arm in result["arms"]:
-        if arm["settings"]:
-            yield f"{arm['label']}: {', '.join(f'{key} {value}' for key, value in arm['settings'].items())}"
+    yield from (f"{arm['label']}: {', '.join(f'{key} {x}' for key, x in arm['settings'].items())}" for arm in arms if arm["settings"])
+    sizes = sorted({arm["tokens_per_step"] for arm in arms if arm["tokens_per_s"]})
     if len(sizes) > 1:
-        yield f"tokens per step differ ({', '.join(f'{n:,}' for n in sorted(sizes))}): speed is per token"
+        yield f"tokens per step differ ({', '.join(f'{n:,}' for n in sizes)}): speed is per token"
 
 
 # --- the profile
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """One table of the profile, for the terminal and for the page."""
-
-    title: str
-    head: list[str]
-    rows: list[list[str]]
-    note: str = ""
-
-
 def render_profile(found: Json) -> str:
-    tables = [f"{each.title}\n{aligned(each.head, each.rows)}\n{each.note}".rstrip() for each in profile_tables(found).values()]
-    return "\n\n".join(["\n".join(profile_head(found)), *tables])
+    return "\n\n".join(["\n".join(profile_head(found)), *map(str, profile_tables(found).values())])
 
 
 def profile_head(found: Json) -> list[str]:
@@ -137,7 +111,7 @@ def doubted(found: Json) -> list[str]:
     says = {
         "core": lambda d: f"this process had {d['value']:.2f} of its core",
         "peak": lambda d: f"{part_title(d['part'])} at {d['value']:.0%} of the measured peak",
-        "layers": lambda d: f"{d['path']} {d['direction']} {_ms(d['low_ms'])} to {_ms(d['high_ms'])} ms in equal layers",
+        "layers": lambda d: f"{d['path']} {d['direction']} {three_digits(d['low_ms'])} to {three_digits(d['high_ms'])} ms in equal layers",
     }
     why = shorten(says[doubt["doubt"]](doubt) for doubt in found["doubts"])
     return [f"not to be trusted, the machine was busy: {why}; measure again when it is quiet"] if why else []
@@ -151,36 +125,46 @@ def profile_tables(found: Json) -> dict[str, Table]:
     return {**tables, "layers": _layers(found["layers"])}
 
 
+def _per(unit: float, digits: int = 1) -> Callable[[float], str]:
+    return lambda x: fixed(x / unit, digits)
+
+
+def _share(x: float) -> str:
+    return f"{fixed(100 * x, 1)}%"
+
+
+PART_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # key of a row → title, format; what is 0 of arithmetic is a dash
+    "part": ("part", part_title),
+    "ms": ("ms", three_digits),
+    "share": ("share", _share),
+    "forward_ms": ("forward", three_digits),
+    "backward_ms": ("backward", three_digits),
+    "flops": ("GFLOP", _per(1e9)),
+    "of_flops": ("share of FLOPs", _share),
+    "flop_s": ("GFLOP/s", _per(1e9)),
+    "bytes": ("MiB moved", _per(2**20, 0)),
+    "bound_ms": ("bound ms", three_digits),
+    "of_bound": ("of bound", "{:.0%}".format),
+    "allocations": ("allocs", whole),
+    "allocated_mib": ("MiB", _per(1)),
+    "calls": ("calls", whole),
+}
+COUNTED = ("flops", "of_flops", "flop_s", "bytes", "bound_ms", "of_bound")
+
+
 def _parts(parts: Sequence[Json], step: Json) -> Table:
-    head = ["part", "ms", "share", "forward", "backward", "GFLOP", "share of FLOPs", "GFLOP/s", "MiB moved", "bound ms", "of bound"]
-    whole = sum(row["flops"] for row in parts)
-    rows = [
-        [
-            part_title(row["part"]),
-            _ms(row["ms"]),
-            f"{row['share']:.1%}",
-            _ms(row["forward_ms"]),
-            _ms(row["backward_ms"]),
-            f"{row['flops'] / 1e9:,.1f}" if row["flops"] else NONE,
-            f"{row['flops'] / whole:.1%}" if row["flops"] else NONE,
-            f"{row['flop_s'] / 1e9:,.1f}" if row["flops"] and row["flop_s"] else NONE,
-            f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else NONE,
-            _ms(row["bound_ms"]) if row["bound_ms"] else NONE,
-            f"{row['of_bound']:.0%}" if row["bound_ms"] and row["of_bound"] else NONE,
-            f"{row['allocations']:,}",
-            f"{row['allocated_mib']:,.1f}",
-            f"{row['calls']:,}",
-        ]
-        for row in parts
-    ]
-    return Table(title="where the time went", head=[*head, "allocs", "MiB", "calls"], rows=rows, note="\n".join(_sum(step)))
+    all_flops = sum(row["flops"] for row in parts)
+    rows = [{**row, "of_flops": row["flops"] / all_flops} for row in parts]
+    cells = [[row[key] or None if key in COUNTED else row[key] for key in PART_COLUMNS] for row in rows]
+    columns = [Column(title=title, show=show) for title, show in PART_COLUMNS.values()]
+    return Table(title="where the time went", columns=columns, rows=cells, notes=list(_sum(step)))
 
 
 def _sum(step: Json) -> Iterator[str]:
     yield (
-        f"sum of the parts {_ms(step['attributed_ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of the profiled step's "
-        f"{_ms(step['ms'])} ms; not attributed {_ms(step['unattributed_ms'])} ms (between operations: Python, autograd's engine, the "
-        "profiler; on a GPU, where the plain step counts: idle)"
+        f"sum of the parts {three_digits(step['attributed_ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of the profiled step's "
+        f"{three_digits(step['ms'])} ms; not attributed {three_digits(step['unattributed_ms'])} ms (between operations: Python, autograd's "
+        "engine, the profiler; on a GPU, where the plain step counts: idle)"
     )
     measured, all_ = step["measured_microbatches"], step["microbatches"]
     of = "" if measured == all_ else f", of {measured} of {all_} micro-batches"
@@ -190,7 +174,8 @@ def _sum(step: Json) -> Iterator[str]:
         if step[key]:
             busy = step[key].get("gpu_busy")
             gpu = "" if busy is None else f", the GPU busy {busy:.0%} of it"
-            yield f"step {what}: {_ms(step[key]['wall_ms'])} ms wall, {_ms(step[key]['cpu_ms'])} ms of CPU time{of}{gpu}"
+            clocks = f"{three_digits(step[key]['wall_ms'])} ms wall, {three_digits(step[key]['cpu_ms'])} ms of CPU time"
+            yield f"step {what}: {clocks}{of}{gpu}"
             if busy is not None and busy < BUSY:
                 yield "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a micro-batch"
     yield "bound: per operation the larger of its FLOPs at the measured peak and its bytes at the measured bandwidth"
@@ -200,51 +185,107 @@ def _layers(found: Sequence[Json]) -> Table:
     layers: dict[int, dict[str, float]] = {}
     for row in found:
         layers.setdefault(row["layer"], {})[row["part"]] = row["ms"]
-    shown = list(dict.fromkeys(part for parts in layers.values() for part in parts))
-    rows = [[str(layer), *(_ms(parts.get(part, 0.0)) for part in shown), _ms(sum(parts.values()))] for layer, parts in layers.items()]
-    return Table(title="milliseconds by layer", head=["layer", *(part_title(part).partition(",")[0] for part in shown), "all"], rows=rows)
+    shown = list(dict.fromkeys(row["part"] for row in found))
+    rows = [[layer, *(parts.get(part, 0.0) for part in shown), sum(parts.values())] for layer, parts in layers.items()]
+    titles = [*(part_title(part).partition(",")[0] for part in shown), "all"]
+    columns = [Column(title="layer"), *(Column(title=title, show=three_digits, unit="ms") for title in titles)]
+    return Table(title="milliseconds by layer", columns=columns, rows=rows)
 
 
 def _memory(memory: Json) -> Table:
     seen, counted = memory["measured"], memory["counted"]
-    rows = [[key, f"{seen[key]:,.1f}", f"{counted[key]:,.1f}"] for key in ("parameters", "gradients", "optimizer", "activations")]
+    rows: list[list[Any]] = [[key, seen[key], counted[key]] for key in ("parameters", "gradients", "optimizer", "activations")]
     for part in dict.fromkeys([*PARTS, *seen["kept"], *counted["kept"]]):
         if part in seen["kept"] or part in counted["kept"]:
-            rows.append([f"  {part_title(part)}", f"{seen['kept'].get(part, 0):,.1f}", f"{counted['kept'].get(part, 0):,.1f}"])
-    rows += [["peak of tensors", f"{seen['peak']:,.1f}", NONE], ["slack beyond them", f"{seen['slack']:,.1f}", NONE]]
+            rows.append([f"  {part_title(part)}", seen["kept"].get(part, 0), counted["kept"].get(part, 0)])
+    rows += [["peak of tensors", seen["peak"], None], ["slack beyond them", seen["slack"], None]]
+    columns = [Column(title="MiB"), *(Column(title=title, show=_per(1), unit="MiB") for title in ("measured", "counted"))]
     note = "activations: what a micro-batch's forward keeps for its backward, by the part that keeps it first"
-    return Table(title="memory", head=["MiB", "measured", "counted"], rows=rows, note=note)
+    return Table(title="memory", columns=columns, rows=rows, notes=[note])
 
 
 def _ceilings(found: Sequence[Json], *, trusted: bool) -> dict[str, Table]:
     """The largest win first: by the measured step, or, where that cannot be trusted, by arithmetic alone."""
     found = found if trusted else sorted(found, key=lambda row: -row["by_flops"])
-    head, tables = ["option", "by FLOPs", "by the measured step", "MiB saved", "of memory"], {}
-    by_step = "{:.2f}×" if trusted else NONE
-    for key, title in (("single", "what an option can win at most"), ("together", "several together")):
-        rows = [row for row in found if (len(row["words"]) > 1) is (key == "together")]
+    columns = [
+        Column(title="option"),
+        Column(title="by FLOPs", show="{:.3f}×".format),
+        Column(title="by the measured step", show="{:.2f}×".format),
+        Column(title="MiB saved", show=whole),
+        Column(title="of memory", show=_share),
+    ]
+    tables = {}
+    for name, title, most in (("single", "what an option can win at most", None), ("together", "several together", MOST_PAIRS)):
+        rows = [row for row in found if (len(row["words"]) > 1) is (name == "together")]
         cells = [
-            [
-                row["label"],
-                f"{row['by_flops']:.3f}×",
-                by_step.format(row["by_step"]),
-                _mib(row["saved_mib"]),
-                f"{row['saved']:.1%}",
-            ]
-            for row in rows[: None if key == "single" else MOST_PAIRS]
+            [row["label"], row["by_flops"], row["by_step"] if trusted else None, row["saved_mib"], row["saved"]] for row in rows[:most]
         ]
-        note = f"and {len(rows) - len(cells)} more, in --json" if len(rows) > len(cells) else ""
-        tables[key] = Table(title=title, head=head, rows=cells, note=note)
+        notes = [f"and {len(rows) - len(cells)} more, in --json"] if len(rows) > len(cells) else []
+        tables[name] = Table(title=title, columns=columns, rows=cells, notes=notes)
     return tables
 
 
-def _ms(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.3f}"
+# --- the profile as a page: nested bars of the step, its roofline, and the tables of the terminal
 
 
-def _mib(value: float) -> str:
-    return f"{value:,.0f}".replace("-", "−")
+def write_page(found: Json, path: Path) -> None:
+    """Write the report of a profile (`nocap.profile --json`) to `path`."""
+    write_file(path, render_page(found).encode())
 
 
-def _or_none(value: float | None, shape: str) -> str:
-    return NONE if value is None else format(value, shape)
+def render_page(found: Json) -> str:
+    """The report as HTML."""
+    found = page.finite(found)
+    first, second, *_ = sorted(found["parts"], key=lambda row: -row["ms"])
+    title = (
+        f"{part_title(first['part'])} takes {first['share']:.0%} of a step, {part_title(second['part'])} {second['share']:.0%}"
+        if found["trusted"]
+        else "a step on a busy machine: not to be trusted"
+    )
+    return page.render(
+        "profile",
+        kind="nocap profile",
+        title=title[:1].upper() + title[1:],
+        data=_plots(found),
+        head=profile_head(found),
+        tables=profile_tables(found),
+    )
+
+
+def _plots(found: Json) -> dict[str, Any]:
+    """What the script draws."""
+    points = [
+        {"name": part_title(row["part"]), "intensity": row["flops"] / row["bytes"], "flop_s": row["flop_s"], "share": row["share"]}
+        for row in found["parts"]
+        if row["flops"] and row["bytes"] and row["flop_s"]
+    ]
+    return {
+        "tree": _tree(found),
+        "peaks": [{"name": precision, "flops": flops} for precision, flops in found["roof"]["flops"].items()],
+        "bytes_per_s": found["roof"]["bytes_per_s"],
+        "points": points,
+    }
+
+
+def _tree(found: Json) -> list[dict[str, Any]]:
+    """The model's hierarchy, each node with its parent and the ms of all below it; a module's own operations are a leaf of it."""
+    nodes: dict[str, dict[str, Any]] = {}
+
+    def add(id_: str, parent: str, name: str, ms: float) -> None:
+        node = nodes.setdefault(id_, {"id": id_, "parent": parent, "name": name, "ms": 0.0})
+        node["ms"] += ms
+
+    for row in found["rows"]:
+        inside = [] if row["path"] in ("model", "step", *PARTS) else row["path"].replace(".f.", ".").split(".")
+        names = ["model", *inside] if inside or row["path"] == "model" else []
+        add("step", "", "step", row["ms"])
+        parent = "step"
+        for depth, name in enumerate(names):
+            id_ = "/".join(names[: depth + 1])
+            add(id_, parent, f"block {name}" if name.isdigit() else name, row["ms"])
+            parent = id_
+        add(f"{parent}//{row['part']} {row['direction']}", parent, f"{part_title(row['part'])}, {row['direction']}", row["ms"])
+    rest = found["step"]["unattributed_ms"]
+    add("step", "", "step", rest)
+    add("step//rest", "step", "not attributed", rest)
+    return list(nodes.values())

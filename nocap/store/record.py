@@ -64,9 +64,6 @@ SHAPES: dict[str, Shape] = {
     | _each(_NUMBERS, "clock_s step_ms memory_mib params")
     | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
     "grid.json": {"name": str, "cells": [_each(str, "identity run arm key") | {"seed": int}]},
-    "latency.json": _each(int, "schema_version prompt_tokens new_tokens")
-    | {"kv_bytes_per_token": float, "precision": str, "hardware": _HARDWARE}
-    | {"rows": [{"engine": str, "batch": int} | _each(float, "prefill_tokens_per_s decode_tokens_per_s")]},
     "results.*.json": Whole(
         _each(str, "kind study scale question date command baseline")
         | {"hardware": _HARDWARE, "shapes": {...: dict}, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}

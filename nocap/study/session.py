@@ -10,7 +10,9 @@ import gc
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +22,7 @@ from nocap.config.compose import compose
 from nocap.config.option import declared
 from nocap.config.outward import guarded
 from nocap.config.run import Run
-from nocap.measure.arms import BenchArm, step_config
+from nocap.measure.arms import step_config
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.measurement import now
@@ -55,21 +57,19 @@ def steps(arms: Arms, *, rounds: int) -> Seen:
         nocap.measure.bench.BaselineError: the baseline cannot be timed.
     """
     from nocap.measure.bench import bench
+    from nocap.measure.timed import TimedArm
 
     runs = composed(arms)
     first: dict[str, str] = {}
     for name, run in runs.items():
         first.setdefault(repr(step_config(run)), name)
     twins = {name: first[repr(step_config(run))] for name, run in runs.items()}
-    result = bench([BenchArm(label=name, run=runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
+    result = bench([TimedArm(name, runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
     timed = {arm["label"]: arm for arm in result["arms"]}
     counted = {name: counts(run) for name, run in runs.items()}
     keys = ("status", "reason", "tokens_per_s", "step_ms", "flops_per_token", "params", "kernel", "memory_mib", "tokens_per_step")
     found = {name: {**{key: timed[twins[name]][key] for key in keys}, **counted[name]} for name in runs}
-    base = next(iter(runs))
-    instances = [found[base]["tokens_per_s"], result["control"]["tokens_per_s"]]
-    for name in (name for name in runs if twins[name] == base):  # what is timed first is slow: the second instance is the baseline
-        found[name] |= {"tokens_per_s": instances[1], "step_ms": found[name]["tokens_per_step"] / instances[1] * 1e3}
+    instances = [result["control"]["tokens_per_s"], timed[next(iter(runs))]["tokens_per_s"]]  # what is timed first is slow
     return {"arms": found, "control": {"tokens_per_s": instances}, "clock": result["clock"], "rounds": result["rounds"]}
 
 
@@ -159,14 +159,13 @@ def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, v
     import torch
 
     from nocap.measure.decode import Cached, Engine, Recompute
-    from nocap.measure.generation import Sampler
-    from nocap.measure.latency import allocated_bytes, random_prompt, run_through
+    from nocap.measure.generation import Sampler, generate
+    from nocap.measure.parts import allocated_bytes
     from nocap.model.gpt import build_model
 
     runs = composed(arms)
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)
-    prompt_1T = random_prompt(prompt, vocab_size=vocab)
-
+    prompt_1T = torch.randint(vocab, (1, prompt), generator=torch.Generator().manual_seed(0))
     models = {name: build_model(run, vocab_size=vocab).eval() for name, run in runs.items()}
 
     def made(name: str) -> Engine:
@@ -174,8 +173,11 @@ def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, v
             return Recompute(models[name])
         return Cached(models[name], runs[name], batch=1, capacity=prompt + new, compiled=engines[name] == "cache, compiled")
 
-    def write(engine: Engine, text: int, n: int) -> Any:
-        return run_through(engine, prompt_1T, n, Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1))
+    def write(engine: Engine, text: int, n: int) -> tuple[list[int], list[float]]:
+        """A token and n more, and the seconds of each of these: `int` waits for the device, as a reader of the text would."""
+        sampler = Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1)
+        pairs = [(int(token), time.perf_counter()) for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1)]
+        return [token for token, _ in pairs], [end - begin for (_, begin), (_, end) in pairwise(pairs)]
 
     built = {name: made(name) for name in runs}
     seen: dict[str, dict[str, list[float]]] = {name: {"token_s": [], "text_s": [], "collections": []} for name in built}
@@ -185,11 +187,11 @@ def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, v
         written = set()
         for name, engine in built.items():
             before = _collections()
-            through = write(engine, text, new)
+            tokens, token_s = write(engine, text, new)
             seen[name]["collections"].append(_collections() - before)
-            seen[name]["token_s"] += through.token_s
-            seen[name]["text_s"].append(sum(through.token_s))
-            written.add((repr(arms[name]), str(through.tokens.tolist())))
+            seen[name]["token_s"] += token_s
+            seen[name]["text_s"].append(sum(token_s))
+            written.add((repr(arms[name]), str(tokens)))
         assert len(written) == len({overrides for overrides, _ in written}), "engines of one model must write the same text"
     found = {}
     for name, engine in built.items():

@@ -305,7 +305,6 @@ STRAY = (
     ".lease",
     "a\x1b[31mb",
     "options",
-    "latency.json",
 )
 
 

@@ -1,0 +1,160 @@
+"""An arm of a bench, from its run to what is known of its step: the trainer's own (`nocap.training.step.take_step`), on random tokens."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nocap.config.keys import InputError
+from nocap.config.run import Run
+from nocap.config.trainer import Device
+from nocap.data.shards import write_shard
+from nocap.data.tokens import Shard
+from nocap.measure.arms import step_config
+from nocap.measure.clock import Clock, repeat
+from nocap.model.flops import flops_per_token
+from nocap.model.gpt import count_parameters
+from nocap.options.attention import kernel_name
+from nocap.training import memory
+from nocap.training.ledger import Ledger
+from nocap.training.loop import warm_up
+from nocap.training.step import Job, build, configure_numerics, take_step
+from nocap.training.world import join
+
+WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
+BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
+# What is known of a step besides its times: null where it could not be built, or an arm from a file does not say.
+FACTS = ("tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "flops_basis", "params", "kernel", "memory_mib", "settings")
+
+
+@contextmanager
+def random_tokens(run: Run) -> Iterator[Job]:
+    """A job on random tokens, in a shard that the loop's own reader maps. Build inside the block: a mapped file may be deleted."""
+    with tempfile.TemporaryDirectory() as folder:
+        size, path = run.tokenizer.vocab_size, Path(folder) / "random.bin"
+        n = run.trainer.batch_tokens + run.model.seq_len * run.data.read_sequences + 1
+        write_shard(path, np.random.default_rng(run.seed).integers(0, size, n, dtype=np.uint16))
+        shards, world = (Shard(path=str(path), tokens=n, sha256="", max_id=size - 1),), join(run.trainer.device)
+        yield Job(
+            run=run,
+            train_shards=shards,
+            val_shards=shards,
+            vocab_size=size,
+            run_dir=Path(folder),
+            world=world,
+            started=time.monotonic(),
+        )
+
+
+class DivergedError(Exception):
+    """A loss that is not finite: the optimizer's part of the step is skipped, and the time is not a step's."""
+
+
+class TimedArm:
+    """What is timed under one name. It fails by itself: `status` and `reason` say how, and its blocks take NaN seconds from then on."""
+
+    strict = False  # whether a mistake (InputError) in building it ends the bench
+
+    def __init__(self, label: str, run: Run) -> None:
+        self.label, self.config, self.run = label, step_config(run), run.in_the_end()
+        self.device = torch.device(run.trainer.device.value)
+        self.status = "measured"  # or not measured, failed, does not fit
+        self.reason: str | None = None
+        self.facts: dict[str, Any] = dict.fromkeys(FACTS)
+        self.built: Any = None  # what holds its tensors
+        self.at = self.steps = 0  # the next step; how many a block has
+        self.peak_mib = self.unseen_mib = 0.0
+
+    # --- what an arm from a file does in its own way
+
+    def build(self) -> float:
+        """Build, and run what a first step would compile; the MiB that a forward keeps for its backward."""
+        self.ledger, self.built = Ledger(started=time.monotonic()), build(self.job)
+        saved_mib = warm_up(self.job, self.built, self.ledger, validates=False)
+        if self.built.graphed is not None:
+            self.unseen_mib = self.built.graphed.unseen_mib
+        return saved_mib
+
+    def step(self) -> float:
+        """The loss of one optimizer step on the next random batch; after its last step the schedule begins anew.
+
+        Errors:
+            DivergedError: it is not finite.
+            torch.OutOfMemoryError, RuntimeError: the arm does not fit (see `memory.ran_out`).
+        """
+        update = take_step(self.job, self.built, self.ledger, step=self.at % self.run.trainer.steps)
+        self.at += 1
+        if not update.finite:
+            raise DivergedError(f"the loss is {update.loss!r}, its gradient's norm {update.grad_norm!r}, after {self.at} steps")
+        return update.loss
+
+    def describe(self) -> dict[str, Any]:
+        """The facts that depend on what was built; MiB without the peak and the activations."""
+        run, model = self.run, self.built.model
+        flops, basis = flops_per_token(run, vocab_size=self.job.vocab_size)
+        mib = memory.parts_mib(model.parameters(), self.built.optimizers, model.kept_around())
+        counts = {"flops_per_token": flops, "flops_basis": basis, "params": count_parameters(model)["total"]}
+        return {**counts, "kernel": kernel_name(run, run.trainer.precision), "memory_mib": mib}
+
+    # --- what all have in common
+
+    def warm(self, clock: Clock) -> None:
+        """Build, and take the first steps."""
+        self.clock, began, before_mib = clock, time.perf_counter(), self._allocated_mib()
+        configure_numerics(self.run)
+        with random_tokens(self.run) as self.job:
+            self.saved_mib = self.build()
+        warm_s = [clock.seconds(self.step) for _ in range(WARM_STEPS)]
+        self.steps = max(1, round(BLOCK_S[self.run.trainer.device] / warm_s[-1]))
+        self.held_mib, self.warm_up_s = self._allocated_mib() - before_mib, time.perf_counter() - began
+
+    def block(self) -> float:
+        """Seconds a token over some steps. On CUDA a step before them does not count: the allocator takes back what other arms left."""
+        configure_numerics(self.run)
+        if on_cuda := self.device.type == "cuda":
+            others_mib = self._allocated_mib() - self.held_mib
+            memory.reset_peak(self.device)
+            self.step()
+        seconds = self.clock.seconds(lambda: repeat(self.step, self.steps))
+        if on_cuda:
+            self.peak_mib = max(self.peak_mib, memory.peak_mib(self.device) - others_mib + self.unseen_mib)
+        return seconds / (self.steps * self.run.trainer.batch_tokens)
+
+    def tried(self, work: Callable[[], float | None]) -> float:
+        """What `work`, a method of this arm, returns; NaN from the moment the arm fails, which stops no other."""
+        if self.status != "measured":
+            return math.nan
+        try:
+            return work() or 0.0
+        except Exception as error:
+            if self.strict and not self.steps and isinstance(error, InputError):
+                raise
+            line, _, rest = str(error).strip().partition("\n")
+            line += " " + rest.strip().partition("\n")[0] if line.endswith(":") else ""  # a compiler's: what it passes on
+            no_room = memory.ran_out(error)
+            self.status, self.reason = ("does not fit", line) if no_room else ("failed", f"{type(error).__name__}: {line}")
+            error.__traceback__ = None  # its frames hold the arm's tensors
+            self.close()
+            return math.nan
+
+    def close(self) -> None:
+        """Note the facts, and give the memory back. On the CPU the peak is counted, on CUDA measured."""
+        if self.steps and self.built is not None:
+            size = {"tokens_per_step": self.run.trainer.batch_tokens, "steps_per_block": self.steps, "warm_up_s": self.warm_up_s}
+            found = self.describe()
+            mib = {**found["memory_mib"], "activations": self.saved_mib}
+            peak_mib = self.peak_mib if self.device.type == "cuda" else sum(mib.values())
+            self.facts = {**self.facts, **size, **found, "memory_mib": {"peak": peak_mib, **mib}}
+        self.built = None
+        memory.give_back(self.device)
+
+    def _allocated_mib(self) -> float:
+        return torch.cuda.memory_allocated(self.device) / memory.MIB if self.device.type == "cuda" else math.nan
