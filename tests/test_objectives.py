@@ -37,6 +37,7 @@ from tests.test_combinations import losses, small
 from tests.test_ideas import saved_and_loaded, trainee_of
 
 V = 257
+pytestmark = pytest.mark.usefixtures("atlas_ideas")
 
 
 def composed(*words: str) -> Run:

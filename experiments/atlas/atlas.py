@@ -244,9 +244,8 @@ def files_of(arm: str) -> set[str]:
     """Of the classes of its options."""
     run = of_arm(arm, "outputs").run
     options = [getattr(run, field.name) for field in fields(run)]
-    return {
-        inspect.getfile(type(option)) for option in [*options, *run.ideas.values()] if type(option).__module__.startswith("nocap.options")
-    }
+    chosen = [type(option) for option in [*options, *run.ideas.values()]]
+    return {inspect.getfile(cls) for cls in chosen if cls.__module__.startswith(("nocap.options", "nocap.outside"))}
 
 
 def lines_of(arm: str) -> int:
