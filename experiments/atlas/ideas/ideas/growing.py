@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import key, require
+from nocap.config.keys import InputError, key, require
 from nocap.options.attention import Attention, first_window
 from nocap.options.ideas import Idea
 
@@ -117,8 +117,30 @@ class ShortWindows(_Growing):
         return replace(run, attention=self._attention(run, step), ideas={})
 
     def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
-        model.mix_as(self._attention(part.run, step), part.run)
+        _mix_as(model, self._attention(part.run, step), part.run)
 
     def validating(self, part: Any, model: LanguageModel) -> AbstractContextManager[object]:
-        model.mix_as(part.run.attention, part.run)
+        _mix_as(model, part.run.attention, part.run)
         return nullcontext()
+
+
+def _mix_as(model: Any, attention: Attention, run: Run) -> None:
+    """Let attention be computed as by this option from here on: other mixers, the same weights.
+
+    Errors:
+        InputError: the model's layers do not mix by functions of its option's.
+    """
+    from torch import nn
+
+    from nocap.model.attention import CausalSelfAttention
+    from nocap.model.gpt import GPT, Block, documents_of
+
+    if attention == getattr(model, "mixed_as", run.attention):
+        return
+    layers = [block.attention.f for block in model.blocks if type(block) is Block] if isinstance(model, GPT) else []
+    changeable = [isinstance(f, CausalSelfAttention) and not isinstance(f.mixer, nn.Module) for f in layers]
+    if len(layers) < run.model.n_layer or not all(changeable):
+        raise InputError(f"model.kind={run.model.kind} must have layers whose attention can be changed, and has none")
+    for layer, f in enumerate(layers):
+        f.mixer = attention.mixer(run, layer)
+    model.mixed_as, model.documents = attention, documents_of(attention, run)
