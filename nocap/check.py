@@ -68,9 +68,9 @@ def _check(options: argparse.Namespace) -> bool:
     for one in candidates:
         if (group := one.override.partition("=")[0]) in chosen:
             raise ValueError(f"{group}=… must be left out: {one.override} is what is checked")
-    from nocap.checks.table import checks  # torch
+    from nocap.checks.table import CHECKS  # torch
 
-    names, overrides = [name for one in candidates for name in checks(one.group)], [one.override for one in candidates]
+    names, overrides = [check.__name__ for one in candidates for check in CHECKS[one.group]], [one.override for one in candidates]
     if not any(options.only in text for text in (*names, *overrides)):
         known = f"a check's name ({', '.join(dict.fromkeys(names))}) or an option's ({', '.join(overrides)})"
         raise ValueError(f"--only must be in {known}, got {options.only}")

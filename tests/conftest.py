@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nocap import outside
+
 if TYPE_CHECKING:
     from tests.pretend import Pretended
 
@@ -99,6 +101,14 @@ def isolated(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in filter(_foreign, list(os.environ)):
         monkeypatch.delenv(name)
     monkeypatch.setenv("NOCAP_CACHE", str(cache_dir))
+
+
+@pytest.fixture
+def atlas_ideas(isolated: None) -> Iterator[None]:
+    """The ideas that the atlas does not support are in use."""
+    outside.use([REPO / "experiments" / "atlas" / "ideas"])
+    yield
+    os.environ.pop(outside.VARIABLE)
 
 
 @pytest.fixture(scope="session")

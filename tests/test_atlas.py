@@ -20,7 +20,7 @@ HERE = REPO / "experiments" / "atlas"
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, atlas_ideas: None) -> ModuleType:
     monkeypatch.syspath_prepend(str(HERE))
     module = importlib.import_module("jobs")
     monkeypatch.setattr(module, "RUNS", tmp_path / "runs.jsonl")

@@ -31,7 +31,6 @@ CHOICES = [(group, option) for group, options in OPTIONS.items() for option in o
 MANDATORY = {
     "text": ["data.path=notes/*.md"],
     "distill": ["ideas.distill.run=outputs/runs/teacher"],
-    "short_windows": ["attention=sliding"],
     "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
     "schedule_free": ["schedule=constant"],
     "curriculum": ["data.order=shuffled"],

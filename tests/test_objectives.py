@@ -37,6 +37,7 @@ from tests.test_combinations import losses, small
 from tests.test_ideas import saved_and_loaded, trainee_of
 
 V = 257
+pytestmark = pytest.mark.usefixtures("atlas_ideas")
 
 
 def composed(*words: str) -> Run:
@@ -439,7 +440,7 @@ def test_short_documents_first(tmp_path: Path):
 def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     """Its losses are found once, are those of its model, and their time is a teacher's however often they are used."""
     more = (f"cache_dir={tmp_path}", "data.train_tokens=30000")
-    run = composed("ideas=[curriculum]", f"ideas.curriculum.run={teacher}", "ideas.curriculum.document_start=null", *more)
+    run = composed("ideas=[easy_first]", f"ideas.easy_first.run={teacher}", *more)
     found = [trainee_of(run, tmp_path) for _ in range(2)]
     model, (job, first), (_, second) = trained(Path(teacher))[1], *found
     tokens = torch.from_numpy(first.train.read(range(192))).long()  # all that the run reads
@@ -455,13 +456,12 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     took = time.monotonic() - began
     assert seconds["teacher"] == pytest.approx(5.0 + first.scores_s)
     assert -first.scores_now_s <= seconds["startup"] <= took - first.scores_now_s  # they were found in it
-    assert plan(run, choices={}).teachers["ideas.curriculum"].path == Path(teacher)
+    assert plan(run, choices={}).teachers["ideas.easy_first"].path == Path(teacher)
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("ideas.curriculum.run=x",), r"ideas.curriculum.run must be null or ideas.curriculum.document_start, and not both, got x"),
         (("ideas.curriculum.keep=0",), r"ideas.curriculum.keep must be above 0"),
         (("data.order=sequential",), r"data.order must be shuffled beside ideas.curriculum, got sequential"),
     ],

@@ -28,6 +28,7 @@ from tests.conftest import REPO, SMALL
 from tests.test_ideas import BIGRAM, replaced_model, trainee_of
 
 V = 257
+pytestmark = pytest.mark.usefixtures("atlas_ideas")
 SHAPE = ("model.n_layer=4", "model.d_model=32", "model.n_head=2", "model.seq_len=16", "trainer.batch_tokens=256", "trainer.val_tokens=256")
 TOKENS_BT = torch.randint(V, (2, 16), generator=torch.Generator().manual_seed(0))
 

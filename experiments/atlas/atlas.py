@@ -21,13 +21,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
 import jobs
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from worth import ADDED, Blocks, added, put, stages, tell
 
 from nocap import bench
@@ -38,7 +39,7 @@ from nocap.config.keys import InputError, flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.launch.grid import Cell
-from nocap.launch.search import Sampler, Search, space_of_words
+from nocap.launch.search import Sampler, Search, space_of
 from nocap.launch.searching import Searching
 from nocap.options.launcher.pool import Devices
 from nocap.report.table import markdown
@@ -179,13 +180,14 @@ SEARCH = Search(sampler=Sampler.tpe, trials=12, seed=jobs.TUNED_ON)  # of each
 TUNED_AT = jobs.SHORT  # whole schedules
 
 
-def searched(search: Search, base: Composed, space: Sequence[str], label: str) -> list[dict[str, Any]]:
+def searched(search: Search, base: Composed, space: Sequence[str]) -> list[dict[str, Any]]:
     """A search's trials, the best first.
 
     Errors:
         StoppedError: somebody asked to stop; the same command goes on.
     """
-    searching = Searching(search, space_of_words(space, label), fixed=base.overrides, compose=composed, base=base, seeds=[search.seed])
+    sweeps = OverridesParser.create().parse_overrides(list(space))
+    searching = Searching(search, space_of(sweeps), fixed=base.overrides, compose=partial(as_in, base))
     searching.run(Devices(jobs=None))
     if searching.stopped:
         raise StoppedError("stopped; the same command goes on")
@@ -244,9 +246,8 @@ def files_of(arm: str) -> set[str]:
     """Of the classes of its options."""
     run = of_arm(arm, "outputs").run
     options = [getattr(run, field.name) for field in fields(run)]
-    return {
-        inspect.getfile(type(option)) for option in [*options, *run.ideas.values()] if type(option).__module__.startswith("nocap.options")
-    }
+    chosen = [type(option) for option in [*options, *run.ideas.values()]]
+    return {inspect.getfile(cls) for cls in chosen if cls.__module__.startswith(("nocap.options", "nocap.outside"))}
 
 
 def lines_of(arm: str) -> int:

@@ -14,9 +14,11 @@ from typing import Any
 import yaml
 from worth import BASELINE, HERE, LENGTHS, Blocks
 
+from nocap import outside
 from nocap.config.compose import composed
 from nocap.store.record import read_json
 
+outside.use([HERE / "ideas"])  # ideas that this atlas does not support are options from outside
 RUNS = HERE / "runs.jsonl"
 SCALE = "experiment=atlas_cpu"
 WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25

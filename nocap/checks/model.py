@@ -15,9 +15,9 @@ from torch import Tensor
 
 from nocap.checks.trial import SkippedError, Trial, expect
 from nocap.config import hardware
-from nocap.config.option import Option, declared
+from nocap.config.option import declared
 from nocap.config.run import Run
-from nocap.measure.decode import Cached, Recompute, engine_for, static_step
+from nocap.measure.decode import UncachedError, check_cached
 from nocap.measure.roofline import count
 from nocap.model.flops import counted, flops_per_token
 from nocap.model.gpt import build_model, count_parameters
@@ -34,6 +34,7 @@ from nocap.training.world import join
 if TYPE_CHECKING:
     from nocap.training.step import Trainee
 
+DECODED = 128  # tokens
 LAYERS, COMPILED = 4, 2  # a block of four layers is compiled so often at most: once, and once more for another kind of layer
 
 
@@ -73,33 +74,24 @@ def scores(trial: Trial) -> str:
             loss = model(inputs, targets)
         next_token, total, parts = float(loss.next_token), float(loss.total), {name: float(part) for name, part in loss.parts.items()}
         expect(mode == "training" or not parts, f"in validation the loss has parts: {', '.join(parts)}")
-        close = abs(next_token - plain) <= 1e-4 * plain
+        close = math.isclose(next_token, plain, rel_tol=1e-4)
         expect(close, f"in {mode}, next_token is {next_token:.5f}, and the logits' cross-entropy {plain:.5f}")
-        close = not parts or abs(total - sum(parts.values())) <= 1e-4 * abs(total)
+        close = not parts or math.isclose(total, sum(parts.values()), rel_tol=1e-4)
         expect(close, f"the training loss is {total:.5f}, and the sum of its parts {sum(parts.values()):.5f}")
-        if mode == "training":
-            found = f"training loss {' + '.join(parts) or 'next_token'}"
-    return found
+    return "in training and in validation"
 
 
 def counts(trial: Trial) -> str:
     """FLOPs and memory, as the record and the profile know them."""
-    run = trial.run
-    flops, basis = flops_per_token(run, vocab_size=trial.data.vocab_size)
+    run, option, vocab_size = trial.run, trial.option(), trial.data.vocab_size
+    flops, basis = flops_per_token(run, vocab_size=vocab_size)
     expect(flops > 0, f"{flops:g} FLOPs a token, by {basis}")
-    option = trial.option()
     if isinstance(option, Mlp) and (claimed := declared(option, "flops_per_token", of="build")):
         T, C = run.model.seq_len, run.model.d_model
         claim, really = claimed(C), counted(lambda: option.build(C), (1, T, C)) / T
-        expect(abs(claim - really) <= 0.01 * really, f"flops_per_token says {claim:,.0f}, and {really:,.0f} are counted")
-    trainee, _ = _steps(trial, run, 1)
-    parts = memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around())
-    kept = sum(count(run, vocab_size=trial.data.vocab_size).ranges.kept.values()) / memory.MIB
-    held = ", ".join(f"{name} {mib:.2f}" for name, mib in {**parts, "activations": kept}.items())
-    return f"{flops / 1e6:.3f} MFLOPs a token ({basis}); MiB: {held}"
-
-
-# --- compiling ---------------------------------------------------------------------------------------------------------------------
+        expect(math.isclose(claim, really, rel_tol=0.01), f"flops_per_token says {claim:,.0f}, and {really:,.0f} are counted")
+    kept = sum(count(run, vocab_size=vocab_size).ranges.kept.values()) / memory.MIB
+    return f"{flops / 1e6:.3f} MFLOPs a token ({basis}); activations {kept:.2f} MiB"
 
 
 def compiles(trial: Trial) -> str:
@@ -110,64 +102,31 @@ def compiles(trial: Trial) -> str:
         hardware.check_compiler("it", run.trainer.device)
     except ValueError as error:
         raise SkippedError(str(error)) from None
-    _, eager = _steps(trial, trial.compose(layers, "trainer.compile=off"), 2)
+    eager = _steps(trial, trial.compose(layers, "trainer.compile=off"), 2)[1]
     torch._dynamo.reset()
     torch._dynamo.utils.clear_compilation_metrics()
-    try:
-        _, compiled = _steps(trial, run, 2)
-        graphs = [m for m in torch._dynamo.utils.get_compilation_metrics() if m.is_forward and m.co_name]
-    finally:
-        torch._dynamo.reset()
+    compiled = _steps(trial, run, 2)[1]
+    graphs = [m for m in torch._dynamo.utils.get_compilation_metrics() if m.is_forward and m.co_name]
     times = Counter((m.co_filename, m.co_firstlineno, m.co_name) for m in graphs)
     (path, line, name), most = times.most_common(1)[0]
-    apart = [abs(a - b) for a, b in zip(eager, compiled, strict=True)]
     for step, (a, b) in enumerate(zip(eager, compiled, strict=True)):
-        expect(apart[step] <= 1e-4 * abs(a), f"the loss of step {step} is {b:.6f} compiled, and {a:.6f} eager")
+        expect(math.isclose(a, b, rel_tol=1e-4), f"the loss of step {step} is {b:.6f} compiled, and {a:.6f} eager")
     by_layer = f"; start-up grows with depth: {name} ({path}, line {line}) differs by layer" if most > COMPILED else ""
-    return f"{len(graphs)} graphs for {LAYERS} layers and the head; losses within {max(apart):.0e} of eager's{by_layer}"
-
-
-# --- decoding ----------------------------------------------------------------------------------------------------------------------
+    return f"{len(graphs)} graphs for {LAYERS} layers and the head, with eager's losses{by_layer}"
 
 
 def decodes(trial: Trial) -> str:
     """From a cache as from the whole prefix; or the line that says that there is no cache."""
-    run, notes = trial.run, list[str]()
-    model = _moved(trial).eval()
-    T = min(run.model.seq_len, 128)
-    engine = engine_for(model, run, batch=1, capacity=T, log=notes.append)
-    if isinstance(engine, Recompute):
-        claim = _claims_a_cache(trial.option())
-        expect(not claim or "logits differ" not in notes[0], f"{claim}, and {notes[0].removeprefix('no cache: ').partition(';')[0]}")
-        return notes[0]
-    assert isinstance(engine, Cached)
-    for static in (False, True):
-        _decode_both(engine, Recompute(model), _tokens(trial)[:1, :1], T, static=static)
-    return f"{T} tokens from the cache ({engine.n_bytes / 1024:.0f} KiB) are those of the whole prefix"
-
-
-@torch.no_grad()
-def _decode_both(cached: Cached, recompute: Recompute, first: Tensor, T: int, *, static: bool) -> None:
-    """Greedy tokens of both, up to the whole context; `static` with positions as a tensor, as the compiled decoder has them."""
-    logits, expected = cached.prefill(first), recompute.prefill(first)
-    for t in range(1, T):
-        apart, most = float((logits - expected).abs().max()), float(expected.abs().max())
-        close = torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * most)
-        expect(close, f"after {t} tokens, the cache's logits differ from the whole prefix's by {apart:.2g}")
-        token = expected.argmax(-1)
-        expected = recompute.decode(token)
-        if static:
-            logits = static_step(cached, token, cached.position)
-            cached.position += 1
-        else:
-            logits = cached.decode(token)
-
-
-def _claims_a_cache(option: Option) -> str:
-    """What the option says of itself that makes a cache right."""
-    if isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer")):
-        return "it says cache_slots"
-    return "it says PER_TOKEN" if isinstance(option, Idea) and option.PER_TOKEN else ""
+    model, option = _moved(trial).eval(), trial.option()
+    slots = isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer"))
+    claim = "cache_slots" if slots else "PER_TOKEN" if isinstance(option, Idea) and option.PER_TOKEN else ""
+    try:
+        for static in (False, True):
+            check_cached(model, trial.run, most=DECODED, static=static)
+    except UncachedError as error:
+        expect(not claim or "logits differ" not in str(error), f"it says {claim}, and {error}")
+        return f"no cache: {error}"
+    return "from the cache as from the whole prefix"
 
 
 # --- what they share ---------------------------------------------------------------------------------------------------------------

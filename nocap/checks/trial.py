@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nocap.config.compose import compose
 from nocap.config.option import Option
-from nocap.config.paths import PACKAGE, cache_root
+from nocap.config.paths import cache_root
 from nocap.config.run import Run
-from nocap.outside import VARIABLE
 from nocap.store.record import Metrics, Row
+from nocap.store.tracking import NO_MIRROR
 
 if TYPE_CHECKING:
     from nocap.data.prepare import Dataset
@@ -39,17 +34,14 @@ TRAINER = (
 )
 
 
-class CheckError(Exception):
-    """The option fails a check; why, in a line."""
-
-
 class SkippedError(Exception):
     """It cannot be checked here; why, in a line."""
 
 
 def expect(ok: object, otherwise: str) -> None:
+    """ValueError: the option fails the check; why, in a line."""
     if not ok:
-        raise CheckError(otherwise)
+        raise ValueError(otherwise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,58 +98,23 @@ class Trial:
 
         return prepare(self.run.data, self.run.tokenizer, cache_dir=cache_root(self.run.cache_dir))
 
-    # --- processes ---------------------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def started(self, output: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`nocap train` in a process group of its own, which is killed in the end."""
-        overrides = [*self.overrides(*more), quoted("output_dir", self.folder / output)]
-        command = [sys.executable, "-m", "nocap.train", "--config-dir", str(self.candidate.folder), *overrides]
-        with (self.folder / f"{output}.out").open("wb") as out, (self.folder / f"{output}.err").open("wb") as err:
-            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            process = subprocess.Popen(command, cwd=self.folder, env=environment(), start_new_session=True, **pipes)
-            try:
-                yield process
-            finally:
-                kill(process)
-
-    def train(self, output: str, *more: str) -> Path:
-        """Train to the end; the run's folder.
-
-        Errors:
-            CheckError: it ended otherwise.
-        """
-        with self.started(output, *more) as process:
-            try:
-                code = process.wait(timeout=LIMIT_S)
-            except subprocess.TimeoutExpired:
-                raise CheckError(f"training had not ended after {LIMIT_S:g} s") from None
-        expect(code == 0, f"training ended with code {code}: {self.reason(output)}")
-        return self.run_dir(output)
-
-    def run_dir(self, output: str) -> Path:
-        (folder,) = (self.folder / output / "runs").iterdir()
-        return folder
-
-    def reason(self, output: str) -> str:
-        """The last line that a process wrote to stderr, nocap's own before others."""
-        lines = [line.strip() for line in (self.folder / f"{output}.err").read_text(errors="replace").splitlines() if line.strip()]
-        own = [line.removeprefix("nocap: ") for line in lines if line.startswith("nocap: ")]
-        return one_line((own or lines or ["nothing on stderr"])[-1])
+    def train(self, output: str, *more: str) -> list[Path]:
+        """Run `nocap train` as a user does, to its end; the folders of its runs."""
+        on_the_way = f"trainer.keep_steps=[{max(1, self.run.trainer.steps // 3)}]"  # a checkpoint that outlives the run
+        words = [*self.overrides(on_the_way, *more), quoted("output_dir", self.folder / output)]
+        command = [sys.executable, "-m", "nocap.train", *words]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S)
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        own = [line.removeprefix("nocap: ") for line in said if line.startswith("nocap: ")]
+        expect(done.returncode == 0, f"training ended with code {done.returncode}: {(own or said or ['nothing on stderr'])[-1]}")
+        unseen = done.stderr.partition(NO_MIRROR)[2]
+        expect(not unseen, f"the tracker failed: {unseen.partition(chr(10))[0]}")
+        return sorted((self.folder / output / "runs").iterdir())
 
     @cached_property
-    def first_run(self) -> Path | CheckError:
-        try:
-            return self.train("first")
-        except CheckError as error:
-            return error
-
-    @property
     def clean(self) -> Path:
         """The folder of the run that is not disturbed, to compare others with."""
-        if isinstance(self.first_run, CheckError):
-            raise SkippedError("the run to compare with failed: see learns")
-        return self.first_run
+        return self.train("first")[0]
 
 
 def launcher(overrides: list[str]) -> Option:
@@ -180,31 +137,6 @@ def launcher(overrides: list[str]) -> Option:
     expect(option is not None, "it makes no launcher option: defaults must be [/schema/launcher/KIND@_here_]")
     assert option is not None
     return option
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL the process and all that it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def environment() -> dict[str, str]:
-    """This process's, without what is about another run, and with nocap to be found from any folder."""
-    about_others = (VARIABLE, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {key: value for key, value in os.environ.items() if key not in about_others}
-    paths = [str(PACKAGE.parent), *filter(None, [kept.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-
-
-def wait_for(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> bool:
-    """Whether the condition holds before the process ends."""
-    until = time.monotonic() + LIMIT_S
-    while process.poll() is None and time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.002)
-    return False
 
 
 def rows(run_dir: Path) -> list[Row]:

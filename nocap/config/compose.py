@@ -165,7 +165,7 @@ def compose_measured(overrides: Sequence[str]) -> Run:
     return compose([*found.overrides, "trainer.compile=off"]) if left else found.run
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)  # as the schemas that Hydra is told of
 def _composer(state: str, yamls: tuple[tuple[Path, int], ...]) -> Composer:
     return Composer()
 

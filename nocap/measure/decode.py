@@ -217,18 +217,25 @@ def _parts(model: LanguageModel, run: Run) -> tuple[GPT, list[Mixer]]:
 
 
 @torch.no_grad()
-def check_cached(model: LanguageModel, run: Run) -> None:
-    """Try the cache on a few tokens against the prefix computed again: what an option declares is believed when it is so.
+def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED, static: bool = False) -> None:
+    """Try the cache on a few tokens against the prefix computed again: what an option declares is believed when it is so. `static`: with
+    positions as a tensor, as the compiled decoder has them.
 
     Errors:
         UncachedError: there is no cache, or it gives other logits.
     """
-    T = min(PROBED, run.model.seq_len)
+    T = min(most, run.model.seq_len)
     cached, again = Cached(model, run, batch=1, capacity=T), Recompute(model)
     weight = next(model.parameters())
     tokens_T = (torch.arange(T, device=weight.device) * 31 + 7) % run.tokenizer.vocab_size
     for t in range(1, T):
-        mine = cached.prefill(tokens_T[None, :t]) if t == 1 else cached.decode(tokens_T[t - 1 : t])
+        if t == 1:
+            mine = cached.prefill(tokens_T[None, :t])
+        elif static:
+            mine = static_step(cached, tokens_T[t - 1 : t], cached.position)
+            cached.position += 1
+        else:
+            mine = cached.decode(tokens_T[t - 1 : t])
         theirs = again.prefill(tokens_T[None, :t])
         if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())):
             raise UncachedError(f"its logits differ from the whole prefix's at token {t}: some option looks across tokens")

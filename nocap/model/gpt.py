@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from nocap.config.keys import InputError
 from nocap.config.option import declared
 from nocap.config.trainer import ActivationCheckpointing, Precision
-from nocap.model.attention import CausalSelfAttention, autocast_like
+from nocap.model.attention import autocast_like
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
 from nocap.model.fp8 import Fp8Linear
 from nocap.model.language_model import Joined, LanguageModel, joined
@@ -184,7 +184,7 @@ class GPT(LanguageModel):
         self.blocks = nn.ModuleList(m.build_block(run, layer) for layer in range(m.n_layer))
         self.head = Head(run, vocab_size)
         self.residual_precision = m.residual_precision
-        self.attention, self.documents = run.attention, documents_of(run.attention, run)
+        self.documents = documents_of(run.attention, run)
         self.positions, self.position = run.position, run.position.build(m)
         for table in (self.embedding, self.position):
             if isinstance(table, nn.Embedding):
@@ -209,17 +209,6 @@ class GPT(LanguageModel):
         for _, idea, part in self.joined:
             x_BTC = idea.readout(part, x_BTC, context)
         return x_BTC
-
-    def mix_as(self, attention: Attention, run: Run) -> None:
-        if attention == self.attention:
-            return
-        layers: list[Any] = [block.attention.f for block in self.blocks if type(block) is Block]
-        changeable = [isinstance(f, CausalSelfAttention) and not isinstance(f.mixer, nn.Module) for f in layers]
-        if len(layers) < run.model.n_layer or not all(changeable):
-            super().mix_as(attention, run)
-        for layer, f in enumerate(layers):
-            f.mixer = attention.mixer(run, layer)
-        self.attention, self.documents = attention, documents_of(attention, run)
 
     def carried(self, x_BTC: Tensor) -> Tensor:
         """The residual stream in its own precision, whatever a part returned. Where products are fp32, as in validation, so is it."""

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from nocap.config.keys import InputError
 from nocap.model.seeds import keyed
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.loss import Loss
-    from nocap.options.attention import Attention
     from nocap.options.ideas import Idea
 
 Joined = tuple[tuple[str, "Idea", nn.Module], ...]  # name, idea, part: what a place loops over; empty: nothing is plugged in
@@ -55,14 +53,6 @@ class LanguageModel(nn.Module):
     def regions(self) -> list[nn.Module]:
         """The modules that `trainer.compile=regional` compiles, each as one graph."""
         return [self]
-
-    def mix_as(self, attention: Attention, run: Run) -> None:
-        """Let attention be computed as by this option from here on: other mixers, the same weights.
-
-        Errors:
-            InputError: the model's layers do not mix by functions of its option's.
-        """
-        raise InputError(f"model.kind={run.model.kind} must have layers whose attention can be changed, and has none")
 
     def plug_in_around(self, run: Run) -> None:
         """Let ideas change the first weights, then build what they keep around the step; the last line of a constructor."""

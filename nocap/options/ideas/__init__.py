@@ -192,28 +192,6 @@ def learned(**starts: float | list[float]) -> nn.ParameterDict:
     return nn.ParameterDict({name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()})
 
 
-@dataclass(kw_only=True, slots=True)
-class Growing(Idea):
-    """An idea that begins with a part of something, and doubles it in stages of equal length until it is the whole."""
-
-    start: int = key(ge=1, le=2**20)  # it begins with 1/start of the whole
-    until: float = key(gt=0, lt=1)  # share of the steps from which on it is whole
-
-    def __post_init__(self) -> None:
-        require(self.start & (self.start - 1) == 0, f"ideas.{self.kind}.start", "be a power of 2", self.start)
-
-    def divisor(self, *, step: int, steps: int) -> int:
-        """What the whole is divided by at this step."""
-        return self.start >> sum(first <= step for first in self.changes_at(steps)[1:])
-
-    def changes_at(self, steps: int) -> list[int]:
-        doublings, whole_at = self.start.bit_length() - 1, round(self.until * steps)
-        return [0, *(max(1, whole_at * i // doublings) for i in range(1, doublings + 1))]
-
-    def in_the_end(self) -> Idea | None:
-        return None
-
-
 def overrides(idea: Idea, *joints: str) -> bool:
     """Whether the idea defines one of these joints itself."""
     return any(getattr(type(idea), joint) is not getattr(Idea, joint) for joint in joints)

@@ -6,7 +6,7 @@ loss += weight·CE(head(output of block `layer`)); norm and unembedding are the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key, require
 from nocap.options.ideas import Idea
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class EarlyLoss(Idea):
-    PER_TOKEN: ClassVar[bool] = True
+    PER_TOKEN = True
     kind: str = "early_loss"
     layer: int | None = key(ge=0, le=4096)  # whose output is predicted from, from 0 on; null: the last of the first half
     weight: float = key(ge=0, le=1000)  # of its loss
