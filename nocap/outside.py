@@ -100,6 +100,11 @@ def files() -> list[File]:
     return [File(**{**row, "path": Path(row["path"])}) for row in json.loads(state())["files"]]
 
 
+def yamls() -> list[Path]:
+    """Those that Hydra can choose, or read."""
+    return [path for folder in folders() for path in sorted(folder.rglob("*.yaml"))]
+
+
 def used(modules: Iterable[str]) -> list[File]:
     """The files that are among these modules."""
     return [file for file in files() if file.module in modules]
@@ -132,7 +137,7 @@ def _installed() -> list[Path]:
 def _set(used: Sequence[Path]) -> None:
     """Put these folders in use, and nothing else: hash their files, forget the modules of before."""
     from nocap.config.paths import conf_dir
-    from nocap.config.registry import groups
+    from nocap.config.registry import groups, options_of
 
     rows: dict[tuple[str, str], dict[str, str]] = {}
     seen = {(group, path.name): path for group in groups() for path in (conf_dir() / place(group)).glob("*.yaml")}
@@ -147,6 +152,7 @@ def _set(used: Sequence[Path]) -> None:
                     sha256 = hashlib.sha256(_bytes(path)).hexdigest()
                     rows[group, path.stem] = {"group": group, "name": path.stem, "path": str(path), "sha256": sha256}
     os.environ[VARIABLE] = json.dumps({"folders": [str(folder) for folder in used], "files": list(rows.values())})
+    options_of.cache_clear()
     for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
         del sys.modules[name]
 

@@ -10,13 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
 
-from nocap.config.compose import Composer, compose, composed
-from nocap.config.flags import flags_first
-from nocap.config.paths import conf_dir
+from nocap.config.compose import compose, composed
+from nocap.config.flags import asked
 from nocap.config.plain import load
 from nocap.launch.grid import Grid, RefusedError, check
 from nocap.launch.tracked import run_facts
@@ -55,16 +51,11 @@ def test_cells_are_composed_as_single_runs_are(tmp_path: Path) -> None:
     )
     cells = [[*CELL, *arm.split(), f"seed={seed}"] for seed in (1, 0) for arm in (*arms, *reversed(arms))]
     expected = [compose(list(words)) for words in cells]
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        config = hydra.compose_config(config_name="train", overrides=[], run_mode=RunMode.MULTIRUN)
-        compose_cell = Composer(hydra.config_loader, config).composed
-        assert [compose_cell(words).run for words in cells] == expected
-        assert compose_cell(cells[0]).choices["attention"] == "sliding"
-        with pytest.raises(ValueError, match="seed"):
-            compose_cell([*CELL, "attention=flash", "seed=abc"])
-        assert compose_cell(cells[1]).run == expected[1]
+    assert [composed(words).run for words in cells] == expected
+    assert composed(cells[0]).choices["attention"] == "sliding"
+    with pytest.raises(ValueError, match="seed"):
+        composed([*CELL, "attention=flash", "seed=abc"])
+    assert composed(cells[1]).run == expected[1]
 
 
 def test_the_first_cell_decides_the_precision_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,20 +109,22 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, here: 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "overrides", "grid", "info"),
     [
-        ("a=b --multirun c=d", "--multirun a=b c=d"),
-        ("a=b -m -cd folder c=d", "-m -cd folder a=b c=d"),
-        ("a=b --cfg job", "--cfg job a=b"),
-        ("a=b --info", "--info=all a=b"),
-        ("--info defaults a=b", "--info defaults a=b"),
-        ("~a +b=c --config-dir=x", "--config-dir=x ~a +b=c"),
-        ("a=-1 -m", "-m a=-1"),
-        ("", ""),
+        ("a=b --multirun c=d", "a=b c=d", True, None),
+        ("a=b c=d hydra.mode=MULTIRUN", "a=b c=d", True, None),
+        ("a=b --cfg job", "a=b", False, None),
+        ("a=b --info", "a=b", False, "all"),
+        ("--info a=b", "a=b", False, "all"),
+        ("--info defaults a=b", "a=b", False, "defaults"),
+        ("~a --resolve +b=c", "~a +b=c", False, None),
+        ("a=-1 -m", "a=-1", True, None),
+        ("", "", False, None),
     ],
 )
-def test_flags_may_stand_anywhere(words: str, expected: str) -> None:
-    assert flags_first(words.split()) == expected.split()
+def test_flags_may_stand_anywhere(words: str, overrides: str, grid: bool, info: str | None) -> None:
+    flags = asked(words.split())
+    assert (flags.overrides, flags.grid, flags.info) == (overrides.split(), grid, info)
 
 
 # --- trained, skipped, gone on with ------------------------------------------------------------------------------------------------

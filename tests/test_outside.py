@@ -16,7 +16,6 @@ import pytest
 from nocap import outside
 from nocap.config import registry
 from nocap.config.compose import compose
-from nocap.config.plain import load
 from nocap.store.source import source_hashes
 from tests.attempts import state_of
 from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_run
@@ -159,7 +158,7 @@ def option(folder: Path, name: str, source: str, *, group: str = "attention") ->
     """The words of a run with an option of this source."""
     (folder / group).mkdir(parents=True, exist_ok=True)
     (folder / group / f"{name}.py").write_text(source)
-    (folder / group / f"{name}.yaml").write_text(f"defaults: [/schema/{group}/{name}@_here_]\nn_kv_heads: 4\n")
+    (folder / group / f"{name}.yaml").write_text(f"kind: {name}\nn_kv_heads: 4\n")
     return ["--config-dir", str(folder), *SMALL, f"{group}={name}"]
 
 
@@ -293,18 +292,7 @@ def test_an_installed_package_brings_options(door: Door, tmp_path: Path):
     assert door(*SMALL, "attention=head_temperature").code == 2  # without the package
 
 
-# --- records -----------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_config_from_before_ideas_is_read(tmp_path: Path):
-    from nocap.config.plain import dump, to_plain
-
-    plain = to_plain(compose(list(SMALL)))
-    for group in ("mlp", "norm", "model", "objective", "tokenizer"):
-        del plain[group]["kind"]
-    del plain["ideas"]
-    (tmp_path / "config.yaml").write_text(dump(plain))
-    assert to_plain(load(tmp_path / "config.yaml")) == to_plain(compose(list(SMALL)))
+# --- the shelf ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_groups_are_folders():

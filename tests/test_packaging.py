@@ -46,9 +46,7 @@ def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     assert (site / "nocap" / "conf" / "attention" / "gqa.yaml").is_file()
     assert not (site / "hydra_plugins").exists()
     (elsewhere / "mine" / "attention").mkdir(parents=True)
-    (elsewhere / "mine" / "attention" / "wide.yaml").write_text(
-        "defaults: [/schema/attention/sliding@_here_]\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n"
-    )
+    (elsewhere / "mine" / "attention" / "wide.yaml").write_text("kind: sliding\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n")
 
     def nocap(*words: str) -> str:
         command = [sys.executable, str(site / "bin" / "nocap"), *words]

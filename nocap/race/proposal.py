@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nocap.config import gate
+from nocap.config import compose as composing
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import require
 from nocap.launch.plan import outcome
@@ -48,7 +48,7 @@ def compose(rules: Rules, overrides: Sequence[str], *, output_dir: str) -> Sides
         ValueError: a proposal that does not compose, sets what the race sets, is no fair comparison, or has too many FLOPs a token.
     """
     for word in overrides:
-        (name,) = gate.keys([word])
+        (name,) = composing.keys([word])
         require(not name.startswith(OURS), name, "be left out of a proposal: the race sets it", word)
     place = [*rules.overrides, f"output_dir='{output_dir}'", *rules.baseline]
     baseline = as_in(None, place)
