@@ -15,6 +15,7 @@ from nocap import outside  # noqa: E402
 from nocap.config import hardware  # noqa: E402
 from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
 from nocap.config.flags import asked, without_dashes  # noqa: E402
+from nocap.config.keys import require  # noqa: E402
 from nocap.launch import cell  # noqa: E402
 from nocap.training.terminal import outlive_readers  # noqa: E402
 
@@ -45,7 +46,8 @@ def _main() -> None:
             with hardware.elsewhere(False if flags.resolve else None):
                 config, _ = unchecked(flags.overrides)
                 node = OmegaConf.select(config, flags.package) if flags.package else config
-                print(OmegaConf.to_yaml(node, resolve=flags.resolve) if OmegaConf.is_config(node) else node, end="")
+                require(OmegaConf.is_config(node), "--package", "be a part of the config", flags.package)
+                print(OmegaConf.to_yaml(node, resolve=flags.resolve), end="")
         elif flags.question:
             from nocap.config.manual import answer
 

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from nocap.launch.search import Search
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.training.optimizer import build_optimizers, set_lr
+from tests.conftest import REPO
 
 OPTIONS = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in sorted(conf_dir().iterdir()) if folder.is_dir()}
 EXPERIMENTS = OPTIONS.pop("experiment")
@@ -422,6 +425,16 @@ def test_help_and_cfg_answer_without_torch(words: list[str], door):
     imported = re.findall(r"^import time:.*\|\s*(\S+)$", done.err, re.M)
     assert "hydra" in imported
     assert not {"torch", "wandb", "tiktoken"} & {name.split(".")[0] for name in imported}
+
+
+def test_what_was_composed_and_what_hydra_knows_is_told(here):
+    shown = here("--cfg", "job", "--package", "attention", "attention=sliding", "model=nano")
+    assert (shown.code, shown.out.splitlines()[:2]) == (0, ["kind: sliding", "n_kv_heads: ${model.n_head}"])
+    assert "n_kv_heads: 4\n" in here("--cfg", "job", "--resolve", "model=nano").out
+    assert here("--cfg", "job", "--package", "nothing").code == 2
+    for words in (["--info", "defaults-tree", "attention=gqa", "trainer.steps=3"], ["attention=gqa", "--info"], ["--hydra-help"]):
+        asked = subprocess.run([sys.executable, "-m", "nocap.train", *words], capture_output=True, text=True, cwd=REPO, check=True)
+        assert "attention: gqa" in asked.stdout or words == ["--hydra-help"]
 
 
 # --- --help ------------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 
 from nocap.config.compose import compose, composed
 from nocap.config.flags import asked
+from nocap.config.paths import conf_dir
 from nocap.config.plain import load
 from nocap.launch.grid import Grid, RefusedError, check
+from nocap.launch.multirun import multirun
 from nocap.launch.tracked import run_facts
 from tests.attempts import on_a_terminal, processes, wait_until
 from tests.conftest import EXPLODING, Door
@@ -125,6 +128,20 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, here: 
 def test_flags_may_stand_anywhere(words: str, overrides: str, grid: bool, info: str | None) -> None:
     flags = asked(words.split())
     assert (flags.overrides, flags.grid, flags.info) == (overrides.split(), grid, info)
+
+
+def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = shutil.copytree(conf_dir(), tmp_path / "conf")
+    sweep = "{sweeper: {params: {attention: 'flash,gqa', norm: glob(rms*), seed: '1,2'}}}"
+    (conf / "experiment" / "mine.yaml").write_text(f"# @package _global_\nhydra: {sweep}\n")
+    for module in ("compose", "registry"):
+        monkeypatch.setattr(f"nocap.config.{module}.conf_dir", lambda: conf)
+    seen = list[Grid]()
+    words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
+    assert multirun(words, look=lambda grid: seen.append(grid) or "") == 0  # type: ignore[func-returns-value]
+    arms = {(run.attention.n_kv_heads, run.norm.kind, run.seed) for run in (cell.plan.run for cell in seen[0].cells)}
+    assert len(seen[0].cells) == 4
+    assert {seed for _, _, seed in arms} == {0}
 
 
 # --- trained, skipped, gone on with ------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ def test_completion_offers_doors_groups_and_options(door: Door) -> None:
     assert {"attention=gqa", "attention=sliding"} <= complete(door, "nocap train attention=")
     assert complete(door, "nocap train attention=gqa mlp=sw") == {"mlp=swiglu"}
     assert "trainer.batch_tokens=" in complete(door, "nocap train trainer.batch")
+    assert "optimizer.row_beta2=" in complete(door, "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_")
 
 
 def test_unknown_door_is_refused_with_the_doors(door: Door) -> None:

@@ -164,7 +164,9 @@ def answer(flags: argparse.Namespace) -> None:
         config = unchecked([])[0]
         with suppress(ValueError):
             config = unchecked([word for word in typed if "=" in word and not word.startswith("-")])[0]
-        ConfigStore.instance().store(name="completion", node=OmegaConf.to_container(config, enum_to_str=True))
+        values = json.dumps(OmegaConf.to_container(config, enum_to_str=True))
+        values = re.sub(r'"[^"]*\$\{[^"]*"', "null", values)  # what follows from other keys is not worked out
+        ConfigStore.instance().store(name="completion", node=json.loads(values))
         name, os.environ["COMP_LINE"] = "completion", " ".join(["nocap", *search_path(), last])
     prepare_hydra()
     sys.argv[1:] = [*asked, *words, *([] if flags.shell_completion else search_path())]
