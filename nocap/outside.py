@@ -56,12 +56,7 @@ class File:
         Errors:
             InputError: it is gone, or has changed since the command began.
         """
-        try:
-            source = read_bytes(self.path, SOURCE_BYTES)
-        except OSError as error:
-            raise InputError(f"{self.path} must be there and readable ({error.strerror})") from error
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        source = _bytes(self.path)
         found = hashlib.sha256(source).hexdigest()
         if found != self.sha256:
             raise InputError(f"{self.path} must be what this command began with, sha256 {self.sha256[:12]}…, got {found[:12]}…")
@@ -98,11 +93,6 @@ def folders() -> list[Path]:
 
 def files() -> list[File]:
     return [File(**{**row, "path": Path(row["path"])}) for row in json.loads(state())["files"]]
-
-
-def yamls() -> list[Path]:
-    """Those that Hydra can choose, or read."""
-    return [path for folder in folders() for path in sorted(folder.rglob("*.yaml"))]
 
 
 def used(modules: Iterable[str]) -> list[File]:
@@ -160,8 +150,8 @@ def _set(used: Sequence[Path]) -> None:
 def _bytes(path: Path) -> bytes:
     try:
         return read_bytes(path, SOURCE_BYTES)
-    except OSError as error:
-        raise ValueError(f"{path} must be readable ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} must be there and readable ({error})") from error
 
 
 def place(group: str) -> str:

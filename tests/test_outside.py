@@ -151,6 +151,13 @@ def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: 
     assert not mark.exists()
 
 
+def test_experiments_of_a_folder_may_lie_deeper(tmp_path: Path):
+    (tmp_path / "experiment" / "mine").mkdir(parents=True)
+    (tmp_path / "experiment" / "mine" / "short.yaml").write_text("# @package _global_\ntrainer: {steps: 3}\n")
+    outside.use([tmp_path])
+    assert compose([*SMALL[:1], "experiment=mine/short"]).trainer.steps == 3
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------------------------
 
 

@@ -233,8 +233,9 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
         value: Any = one.value()
         for name in (value if isinstance(value, list) else [value]) if is_choice(one) and not one.is_delete() else ():
             _check_option(one, name)
-    for path in outside.yamls():
-        _check_from_outside(path)
+    for place in [folder / group for folder in outside.folders() for group in sorted(_folders())]:
+        for path in sorted(place.rglob("*.yaml")):
+            _check_from_outside(path)
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:

@@ -31,7 +31,8 @@ def groups() -> tuple[str, ...]:
 
 def yamls(group: str) -> list[str]:
     """The names of a group's yamls, or of the experiments: what Hydra can choose."""
-    return sorted(path.stem for folder in (conf_dir(), *outside.folders()) for path in (folder / outside.place(group)).glob("*.yaml"))
+    places = [folder / outside.place(group) for folder in (conf_dir(), *outside.folders())]
+    return sorted(path.relative_to(place).with_suffix("").as_posix() for place in places for path in place.rglob("*.yaml"))
 
 
 @cache
