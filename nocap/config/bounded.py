@@ -16,7 +16,7 @@ YAML_BYTES = 1 << 20  # of a config, a study, an option's yaml
 JSON_BYTES = 1 << 28  # of a record
 DEPTH = 64  # of lists and objects inside each other
 NODES = 100_000  # of a yaml, each alias counted as what it stands for
-DIGITS = 40  # of a JSON's integer
+DIGITS = 40  # of an integer in a JSON or an override
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
