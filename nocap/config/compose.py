@@ -77,7 +77,7 @@ def composed(overrides: Iterable[str]) -> Composed:
 def _run(config: DictConfig) -> Run:
     try:
         run = OmegaConf.to_object(config)
-    except CONFIG_ERRORS as error:
+    except (*CONFIG_ERRORS, OverflowError) as error:  # the last: an integer that no float holds
         raise ValueError(explain(error)) from error
     assert isinstance(run, Run)
     _refuse_secrets(to_plain(run))
@@ -112,7 +112,7 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
                 if not is_choice(one):
                     require(not one.is_delete(), one.key_or_group, "stay: a key cannot be taken out", one.input_line)
                     OmegaConf.update(config, one.key_or_group, one.value(), merge=True)
-    except CONFIG_ERRORS as error:
+    except (*CONFIG_ERRORS, OverflowError) as error:  # the last: an integer that no float holds
         raise ValueError(explain(error)) from error
     return config, choices
 
@@ -303,19 +303,18 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     Errors:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.
     """
-    kinds, cfg, given = get_type_hints(schema), OmegaConf.structured(schema), dict[str, Any]()
+    kinds, given = get_type_hints(schema), dict[str, Any]()
     for override in overrides:
-        key, equals, text = override.partition("=")
+        key, equals, given[key] = override.partition("=")
         if not equals:
             raise ValueError(f"{override!r} must be key=value{suggest(key, list(kinds))}")
         if key not in kinds:
             raise ValueError(f"{key} is no key of {schema.__name__.lower()}{suggest(key, list(kinds))}")
-        if kinds[key] is not str:
-            cfg[key] = text
-        given[key] = text if kinds[key] is str else cfg[key]
     for f in dataclasses.fields(cast(Any, schema)):
         if f.name not in given and f.default is dataclasses.MISSING:
             raise ValueError(f"{f.name} must be given")
-    asked = schema(**given)
+    others = {key: text for key, text in given.items() if kinds[key] is not str}
+    values: Any = OmegaConf.merge(OmegaConf.structured(schema), others)
+    asked = schema(**{key: values[key] if key in others else text for key, text in given.items()})
     check_keys("", asked)
     return asked

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import NoReturn
 
 import yaml
@@ -20,13 +19,7 @@ from nocap.config.exits import EXIT_CODES as EXIT_CODES
 from nocap.config.keys import is_fault
 from nocap.config.outward import guarded
 
-CONFIG_ERRORS = (
-    HydraException,
-    OmegaConfBaseException,
-    yaml.YAMLError,
-    RecursionError,
-    OverflowError,
-)  # of composing: a wrong yaml or override
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError)  # of composing: a wrong yaml or override
 LONGEST = 1000  # characters of a line: a value in it may be a book
 
 
@@ -96,10 +89,8 @@ def explain(error: BaseException) -> str:
         causes.append(causes[-1].__cause__)
     key = next((found[1] for cause in causes if (found := re.search(r"full_key: (\S+)", str(cause)))), "")
     cause = causes[-1] if isinstance(causes[-1], (ValueError, OmegaConfBaseException)) else error
-    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and dataclasses.is_dataclass(cause.object_type):
-        return (
-            f"{key} is no key of {cause.object_type.__name__.lower()}{suggest(str(cause.key), [f.name for f in fields(cause.object_type)])}"
-        )
+    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and is_dataclass(schema := cause.object_type):
+        return f"{key} is no key of {schema.__name__.lower()}{suggest(str(cause.key), [f.name for f in fields(schema)])}"
     text = str(cause)
     for pattern, rule in RULES.items():
         if re.search(pattern, text):
