@@ -151,10 +151,11 @@ def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: 
     assert not mark.exists()
 
 
-def test_experiments_of_a_folder_may_lie_deeper(tmp_path: Path):
-    (tmp_path / "experiment" / "mine").mkdir(parents=True)
-    (tmp_path / "experiment" / "mine" / "short.yaml").write_text("# @package _global_\ntrainer: {steps: 3}\n")
-    outside.use([tmp_path])
+def test_experiments_of_a_folder_may_lie_deeper_and_its_name_be_odd(tmp_path: Path):
+    folder = tmp_path / "it's a \\ folder, [with] ${odd} {letters}\\" / "experiment" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "short.yaml").write_text("# @package _global_\ntrainer: {steps: 3}\n")
+    outside.use([folder.parents[1]])
     assert compose([*SMALL[:1], "experiment=mine/short"]).trainer.steps == 3
 
 

@@ -260,7 +260,8 @@ _now = cache(time.strftime)  # one ${now:…} for all cells
 
 def search_path() -> list[str]:
     """The folders from outside, for Hydra."""
-    paths = [str(folder).replace("\\", "\\\\").replace("'", "\\'") for folder in outside.folders()]
+    quote = re.compile(r"(\\*)('|$)")  # Hydra reads a backslash as one, but before a quote
+    paths = [quote.sub(lambda found: found[1] * 2 + "\\'" * bool(found[2]), str(folder)) for folder in outside.folders()]
     quoted = ",".join(f"'file://{path}'" for path in paths)
     return [f"hydra.searchpath=[{quoted}]"] if paths else []
 
