@@ -61,9 +61,7 @@ def _check(options: argparse.Namespace) -> bool:
         raise ValueError(f"DIR must be a folder with options, got {options.folder}")
     outside.use([folder])
     from nocap.checks.option import find
-    from nocap.config.schemas import register
 
-    register()  # what cannot be imported is refused here
     chosen, candidates = {override.partition("=")[0] for override in options.overrides}, find(folder)
     for one in candidates:
         if (group := one.override.partition("=")[0]) in chosen:

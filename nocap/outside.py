@@ -56,12 +56,7 @@ class File:
         Errors:
             InputError: it is gone, or has changed since the command began.
         """
-        try:
-            source = read_bytes(self.path, SOURCE_BYTES)
-        except OSError as error:
-            raise InputError(f"{self.path} must be there and readable ({error.strerror})") from error
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        source = _bytes(self.path)
         found = hashlib.sha256(source).hexdigest()
         if found != self.sha256:
             raise InputError(f"{self.path} must be what this command began with, sha256 {self.sha256[:12]}…, got {found[:12]}…")
@@ -132,7 +127,7 @@ def _installed() -> list[Path]:
 def _set(used: Sequence[Path]) -> None:
     """Put these folders in use, and nothing else: hash their files, forget the modules of before."""
     from nocap.config.paths import conf_dir
-    from nocap.config.registry import groups
+    from nocap.config.registry import groups, options_of
 
     rows: dict[tuple[str, str], dict[str, str]] = {}
     seen = {(group, path.name): path for group in groups() for path in (conf_dir() / place(group)).glob("*.yaml")}
@@ -147,6 +142,7 @@ def _set(used: Sequence[Path]) -> None:
                     sha256 = hashlib.sha256(_bytes(path)).hexdigest()
                     rows[group, path.stem] = {"group": group, "name": path.stem, "path": str(path), "sha256": sha256}
     os.environ[VARIABLE] = json.dumps({"folders": [str(folder) for folder in used], "files": list(rows.values())})
+    options_of.cache_clear()
     for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
         del sys.modules[name]
 
@@ -154,8 +150,8 @@ def _set(used: Sequence[Path]) -> None:
 def _bytes(path: Path) -> bytes:
     try:
         return read_bytes(path, SOURCE_BYTES)
-    except OSError as error:
-        raise ValueError(f"{path} must be readable ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} must be there and readable ({error})") from error
 
 
 def place(group: str) -> str:

@@ -9,19 +9,17 @@ STARTED = time.monotonic()  # the clock ledger begins here
 import os  # noqa: E402
 import sys  # noqa: E402
 
-import hydra  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
 
 from nocap import outside  # noqa: E402
 from nocap.config import hardware  # noqa: E402
 from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
-from nocap.config.flags import asked, flags_first, without_dashes  # noqa: E402
-from nocap.config.paths import conf_dir  # noqa: E402
-from nocap.config.schemas import register  # noqa: E402
+from nocap.config.flags import asked, without_dashes  # noqa: E402
+from nocap.config.keys import require  # noqa: E402
 from nocap.launch import cell  # noqa: E402
 from nocap.training.terminal import outlive_readers  # noqa: E402
 
 cell.STARTED = STARTED
-PLAN = "--plan"  # tell what would be trained, and train nothing
 
 
 def main() -> None:
@@ -35,22 +33,26 @@ def main() -> None:
 def _main() -> None:
     outlive_readers()
     words = outside.arguments(None)
-    planning, sys.argv[1:] = PLAN in words, [word for word in words if word != PLAN]
-    # Hydra would print its errors and a part of the traceback, and exit with 1. This way they come here.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
     with refusals():
-        sys.argv[1:] = flags_first(without_dashes(sys.argv[1:]))
-        flags = asked(sys.argv[1:])
-        register()
+        flags = asked(without_dashes(words))
         if flags.help:
             from nocap.config.manual import manual
             from nocap.launch.search import Search
 
             print(manual([] if flags.grid else flags.overrides, search=Search))  # a sweep has no values to show
-        elif flags.question:
+        elif flags.cfg:
+            from nocap.config.compose import unchecked
+
             with hardware.elsewhere(False if flags.resolve else None):
-                hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(lambda config: None)()
-        elif planning:
+                config, _ = unchecked(flags.overrides)
+                node = OmegaConf.select(config, flags.package) if flags.package else config
+                require(OmegaConf.is_config(node), "--package", "be a part of the config", flags.package)
+                print(OmegaConf.to_yaml(node, resolve=flags.resolve), end="")
+        elif flags.question:
+            from nocap.config.manual import answer
+
+            answer(flags)
+        elif flags.plan:
             from nocap.launch.multirun import multirun
             from nocap.study.grid_plan import render
             from nocap.study.sessions import SessionError

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.config import hardware, registry
-from nocap.config.compose import Composer, as_in, compose
+from nocap.config.compose import as_in, compose
+from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import FASTER, reasons
 from nocap.config.manual import GRIDS, comments_of, manual
 from nocap.config.paths import conf_dir
@@ -23,6 +26,7 @@ from nocap.launch.search import Search
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.training.optimizer import build_optimizers, set_lr
+from tests.conftest import REPO
 
 OPTIONS = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in sorted(conf_dir().iterdir()) if folder.is_dir()}
 EXPERIMENTS = OPTIONS.pop("experiment")
@@ -230,32 +234,20 @@ def test_the_cpus_flags_decide_and_the_line_says_so(flags: str, chosen: Precisio
 
 def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
-    first = Composer().composed(["model=nano", "trainer.device=cpu"])
+    first = composed_of(["model=nano", "trainer.device=cpu"])
     assert as_in(first, ["model=tiny", "trainer.device=cpu"]).run.trainer.precision is Precision.fp32
     assert as_in(first, ["model=tiny", "trainer.device=cpu", "trainer.precision=bf16"]).run.trainer.precision is Precision.bf16
     same = as_in(first, ["model=nano", "trainer.device=cpu", "attention=mqa"])
     assert same.overrides == ("model=nano", "trainer.device=cpu", "attention=mqa")
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "model=nano trainer.steps=7 optimizer=muon optimizer.lr=0.1 ideas=[tail_average] ideas.tail_average.share=0.5 output_dir=x",
-        "trainer.steps=7 trainer.steps=8 trainer.grad_clip=null tracker.tags=[a,b] data=text data.path=[a,'b c']",
-        "trainer.steps=8 ++trainer.steps=7",
-        "trainer.val_every='${trainer.steps}' trainer.steps=8",
-        "trainer.val_every=9 trainer.val_every='${trainer.steps}'",
-        "trainer.precision=fp32 model=tiny",
-    ],
-)
-def test_keys_set_in_a_copy_are_what_hydra_composes(overrides: str, monkeypatch: pytest.MonkeyPatch):
-    words = re.findall(r"(?:[^ ']|'[^']*')+", overrides)
-    composer = Composer()
-    for first in (["trainer.steps=3"], words[:1]):  # whatever was composed before
-        composer.composed(first)
-    quick = composer.composed(words)
-    monkeypatch.setattr(Composer, "_arm", Composer._whole)
-    assert Composer().composed(words) == quick
+def test_keys_are_set_in_the_order_typed_after_the_options_and_leave_no_trace():
+    words = ["trainer.steps=8", "++trainer.steps=7", "optimizer=muon", "trainer.val_every='${trainer.steps}'", "+optimizer.muon_lr=0.1"]
+    run = compose(words)
+    assert (run.trainer.steps, run.trainer.val_every, run.optimizer.muon_lr) == (7, 7, 0.1)
+    assert compose(["optimizer=muon"]).optimizer.muon_lr == 0.003
+    assert compose(["data=text", "data.path=[a,'b c']"]).data.path == ["a", "b c"]
+    assert compose(["trainer={steps: 7, grad_clip: null}"]).trainer.grad_clip is None
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------------------------
@@ -280,8 +272,8 @@ REFUSED = [
     ("~attention", "attention"),
     ("~attention.n_kv_heads", "attention.n_kv_heads"),
     # options that do not exist
-    *((f"{group}=nonsense", f"{group}/nonsense", *options) for group, options in OPTIONS.items()),
-    ("experiment=nonsense", "experiment/nonsense", *EXPERIMENTS),
+    *((f"{group}=xyz", f"{group}/xyz", *options) for group, options in OPTIONS.items()),
+    ("experiment=xyz", "experiment/xyz", *EXPERIMENTS),
     # types
     ("trainer.steps=abc", "trainer.steps", "abc"),
     ("trainer.steps=1.5", "trainer.steps", "1.5"),
@@ -432,6 +424,16 @@ def test_help_and_cfg_answer_without_torch(words: list[str], door):
     imported = re.findall(r"^import time:.*\|\s*(\S+)$", done.err, re.M)
     assert "hydra" in imported
     assert not {"torch", "wandb", "tiktoken"} & {name.split(".")[0] for name in imported}
+
+
+def test_what_was_composed_and_what_hydra_knows_is_told(here):
+    shown = here("--cfg", "job", "--package", "attention", "attention=sliding", "model=nano")
+    assert (shown.code, shown.out.splitlines()[:2]) == (0, ["kind: sliding", "n_kv_heads: ${model.n_head}"])
+    assert "n_kv_heads: 4\n" in here("--cfg", "job", "--resolve", "model=nano").out
+    assert here("--cfg", "job", "--package", "nothing").code == 2
+    for words in (["--info", "defaults-tree", "attention=gqa", "trainer.steps=3"], ["attention=gqa", "--info"], ["--hydra-help"]):
+        asked = subprocess.run([sys.executable, "-m", "nocap.train", *words], capture_output=True, text=True, cwd=REPO, check=True)
+        assert "attention: gqa" in asked.stdout or words == ["--hydra-help"]
 
 
 # --- --help ------------------------------------------------------------------------------------------------------------------------

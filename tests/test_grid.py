@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
 
-from nocap.config.compose import Composer, compose, composed
-from nocap.config.flags import flags_first
+from nocap.config.compose import compose, composed
+from nocap.config.flags import asked
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load
 from nocap.launch.grid import Grid, RefusedError, check
+from nocap.launch.multirun import multirun
 from nocap.launch.tracked import run_facts
 from tests.attempts import on_a_terminal, processes, wait_until
 from tests.conftest import EXPLODING, Door
@@ -55,16 +54,11 @@ def test_cells_are_composed_as_single_runs_are(tmp_path: Path) -> None:
     )
     cells = [[*CELL, *arm.split(), f"seed={seed}"] for seed in (1, 0) for arm in (*arms, *reversed(arms))]
     expected = [compose(list(words)) for words in cells]
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        config = hydra.compose_config(config_name="train", overrides=[], run_mode=RunMode.MULTIRUN)
-        compose_cell = Composer(hydra.config_loader, config).composed
-        assert [compose_cell(words).run for words in cells] == expected
-        assert compose_cell(cells[0]).choices["attention"] == "sliding"
-        with pytest.raises(ValueError, match="seed"):
-            compose_cell([*CELL, "attention=flash", "seed=abc"])
-        assert compose_cell(cells[1]).run == expected[1]
+    assert [composed(words).run for words in cells] == expected
+    assert composed(cells[0]).choices["attention"] == "sliding"
+    with pytest.raises(ValueError, match="seed"):
+        composed([*CELL, "attention=flash", "seed=abc"])
+    assert composed(cells[1]).run == expected[1]
 
 
 def test_the_first_cell_decides_the_precision_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,20 +112,36 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, here: 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "overrides", "grid", "info"),
     [
-        ("a=b --multirun c=d", "--multirun a=b c=d"),
-        ("a=b -m -cd folder c=d", "-m -cd folder a=b c=d"),
-        ("a=b --cfg job", "--cfg job a=b"),
-        ("a=b --info", "--info=all a=b"),
-        ("--info defaults a=b", "--info defaults a=b"),
-        ("~a +b=c --config-dir=x", "--config-dir=x ~a +b=c"),
-        ("a=-1 -m", "-m a=-1"),
-        ("", ""),
+        ("a=b --multirun c=d", "a=b c=d", True, None),
+        ("a=b c=d hydra.mode=MULTIRUN", "a=b c=d", True, None),
+        ("a=b --cfg job", "a=b", False, None),
+        ("a=b --info", "a=b", False, "all"),
+        ("--info a=b", "a=b", False, "all"),
+        ("--info defaults a=b", "a=b", False, "defaults"),
+        ("~a --resolve +b=c", "~a +b=c", False, None),
+        ("a=-1 -m", "a=-1", True, None),
+        ("", "", False, None),
     ],
 )
-def test_flags_may_stand_anywhere(words: str, expected: str) -> None:
-    assert flags_first(words.split()) == expected.split()
+def test_flags_may_stand_anywhere(words: str, overrides: str, grid: bool, info: str | None) -> None:
+    flags = asked(words.split())
+    assert (flags.overrides, flags.grid, flags.info) == (overrides.split(), grid, info)
+
+
+def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = shutil.copytree(conf_dir(), tmp_path / "conf")
+    sweep = "{sweeper: {params: {attention: 'flash,gqa', norm: glob(rms*), seed: '1,2'}}}"
+    (conf / "experiment" / "mine.yaml").write_text(f"# @package _global_\nhydra: {sweep}\n")
+    for module in ("compose", "registry"):
+        monkeypatch.setattr(f"nocap.config.{module}.conf_dir", lambda: conf)
+    seen = list[Grid]()
+    words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
+    assert multirun(words, look=lambda grid: seen.append(grid) or "") == 0  # type: ignore[func-returns-value]
+    arms = {(run.attention.n_kv_heads, run.norm.kind, run.seed) for run in (cell.plan.run for cell in seen[0].cells)}
+    assert len(seen[0].cells) == 4
+    assert {seed for _, _, seed in arms} == {0}
 
 
 # --- trained, skipped, gone on with ------------------------------------------------------------------------------------------------

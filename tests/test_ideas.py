@@ -263,7 +263,7 @@ def from_outside(folder: Path, group: str, name: str, source: str, *words: str) 
     (folder / group / f"{name}.py").write_text(source)
     package = f"# @package ideas.{name}\n" if group == "ideas" else ""
     keys = "lr: 0.01\nweight_decay: 0.0\n" if group == "optimizer" else ""
-    (folder / group / f"{name}.yaml").write_text(f"{package}defaults: [/schema/{group}/{name}@_here_]\n{keys}")
+    (folder / group / f"{name}.yaml").write_text(f"{package}kind: {name}\n{keys}")
     outside.use([folder])
     chosen = f"ideas=[{name}]" if group == "ideas" else f"{group}={name}"
     return compose([*SMALL, chosen, *words])
@@ -415,7 +415,7 @@ def replaced_model(folder: Path, name: str, source: str, *words: str) -> Run:
     (folder / "model").mkdir()
     (folder / "model" / f"{name}.py").write_text(source)
     shape = "n_layer: 2\nn_head: 4\nd_model: 64\nseq_len: 128\n"
-    (folder / "model" / f"{name}.yaml").write_text(f"defaults: [/schema/model/{name}@_here_]\n{shape}")
+    (folder / "model" / f"{name}.yaml").write_text(f"kind: {name}\n{shape}")
     outside.use([folder])
     return compose([*SMALL, f"model={name}", *words])
 

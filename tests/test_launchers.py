@@ -97,7 +97,7 @@ def test_share_keeps_a_process_on_its_cores() -> None:
     [
         (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
         (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
-        (("hydra.sweep.dir=mine",), "a grid's folder is below output_dir"),
+        (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
     ],
     ids=["jobs", "sweeper", "folder"],
 )
@@ -202,13 +202,13 @@ def test_cells_beyond_an_array_are_handed_over_after_it(tmp_path: Path, monkeypa
 
     class Launcher:
         def launch(self, words: list[list[str]], first: int) -> None:
-            handed.append((first, [word for line in words for word in line if word.startswith("seed=")]))
+            handed.append((first, [word.partition("'")[2][:-1] for line in words for word in line if word.startswith("+cell=")]))
             if first == 0:
                 raise RuntimeError("killed")
 
     grid.folder.mkdir(parents=True)
     _, results, stopped = elsewhere.train(grid, Launcher())  # type: ignore[arg-type]
-    assert handed == [(0, ["seed=0", "seed=1"]), (2, ["seed=2", "seed=3"]), (4, ["seed=4"])]
+    assert handed == [(first, list(grid.keys[first : first + 2])) for first in (0, 2, 4)]
     assert {result.status for result in results.values()} == {"waiting"}
     assert not stopped
 

@@ -45,7 +45,7 @@ def written(folder: Path, group: str, source: str, **keys: object) -> Path:
     place.mkdir(parents=True)
     (place / "broken.py").write_text(f"{head}{inspect.cleandoc(source)}\n")
     lines = [f"# @package {group}.broken"] if group == "ideas" else []
-    lines += [f"defaults: [/schema/{group}/broken@_here_]", *(f"{key}: {value}" for key, value in keys.items())]
+    lines += ["kind: broken", *(f"{key}: {value}" for key, value in keys.items())]
     (place / "broken.yaml").write_text("\n".join(lines))
     return folder
 
@@ -359,7 +359,7 @@ def test_python_without_a_yaml_fails(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_yaml_alone_is_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mlp").mkdir()
-    (tmp_path / "mlp" / "wide.yaml").write_text("defaults: [/schema/mlp/mlp@_here_]\nactivation: gelu\nexpansion: 8\n")
+    (tmp_path / "mlp" / "wide.yaml").write_text("kind: mlp\nactivation: gelu\nexpansion: 8\n")
     assert check.main([str(tmp_path), "mlp.expansion=2", "--only", "composes"]) == 0
     assert "mlp=wide composes  kind=mlp, activation=gelu, expansion=2.0" in capsys.readouterr().out
 

@@ -16,7 +16,6 @@ import pytest
 from nocap import outside
 from nocap.config import registry
 from nocap.config.compose import compose
-from nocap.config.plain import load
 from nocap.store.source import source_hashes
 from tests.attempts import state_of
 from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_run
@@ -152,6 +151,14 @@ def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: 
     assert not mark.exists()
 
 
+def test_experiments_of_a_folder_may_lie_deeper_and_its_name_be_odd(tmp_path: Path):
+    folder = tmp_path / "it's a \\ folder, [with] ${odd} {letters}\\" / "experiment" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "short.yaml").write_text("# @package _global_\ntrainer: {steps: 3}\n")
+    outside.use([folder.parents[1]])
+    assert compose([*SMALL[:1], "experiment=mine/short"]).trainer.steps == 3
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +166,7 @@ def option(folder: Path, name: str, source: str, *, group: str = "attention") ->
     """The words of a run with an option of this source."""
     (folder / group).mkdir(parents=True, exist_ok=True)
     (folder / group / f"{name}.py").write_text(source)
-    (folder / group / f"{name}.yaml").write_text(f"defaults: [/schema/{group}/{name}@_here_]\nn_kv_heads: 4\n")
+    (folder / group / f"{name}.yaml").write_text(f"kind: {name}\nn_kv_heads: 4\n")
     return ["--config-dir", str(folder), *SMALL, f"{group}={name}"]
 
 
@@ -293,18 +300,7 @@ def test_an_installed_package_brings_options(door: Door, tmp_path: Path):
     assert door(*SMALL, "attention=head_temperature").code == 2  # without the package
 
 
-# --- records -----------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_config_from_before_ideas_is_read(tmp_path: Path):
-    from nocap.config.plain import dump, to_plain
-
-    plain = to_plain(compose(list(SMALL)))
-    for group in ("mlp", "norm", "model", "objective", "tokenizer"):
-        del plain[group]["kind"]
-    del plain["ideas"]
-    (tmp_path / "config.yaml").write_text(dump(plain))
-    assert to_plain(load(tmp_path / "config.yaml")) == to_plain(compose(list(SMALL)))
+# --- the shelf ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_groups_are_folders():

@@ -27,6 +27,7 @@ def test_completion_offers_doors_groups_and_options(door: Door) -> None:
     assert {"attention=gqa", "attention=sliding"} <= complete(door, "nocap train attention=")
     assert complete(door, "nocap train attention=gqa mlp=sw") == {"mlp=swiglu"}
     assert "trainer.batch_tokens=" in complete(door, "nocap train trainer.batch")
+    assert "optimizer.row_beta2=" in complete(door, "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_")
 
 
 def test_unknown_door_is_refused_with_the_doors(door: Door) -> None:
@@ -46,9 +47,7 @@ def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     assert (site / "nocap" / "conf" / "attention" / "gqa.yaml").is_file()
     assert not (site / "hydra_plugins").exists()
     (elsewhere / "mine" / "attention").mkdir(parents=True)
-    (elsewhere / "mine" / "attention" / "wide.yaml").write_text(
-        "defaults: [/schema/attention/sliding@_here_]\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n"
-    )
+    (elsewhere / "mine" / "attention" / "wide.yaml").write_text("kind: sliding\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n")
 
     def nocap(*words: str) -> str:
         command = [sys.executable, str(site / "bin" / "nocap"), *words]

@@ -26,7 +26,7 @@ def find(folder: Path) -> list[Candidate]:
         place = folder / outside.place(group)
         yamls = sorted(place.glob("*.yaml"))
         found += [Candidate(folder=folder, group=group, name=path.stem, yaml=path) for path in yamls]
-        chosen = set(re.findall(rf"/schema/{group}/(\w+)", "\n".join(read_text(path) for path in yamls)))
+        chosen = set(re.findall(r"^kind: (\w+)", "\n".join(read_text(path) for path in yamls), re.MULTILINE))
         for file in outside.files():
             kinds = {kind for kind, cls in registry.options(group).items() if cls.__module__ == file.module}
             if file.path.parent == place and not kinds & chosen:
@@ -39,7 +39,7 @@ def find(folder: Path) -> list[Candidate]:
 
 def composes(trial: Trial) -> str:
     found = trial.candidate
-    kind = f"defaults: [/schema/{found.group}/KIND@_here_]"
+    kind = "kind: KIND"
     expect(found.yaml, f"no yaml chooses {outside.place(found.group)}/{found.name}.py: it needs a {found.name}.yaml with {kind}")
     option = trial.option()
     values = {f.name: getattr(option, f.name) for f in fields(option) if not f.name.startswith("_")}

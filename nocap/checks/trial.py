@@ -119,22 +119,15 @@ class Trial:
 
 def launcher(overrides: list[str]) -> Option:
     """The launcher is no part of a run: it comes from Hydra's own part of the config."""
-    from hydra import compose, initialize_config_dir
-
+    from nocap.config.compose import of_a_grid, overrides_of
     from nocap.config.errors import CONFIG_ERRORS, explain
-    from nocap.config.gate import check_words
-    from nocap.config.paths import conf_dir
-    from nocap.config.schemas import register
     from nocap.launch.multirun import launcher_option
 
-    register()
-    check_words(overrides)
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            option = launcher_option(compose("train", overrides, return_hydra_config=True))
+        option = launcher_option(of_a_grid(overrides_of(overrides, grid=True)))
     except CONFIG_ERRORS as error:
         raise ValueError(explain(error)) from error
-    expect(option is not None, "it makes no launcher option: defaults must be [/schema/launcher/KIND@_here_]")
+    expect(option is not None, "it makes no launcher option: its yaml must have a kind")
     assert option is not None
     return option
 

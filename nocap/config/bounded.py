@@ -16,7 +16,7 @@ YAML_BYTES = 1 << 20  # of a config, a study, an option's yaml
 JSON_BYTES = 1 << 28  # of a record
 DEPTH = 64  # of lists and objects inside each other
 NODES = 100_000  # of a yaml, each alias counted as what it stands for
-DIGITS = 40  # of an integer
+DIGITS = 40  # of an integer in a JSON or an override
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -97,27 +97,11 @@ def _finite(text: str) -> float:
 # --- YAML ----------------------------------------------------------------------------------------------------------------------------
 
 
-_LONG = rf"[-+]?(0x[\da-fA-F_]{{{DIGITS},}}|[\d_:]{{{DIGITS + 1},}})"  # an integer, to a loader
-
-
 def parse_yaml(text: str) -> Any:
-    """What the text holds, in plain types.
+    """What the text holds, in plain types. What would take a loader long is refused before it is loaded.
 
     Errors:
         ValueError: it is no YAML, or beyond the limits.
-    """
-    check_yaml(text)
-    try:
-        return yaml.load(text, Loader=_Loader)  # a safe one
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
-        raise ValueError(_line(error)) from None
-
-
-def check_yaml(text: str) -> None:
-    """Refuse what would take a loader long, before it is loaded.
-
-    Errors:
-        ValueError: as for `parse_yaml`.
     """
     sizes, open_, names = dict[str, int](), [0], list[str | None]()  # nodes of each anchor, of each open list or mapping; their anchors
     try:
@@ -132,21 +116,14 @@ def check_yaml(text: str) -> None:
             elif isinstance(event, yaml.CollectionEndEvent):
                 size, name = open_.pop(), names.pop()
                 open_[-1] += size
-                if name is not None:
-                    sizes[name] = size
+                sizes |= {name: size} if name is not None else {}
             elif isinstance(event, yaml.ScalarEvent):
                 open_[-1] += 1
-                if event.anchor is not None:
-                    sizes[event.anchor] = 1
-                if event.implicit[0] and re.fullmatch(_LONG, event.value):
-                    raise ValueError(f"integers must have at most {DIGITS} digits, got {len(event.value)}")
+                sizes |= {event.anchor: 1} if event.anchor is not None else {}
             if len(open_) > DEPTH:
                 raise ValueError(_TOO_DEEP)
             if sum(open_) > NODES:
                 raise ValueError(f"a yaml must hold at most {NODES:,} values, each alias counted as what it stands for")
-    except yaml.YAMLError as error:
-        raise ValueError(_line(error)) from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        return yaml.load(text, Loader=_Loader)  # a safe one
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, too
+        raise ValueError(" ".join(str(error).split())) from None

@@ -1,96 +1,40 @@
-"""From overrides to a checked `Run`, by Hydra."""
+"""From overrides to a checked `Run`. Hydra chooses the options; keys are set afterwards, on a copy of what the same options gave."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import pickle
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
-from hydra import initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
-from hydra.plugins.config_source import ConfigResult
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
-from nocap.config import gate, hardware, registry
+from nocap.config import hardware, registry
+from nocap.config.bounded import DIGITS, parse_yaml, read_text
 from nocap.config.defaults import reasons
 from nocap.config.errors import CONFIG_ERRORS, explain, suggest
-from nocap.config.keys import check_keys, require
+from nocap.config.keys import check_keys, check_text, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load as load
 from nocap.config.plain import refuse_interpolations as refuse_interpolations
 from nocap.config.plain import to_plain as to_plain
+from nocap.config.plain import typed
 from nocap.config.run import Run
-from nocap.config.schemas import register
 from nocap.config.trainer import Device
-from nocap.options.ideas import Idea
 
 T = TypeVar("T")
-
-
-def parse(cfg: DictConfig) -> Run:
-    """A composed config as a checked `Run`.
-
-    Errors:
-        ValueError: a wrong key, type or value; one line with key, rule and value.
-    """
-    _refuse_unknown_keys(cfg, Run, "")
-    try:
-        run = OmegaConf.to_object(cfg)
-    except OmegaConfBaseException as error:
-        raise ValueError(explain(error)) from error
-    assert isinstance(run, Run)
-    _refuse_secrets(to_plain(run))
-    hardware.check_device(run.trainer.device, run.trainer.devices)
-    return run
-
-
-def _refuse_secrets(plain: dict[str, Any], prefix: str = "") -> None:
-    """Refuse a secret where the run needs it later, as in a path: its record would hold it. A tracker's texts are redacted instead."""
-    for key, value in plain.items():
-        if isinstance(value, dict) and prefix + key != "tracker":
-            _refuse_secrets(value, f"{prefix}{key}.")
-        elif not isinstance(value, dict) and (shown := redact(value)) != value:
-            raise ValueError(f"{prefix}{key} must hold no secret, which the run's record would show, got {shown}")
-
-
-def _refuse_unknown_keys(cfg: DictConfig, schema: type, prefix: str) -> None:
-    """Hydra's `+key=value` writes past a schema; nothing may be parsed and then ignored."""
-    known = [f.name for f in dataclasses.fields(schema)]
-    for key in map(str, cfg):
-        name = f"{prefix}{key}"
-        if key not in known:
-            raise ValueError(f"{name} is no key of {schema.__name__.lower()}{suggest(key, known)}")
-        node = cfg._get_node(key)
-        if isinstance(node, DictConfig) and dataclasses.is_dataclass(node._metadata.object_type):
-            _refuse_unknown_keys(node, node._metadata.object_type, f"{name}.")
-        elif isinstance(node, DictConfig) and name == "ideas":
-            _refuse_untyped_ideas(node)
-
-
-def _refuse_untyped_ideas(ideas: DictConfig) -> None:
-    """Each idea has a place of its own below `ideas`, which its yaml names."""
-    for name in map(str, ideas):
-        node = ideas._get_node(name)
-        kind = node._metadata.object_type if isinstance(node, DictConfig) else None
-        if not isinstance(node, DictConfig) or not isinstance(kind, type) or not issubclass(kind, Idea) or kind is Idea:
-            rule = "be an idea, whose yaml begins with '# @package ideas.NAME' and has defaults: [/schema/ideas/KIND@_here_]"
-            raise ValueError(f"ideas.{name} must {rule}, got {node}")
-        _refuse_unknown_keys(node, kind, f"ideas.{name}.")
-
-
-# --- composing ---------------------------------------------------------------------------------------------------------------------
+INTERPOLATIONS = 20  # at most, in a command line or a yaml from outside: values that repeat each other double with every step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +51,7 @@ def compose(overrides: Iterable[str]) -> Run:
     """The `Run` of these command-line overrides.
 
     Errors:
-        ValueError: as for `parse`, and for an unknown option or malformed override.
+        ValueError: an unknown option, a malformed override, or a wrong key, type or value; one line with key, rule and value.
     """
     return composed(overrides).run
 
@@ -118,24 +62,59 @@ def composed(overrides: Iterable[str]) -> Composed:
     Errors:
         ValueError: as for `compose`.
     """
-    return _composer(outside.state(), _yamls()).composed(tuple(overrides))
+    words = tuple(overrides)
+    config, choices = unchecked(words)
+    trainer = OmegaConf.to_container(config.trainer)
+    assert isinstance(trainer, dict)
+    left = tuple(key for key in ("precision", "compile", "device", "threads") if str(trainer[key]).startswith("${nocap."))
+    with hardware.elsewhere(None if hardware.is_here() else True):
+        run = _run(config)  # what is wrong is refused before anything is measured
+    if "precision" in left and "precision" not in reasons(run):
+        run = _run(config)
+    return Composed(overrides=words, run=run, choices=choices, defaults=left)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unchecked:
-    """A config with the options and keys of a command line, whose values nobody has looked at."""
+def _run(config: DictConfig) -> Run:
+    try:
+        run = OmegaConf.to_object(config)
+    except (*CONFIG_ERRORS, OverflowError) as error:  # the last: an integer that no float holds
+        raise ValueError(explain(error)) from error
+    assert isinstance(run, Run)
+    _refuse_secrets(to_plain(run))
+    hardware.check_device(run.trainer.device, run.trainer.devices)
+    return run
 
-    config: DictConfig
-    choices: dict[str, str | None]
+
+def _refuse_secrets(plain: dict[str, Any], prefix: str = "") -> None:
+    """Refuse a secret where the run needs it later, as in a path: its record would hold it. A tracker's texts are redacted instead."""
+    for key, value in plain.items():
+        if isinstance(value, dict) and prefix + key != "tracker":
+            _refuse_secrets(value, f"{prefix}{key}.")
+        elif not isinstance(value, dict) and (shown := redact(value)) != value:
+            raise ValueError(f"{prefix}{key} must hold no secret, which the run's record would show, got {shown}")
 
 
-def unchecked(overrides: Sequence[str]) -> Unchecked:
-    """What can be said of these overrides before every key that must be given is.
+def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
+    """The config of these overrides, typed, whose values nobody has looked at, and the options that were chosen.
 
     Errors:
-        ValueError: an unknown option, or a malformed override.
+        ValueError: an unknown option or key, a value of a wrong type, or a malformed override.
     """
-    return _composer(outside.state(), _yamls()).unchecked(tuple(overrides))
+    try:
+        overrides = overrides_of(words)
+        for one in overrides:
+            rule = "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text"
+            require(not one.is_sweep_override(), one.key_or_group, rule, one.input_line)
+        chosen, choices = _chosen(tuple(str(one.input_line) for one in overrides if is_choice(one)), outside.state(), yamls_as_they_are())
+        config: DictConfig = pickle.loads(chosen)  # a copy in a sixth of the time that copy.deepcopy takes
+        with hardware.elsewhere(None):  # OmegaConf resolves what it merges over
+            for one in overrides:
+                if not is_choice(one):
+                    require(not one.is_delete(), one.key_or_group, "stay: a key cannot be taken out", one.input_line)
+                    OmegaConf.update(config, one.key_or_group, one.value(), merge=True)
+    except (*CONFIG_ERRORS, OverflowError) as error:  # the last: an integer that no float holds
+        raise ValueError(explain(error)) from error
+    return config, choices
 
 
 def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed] = composed) -> Composed:
@@ -165,170 +144,154 @@ def compose_measured(overrides: Sequence[str]) -> Run:
     return compose([*found.overrides, "trainer.compile=off"]) if left else found.run
 
 
-@lru_cache(maxsize=1)  # as the schemas that Hydra is told of
-def _composer(state: str, yamls: tuple[tuple[Path, int], ...]) -> Composer:
-    return Composer()
+# --- what Hydra does ---------------------------------------------------------------------------------------------------------------
 
 
-def _yamls() -> tuple[tuple[Path, int], ...]:
+def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
+    """The overrides that words are. Hydra's own keys are refused, but for the launcher of a grid.
+
+    Errors:
+        HydraException, ValueError: the first wrong one.
+    """
+    found = sum(word.count("${") for word in words)
+    require(found <= INTERPOLATIONS, "a command line", f"hold at most {INTERPOLATIONS} interpolations", found)
+    overrides = [parsed(word) for word in words]
+    for one in overrides:
+        ok = not re.search(r"\bhydra\b", f"{one.key_or_group} {one.package}") or (grid and is_launcher(one))
+        rule = "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside --multirun"
+        require(ok, one.key_or_group, rule, one.input_line)
+    return overrides
+
+
+@lru_cache(maxsize=4096)  # the words of a study come again with each of its arms, seeds and looks
+def parsed(word: str) -> Override:
+    """An override by Hydra's grammar.
+
+    Errors:
+        HydraException, ValueError: it cannot be parsed.
+    """
+    key = word.partition("=")[0]
+    check_text(key if key.isprintable() else repr(key)[:80], word)
+    long = re.search(rf"(?<![\w.])[\d_]{{{DIGITS + 1},}}(?![\w.])", word)
+    require(not long, key[:80], f"have integers of at most {DIGITS} digits", f"{word[:80]}…")
+    (override,) = OverridesParser.create().parse_overrides([word])
+    return override
+
+
+def keys(words: Iterable[str]) -> list[str]:
+    """The keys or groups that overrides are about.
+
+    Errors:
+        HydraException, ValueError: as for `parsed`.
+    """
+    return [parsed(word).key_or_group for word in words]
+
+
+def is_choice(override: Override) -> bool:
+    """Whether an override is Hydra's to apply: it chooses options."""
+    group, package = override.key_or_group, override.package
+    return (group in _folders() or "/" in group or package is not None) and not isinstance(override.value(), dict)
+
+
+@cache
+def _folders() -> frozenset[str]:
+    return frozenset({"experiment", *map(outside.place, registry.groups())})
+
+
+def is_launcher(override: Override) -> bool:
+    """Whether an override chooses a grid's launcher, or is one of its keys."""
+    return re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None and override.package is None
+
+
+def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
+    """What Hydra composes for a grid: its part has the launcher, and the sweeps of a yaml.
+
+    Errors:
+        HydraException, ValueError: as for `by_hydra`.
+    """
+    return by_hydra([str(one.input_line) for one in overrides if is_launcher(one) or (is_choice(one) and not one.is_sweep_override())])
+
+
+@lru_cache(maxsize=64)
+def _chosen(words: tuple[str, ...], state: str, yamls: object) -> tuple[bytes, dict[str, str | None]]:
+    """What these options give, pickled, and their names."""
+    config = by_hydra(words)
+    choices = dict(config.hydra.runtime.choices)  # without those that are a list
+    for group in sorted({f.name for f in dataclasses.fields(Run)} & _folders() - {"ideas"}):
+        require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
+    plain: Any = OmegaConf.to_container(config)
+    del plain["hydra"]
+    with hardware.elsewhere(None):
+        return pickle.dumps(typed(plain)), choices
+
+
+def by_hydra(words: Sequence[str]) -> DictConfig:
+    """What Hydra composes of these choices, with its own part. It runs nothing of what it reads.
+
+    Errors:
+        HydraException, ValueError: an unknown option, or a yaml that cannot be composed.
+    """
+    for one in map(parsed, words):
+        value: Any = one.value()
+        for name in (value if isinstance(value, list) else [value]) if is_choice(one) and not one.is_delete() else ():
+            _check_option(one, name)
+    for place in [folder / group for folder in outside.folders() for group in sorted(_folders())]:
+        for path in sorted(place.rglob("*.yaml")):
+            _check_from_outside(path)
+    prepare_hydra()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
+        except (AssertionError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}") from error
+    OmegaConf.register_new_resolver("now", _now, replace=True)
+    return config
+
+
+def _check_option(override: Override, name: object) -> None:
+    group = override.key_or_group
+    require(isinstance(name, str), group, "be given options' names, as in ideas=[NAME]", override.input_line)
+    if "/" not in group and name not in (known := registry.yamls(group)):
+        raise ValueError(f"{group}/{name} is no option{suggest(str(name), known)}")
+
+
+_now = cache(time.strftime)  # one ${now:…} for all cells
+
+
+def search_path() -> list[str]:
+    """The folders from outside, for Hydra."""
+    quote = re.compile(r"(\\*)('|$)")  # Hydra reads a backslash as one, but before a quote
+    paths = [quote.sub(lambda found: found[1] * 2 + "\\'" * bool(found[2]), str(folder)) for folder in outside.folders()]
+    quoted = ",".join(f"'file://{path}'" for path in paths)
+    return [f"hydra.searchpath=[{quoted}]"] if paths else []
+
+
+@cache
+def prepare_hydra() -> None:
+    """Hydra's plugins are all that `hydra_plugins` on the path holds: not those of the working directory, where `python -m` looks first."""
+    path, sys.path[:] = sys.path[:], [place for place in sys.path if place and Path(place).resolve() != Path.cwd()]
+    Plugins.instance()
+    sys.path[:] = path
+
+
+def _check_from_outside(path: Path) -> None:
+    """Refuse a yaml that Hydra would read for long, or that has a part of Hydra's, which would be dropped in silence."""
+    text = read_text(path)
+    try:
+        plain = parse_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
+    require(text.count("${") <= INTERPOLATIONS, str(path), f"hold at most {INTERPOLATIONS} interpolations", text.count("${"))
+    reached = [*re.findall(r"^#\s*@package (.*)", text, re.MULTILINE), *map(str, plain), str(plain.get("defaults"))]
+    into = [words for words in reached if re.search(r"(?<![\w-])hydra(?![\w-])", words)]
+    require(not into, str(path), "leave Hydra alone", ", ".join(into))
+
+
+def yamls_as_they_are() -> tuple[tuple[Path, int], ...]:
     """Every yaml, and when it was changed."""
     folders = (conf_dir(), *outside.folders())
     return tuple((path, path.stat().st_mtime_ns) for folder in folders for path in sorted(folder.rglob("*.yaml")))
-
-
-_PLAIN = re.compile(r"(?!hydra\b)[a-z][\w.]*=[^$]*")  # an option or a key, and no interpolation
-_KEY = re.compile(r"(output_dir|cache_dir|\w+\.[\w.]+)=.*", re.DOTALL)
-
-
-class Composer:
-    """Composes many command lines: reads each yaml once, composes the same options once, and what differs only in the seed once."""
-
-    def __init__(self, loader: ConfigLoader | None = None, application: DictConfig | None = None) -> None:
-        """Inside Hydra's application: its loader, and its config, whose overrides of `hydra.*` hold for all."""
-        register()
-        self._loader, self._application = loader or _loader(), application
-        if isinstance(self._loader, ConfigLoaderImpl):
-            self._loader.repository = _Remembered(self._loader.config_search_path)
-        self._arms: dict[tuple[tuple[str, ...], bool], tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str] = {}
-        self._chosen: dict[tuple[str, ...], tuple[DictConfig, dict[str, str | None]] | str] = {}
-
-    def composed(self, overrides: Sequence[str]) -> Composed:
-        """
-        Errors:
-            ValueError: as for `compose`.
-        """
-        gate.check_words(overrides)
-        seeds = [override for override in overrides if re.fullmatch(r"seed=(0|-?[1-9]\d*)", override)]
-        arm = tuple(override for override in overrides if override not in seeds)
-        key = arm, bool(seeds)
-        if key not in self._arms:
-            with hardware.elsewhere(None):  # OmegaConf resolves what it merges over
-                self._arms[key] = self._arm(arm)
-        if isinstance(found := self._arms[key], str):
-            raise ValueError(found)
-        cfg, choices, defaults = found
-        try:
-            if seeds:
-                cfg.seed = int(seeds[-1].partition("=")[2])
-            with hardware.elsewhere(None if hardware.is_here() else True):
-                run = parse(cfg)  # what is wrong is refused before anything is measured
-            if "precision" in defaults and "precision" not in reasons(run):
-                run = parse(cfg)
-            return Composed(overrides=tuple(overrides), run=run, choices=choices, defaults=defaults)
-        except CONFIG_ERRORS as error:
-            raise ValueError(explain(error)) from error
-
-    def unchecked(self, overrides: tuple[str, ...]) -> Unchecked:
-        """
-        Errors:
-            ValueError: as for the function.
-        """
-        gate.check_words(overrides)
-        if isinstance(found := self._compose(overrides), str):
-            raise ValueError(found)
-        return Unchecked(*found)
-
-    def _arm(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
-        """The config without its `hydra` part, the choices, and what is left to a default. Or why it cannot be composed.
-
-        Hydra chooses all options before it sets a key, so plain keys are set in a copy of what the same options gave.
-        """
-        keys = [override for override in overrides if _KEY.fullmatch(override)]
-        if not keys or not all(map(_PLAIN.fullmatch, overrides)):
-            return self._whole(overrides)
-        chosen = tuple(override for override in overrides if override not in keys)
-        if chosen not in self._chosen:
-            self._chosen[chosen] = self._compose(chosen)
-        found = _with_keys(self._chosen[chosen], keys)
-        return self._whole(overrides) if found is None else _with_defaults(found)
-
-    def _whole(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
-        """The same, all of it by Hydra."""
-        return _with_defaults(self._compose(overrides))
-
-    def _compose(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str | None]] | str:
-        """By Hydra: the config without its `hydra` part, and the choices. Or why it cannot be composed."""
-        common = list(self._application.hydra.overrides.hydra) if self._application is not None else []
-        try:
-            gate.check_overrides(overrides)
-            cfg = self._loader.load_configuration("train", [*common, *overrides], RunMode.RUN, from_shell=False)
-            if self._application is not None:
-                OmegaConf.copy_cache(from_config=self._application, to_config=cfg)  # one ${now:…} for all
-            gate.check_hydra(cfg)
-            choices = _choices(cfg)
-            with open_dict(cfg):
-                del cfg["hydra"]
-            return cfg, choices
-        except (ValueError, *CONFIG_ERRORS) as error:
-            return explain(error)
-
-
-def _with_keys(
-    composed: tuple[DictConfig, dict[str, str | None]] | str, overrides: list[str]
-) -> tuple[DictConfig, dict[str, str | None]] | str | None:
-    """A copy of what was composed, with keys set. None where one is wrong: composed whole, it is told in Hydra's words."""
-    if isinstance(composed, str):
-        return composed
-    cfg, choices = copy.deepcopy(composed[0]), composed[1]
-    try:
-        parsed = list(map(gate.parsed, overrides))
-        if any(override.is_sweep_override() for override in parsed):
-            return None
-        ConfigLoaderImpl._apply_overrides_to_config(parsed, cfg)
-    except (ValueError, *CONFIG_ERRORS):
-        return None
-    return cfg, choices
-
-
-def _with_defaults(
-    composed: tuple[DictConfig, dict[str, str | None]] | str,
-) -> tuple[DictConfig, dict[str, str | None], tuple[str, ...]] | str:
-    if isinstance(composed, str):
-        return composed
-    cfg, choices = composed
-    left = [key for key in ("precision", "compile", "device", "threads") if str(cfg.trainer._get_node(key)).startswith("${nocap.")]
-    return cfg, choices, tuple(left)
-
-
-def _choices(cfg: DictConfig) -> dict[str, str | None]:
-    """Group → the option that was chosen.
-
-    Errors:
-        ValueError: several of a group that has one.
-    """
-    choices = dict(cfg.hydra.runtime.choices)  # without those that are a list
-    for f in dataclasses.fields(Run):
-        several = f.name in registry.groups() and f.name != "ideas" and f.name not in choices
-        require(not several, f.name, f"be one option, as in {f.name}=NAME", "a list or none")
-    return choices
-
-
-def _loader() -> ConfigLoader:
-    """A loader of nocap's yamls and those from outside, whatever Hydra application is around."""
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        return hydra.config_loader
-
-
-class _Remembered(ConfigRepository):
-    """Reads each yaml once. Hydra writes into what it is given, so that is a copy."""
-
-    def __init__(self, search_path: ConfigSearchPath) -> None:
-        super().__init__(search_path)
-        self._known: dict[str, ConfigResult | None] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Remembered:
-        return copy.copy(self)
-
-    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        super().initialize_sources(config_search_path)
-        self._known = {}
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        if config_path not in self._known:
-            self._known[config_path] = super().load_config(config_path)
-        return copy.deepcopy(self._known[config_path])
 
 
 # --- other requests ---------------------------------------------------------------------------------------------------------------------
@@ -341,19 +304,18 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     Errors:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.
     """
-    kinds, cfg, given = get_type_hints(schema), OmegaConf.structured(schema), dict[str, Any]()
+    kinds, given = get_type_hints(schema), dict[str, Any]()
     for override in overrides:
-        key, equals, text = override.partition("=")
+        key, equals, given[key] = override.partition("=")
         if not equals:
             raise ValueError(f"{override!r} must be key=value{suggest(key, list(kinds))}")
         if key not in kinds:
             raise ValueError(f"{key} is no key of {schema.__name__.lower()}{suggest(key, list(kinds))}")
-        if kinds[key] is not str:
-            cfg[key] = text
-        given[key] = text if kinds[key] is str else cfg[key]
     for f in dataclasses.fields(cast(Any, schema)):
         if f.name not in given and f.default is dataclasses.MISSING:
             raise ValueError(f"{f.name} must be given")
-    asked = schema(**given)
+    others = {key: text for key, text in given.items() if kinds[key] is not str}
+    values: Any = OmegaConf.merge(OmegaConf.structured(schema), others)
+    asked = schema(**{key: values[key] if key in others else text for key, text in given.items()})
     check_keys("", asked)
     return asked

@@ -1,4 +1,5 @@
-"""What a run gets that does not choose device, precision, compilation or threads: what is fast on its machine for its shape.
+"""What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and what a run gets that does not choose
+device, precision, compilation or threads: what is fast on its machine for its shape.
 
 The rules for a CPU look at the model's shape, the vocabulary and how much there is to compute, never at an option that is compared. Their
 figures are measured (LOG.md, 2026-11-22), and whether bf16 is faster is measured on the machine. In a grid or study the baseline decides
@@ -7,13 +8,20 @@ for all arms: `Composed.defaults`.
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
+from nocap.options.attention.softmax import Kernel
 from nocap.options.model import Model
+from nocap.options.optimizer.adamw import beta2_of
+from nocap.options.tokenizer import Tokenizer
 
 WIDE = 4096  # d_model × channels of a head: below, attention's backward loses more in bf16 than the products win
 FASTER = 1.2  # times as fast as in fp32 the products must be in bf16: its casts and the rest of the step take some of it back
@@ -101,3 +109,62 @@ def reasons(run: Run) -> dict[str, str]:
             "compile": compilation(t.device, work),
         }
     return {key: f"{choice.value}: {why}" for key, (choice, why) in found.items() if why}
+
+
+# --- what a yaml may ask for --------------------------------------------------------------------------------------------------------
+
+
+def _gqa_heads(n_head: int) -> int:
+    """Key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
+    for group in (3, 2, 5):
+        if n_head % group == 0:
+            return n_head // group
+    raise ValueError(f"attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit attention.n_kv_heads, got {n_head}")
+
+
+def _beta2(default: float, half_life: float | None, batch: int) -> float:
+    """A half-life that is no positive number is refused where it is read."""
+    return default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
+
+
+def _device(value: Device | str) -> Device:
+    """An interpolated enum arrives as a member, or as text where a default's own interpolation made it."""
+    return value if isinstance(value, Device) else Device[value]
+
+
+def _work(model: DictConfig, tokenizer: DictConfig, steps: int = 0, batch: int = 0, threads: int = 1, devices: int = 1) -> Work:
+    shape, vocabulary = OmegaConf.to_object(model), OmegaConf.to_object(tokenizer)
+    assert isinstance(shape, Model)
+    assert isinstance(vocabulary, Tokenizer)
+    return Work(shape, vocabulary.vocab_size, steps * batch // max(1, threads * devices))
+
+
+def _number(value: object) -> float:
+    """Text times a number would be that much text."""
+    if not isinstance(value, int | float):
+        raise ValueError(f"nocap.times, nocap.fraction and nocap.quotient are of numbers, got {str(value)[:40]!r}")
+    return value
+
+
+def _quotient(whole: object, part: object) -> int:
+    """How many whole parts there are, at least one: a part that is not positive is refused where it is read."""
+    return max(1, math.floor(_number(whole) / part)) if (part := _number(part)) > 0 else 1
+
+
+# What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
+RESOLVERS: dict[str, Callable[..., object]] = {
+    "gqa_heads": _gqa_heads,
+    "fraction": lambda share, whole: math.floor(_number(share) * _number(whole)),
+    "quotient": _quotient,
+    "least": lambda a, b: min(_number(a), _number(b)),
+    "times": lambda a, b: _number(a) * _number(b),
+    "beta2": _beta2,
+    "device": lambda: device().name,
+    "precision": lambda device, model, tokenizer, *run: precision(_device(device), _work(model, tokenizer), *run)[0].name,
+    "threads": lambda device, devices: threads(_device(device), devices),
+    "compile": lambda device, *work: compilation(_device(device), _work(*work))[0].name,
+    "hang_timeout_s": lambda device: 3600.0 if _device(device) is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
+    "local_kernel": lambda device: (Kernel.blocks if _device(device) is Device.cpu else Kernel.flex).name,
+}
+for _name, _resolver in RESOLVERS.items():
+    OmegaConf.register_new_resolver(f"nocap.{_name}", _resolver, replace=True)

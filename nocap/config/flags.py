@@ -1,4 +1,4 @@
-"""The command line that Hydra reads."""
+"""The command line of `nocap.train`: flags, which may stand anywhere, and overrides."""
 
 from __future__ import annotations
 
@@ -7,27 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 
-from hydra._internal.utils import get_args_parser
-
 from nocap.config.keys import require
 from nocap.config.run import Run
 
-
-def flags_first(arguments: Sequence[str]) -> list[str]:
-    """The same arguments with Hydra's flags, and what belongs to them, before the overrides. Hydra reads them in that order only."""
-    actions = {flag: action for action in get_args_parser()._actions for flag in action.option_strings}
-    flags, overrides, waiting = [], [], list(arguments)
-    while waiting:
-        argument = waiting.pop(0)
-        action = actions.get(argument)
-        if not argument.startswith("-"):
-            overrides.append(argument)
-        elif action is not None and action.nargs == "?" and (not waiting or "=" in waiting[0] or waiting[0].startswith("-")):
-            flags.append(f"{action.option_strings[0]}={action.const}")  # without it, the first override would be taken for the value
-        else:
-            takes = action is not None and action.nargs != 0 and bool(waiting)
-            flags += [argument, waiting.pop(0)] if takes else [argument]
-    return [*flags, *overrides]
+QUESTIONS = ("cfg", "info", "help", "hydra_help", "shell_completion")  # they are answered, and nothing is run
 
 
 def without_dashes(arguments: Sequence[str]) -> list[str]:
@@ -47,27 +30,34 @@ def without_dashes(arguments: Sequence[str]) -> list[str]:
     return [word[2:] if word in dashed else word for word in arguments]
 
 
-QUESTIONS = ("cfg", "info", "help", "hydra_help", "shell_completion")  # Hydra answers them, and nothing is run
-
-
 def asked(arguments: Sequence[str]) -> argparse.Namespace:
-    """What Hydra's flags ask for, and the overrides; `question` and `grid` say which it is.
+    """What the flags ask for, and the overrides; `question` and `grid` say which it is.
 
     Errors:
-        ValueError: a flag that would run code from a file, or read another config than nocap's.
+        ValueError: a flag that there is not.
     """
-    flags = get_args_parser().parse_args(list(arguments))
-    rules = {
-        "experimental_rerun": "be left out: it would run what a pickle holds",
-        "config_path": "be left out: options from outside come by --config-dir",
-        "config_name": "be left out: choose with experiment=NAME",
-        "config_dir": "be spelt out",  # argparse takes --config-di for it
-    }
-    for name, rule in rules.items():
-        require(getattr(flags, name) is None, f"--{name.replace('_', '-')}", rule, getattr(flags, name))
+    parser = argparse.ArgumentParser(prog="python -m nocap.train", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    for names in (("--help", "-h"), ("--hydra-help",), ("--multirun", "-m"), ("--run", "-r"), ("--resolve",), ("--plan",)):
+        parser.add_argument(*names, action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--package", "-p")
+    parser.add_argument(
+        "--info", "-i", nargs="?", const="all", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
+    )
+    parser.add_argument("--shell-completion", "-sc", action="store_true")  # `install=bash` and the like stand among the overrides
+    words, waiting = list[str](), list(arguments)
+    while waiting:  # without it, the first override would be taken for the value
+        word = waiting.pop(0)
+        bare = word in ("--info", "-i") and (not waiting or re.search(r"=|^[-~]", waiting[0]))
+        words.append("--info=all" if bare else word)
+    flags, unknown = parser.parse_known_intermixed_args(words)
+    require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
     require(not (flags.run and flags.multirun), "--run", "be left out with --multirun", "both")
+    mode = "hydra.mode=MULTIRUN"
+    flags.grid = not flags.run and (flags.multirun or mode in flags.overrides)
+    flags.overrides = [word for word in flags.overrides if word != mode]
     flags.question = any(getattr(flags, name) for name in QUESTIONS)
-    flags.grid = not flags.run and (flags.multirun or "hydra.mode=MULTIRUN" in flags.overrides)
     searched = [word for word in flags.overrides if re.match(r"search[.=]", word)]
     require(flags.grid or not searched, "search", "be given with --multirun", " ".join(searched))
     return flags

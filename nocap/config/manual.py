@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import ast
+import argparse
 import dataclasses
 import inspect
-import io
 import json
+import os
+import re
 import shutil
+import sys
 import textwrap
-import tokenize
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, cast, get_type_hints
 
+import hydra
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nocap import outside
 from nocap.config import hardware, registry
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.compose import unchecked
+from nocap.config.compose import is_choice, overrides_of, prepare_hydra, search_path, unchecked
 from nocap.config.paths import conf_dir
 
 HEAD = """\
@@ -51,16 +55,16 @@ def manual(overrides: Sequence[str], *, search: type) -> str:
     Errors:
         ValueError: an unknown option or key, or a malformed override.
     """
-    found = unchecked(overrides)
+    config, choices = unchecked(overrides)
     width = min(140, shutil.get_terminal_size(fallback=(120, 0)).columns)
     lines = [HEAD, "", "Options (GROUP=OPTION)"]
     for group in (*registry.groups(), "experiment"):
         shown = {"ideas": "ideas=[…]", "launcher": "hydra/launcher"}.get(group, group)
-        lines.append(_wrapped(f"  {shown:<14}  ", ", ".join(_yamls(group)), width))
+        lines.append(_wrapped(f"  {shown:<14}  ", ", ".join(registry.yamls(group)), width))
     lines += ["", GRIDS]
     parts = [("search", "search", OmegaConf.structured(search)), *_launchers()]
-    for place, node in _sections(found.config):
-        parts.append((f"{place}={found.choices[place]}" if found.choices.get(place) else place or "other keys", place, node))
+    for place, node in _sections(config):
+        parts.append((f"{place}={choices[place]}" if choices.get(place) else place or "other keys", place, node))
     for title, place, node in parts:
         schema = node._metadata.object_type
         lines += ["", f"{title}  {_sentence(schema) if place not in ('', 'trainer') else ''}".rstrip()]
@@ -71,18 +75,13 @@ def manual(overrides: Sequence[str], *, search: type) -> str:
     return "\n".join(lines)
 
 
-def _yamls(group: str) -> list[str]:
-    folders = (conf_dir(), *outside.folders())
-    return sorted(path.stem for folder in folders for path in (folder / outside.place(group)).glob("*.yaml"))
-
-
 def _launchers() -> Iterator[tuple[str, str, DictConfig]]:
     """The launchers with the defaults of their yamls."""
     for kind, schema in registry.options("launcher").items():
         for folder in (conf_dir(), *outside.folders()):
             if (path := folder / outside.place("launcher") / f"{kind}.yaml").is_file():
-                own = OmegaConf.create({key: value for key, value in parse_yaml(read_text(path)).items() if key != "defaults"})
-                yield f"hydra/launcher={kind}", "hydra.launcher", cast(DictConfig, OmegaConf.merge(OmegaConf.structured(schema), own))
+                own = OmegaConf.merge(OmegaConf.structured(schema), parse_yaml(read_text(path)))
+                yield f"hydra/launcher={kind}", "hydra.launcher", cast(DictConfig, own)
 
 
 def _sections(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
@@ -130,28 +129,46 @@ def comments_of(schema: type) -> dict[str, str]:
     """Field or member → the comment on its line, or that on the lines above it."""
     found: dict[str, str] = {}
     for cls in reversed(schema.__mro__):
-        if cls.__module__.partition(".")[0] == "builtins" or not (dataclasses.is_dataclass(cls) or issubclass(cls, Enum)):
+        if not (dataclasses.is_dataclass(cls) or issubclass(cls, Enum)) or cls is Enum:
             continue
         try:
-            source = textwrap.dedent(inspect.getsource(cls))
+            lines = inspect.getsource(cls).splitlines()
         except (OSError, TypeError):  # defined where no file is
             continue
-        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
-        (definition,) = ast.parse(source).body
-        assert isinstance(definition, ast.ClassDef)
-        for line in definition.body:
-            if isinstance(line, ast.AnnAssign | ast.Assign):
-                target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
-                beside = [n for n in range(line.lineno, (line.end_lineno or line.lineno) + 1) if n in comments]
-                above = list[int]()
-                while not beside and (n := line.lineno - 1 - len(above)) in comments and comments[n].line.lstrip().startswith("#"):
-                    above.insert(0, n)
-                if beside or above:
-                    found[ast.unparse(target)] = " ".join(comments[n].string.lstrip("# ") for n in beside or above)
+        above = list[str]()
+        for line in lines:
+            code, _, beside = line.partition("  # ")
+            if (name := re.match(r"    (\w+)(: | = )", code)) and (beside or above):
+                found[name[1]] = beside or " ".join(above)
+            above = [*above, line.strip(" #")] if line.startswith("    #") else []
     return found
 
 
 def _wrapped(head: str, text: str, width: int) -> str:
     start = head if head.endswith(" ") else f"{head}  "
     return textwrap.fill(text or " ", width, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)).rstrip()
+
+
+def answer(flags: argparse.Namespace) -> None:
+    """What Hydra itself answers: `--info`, `--hydra-help`, and a shell that completes a line.
+
+    Errors:
+        ValueError: as for `unchecked`.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here; else it would print them, and exit with 1
+    words, name = [str(one.input_line) for one in overrides_of(flags.overrides) if is_choice(one)], "train"
+    asked = ["--hydra-help"] if flags.hydra_help else [f"--info={flags.info}"]
+    if flags.shell_completion:
+        words, asked = flags.overrides, ["--shell-completion"]
+        *typed, last = os.environ.get("COMP_LINE", "").split(" ")
+        config = unchecked([])[0]
+        with suppress(ValueError):
+            config = unchecked([word for word in typed if "=" in word and not word.startswith("-")])[0]
+        values = json.dumps(OmegaConf.to_container(config, enum_to_str=True))
+        values = re.sub(r'"[^"]*\$\{[^"]*"', "null", values)  # what follows from other keys is not worked out
+        ConfigStore.instance().store(name="completion", node=json.loads(values))
+        name, os.environ["COMP_LINE"] = "completion", " ".join(["nocap", *search_path(), last])
+    prepare_hydra()
+    sys.argv[1:] = [*asked, *words, *([] if flags.shell_completion else search_path())]
+    with hardware.elsewhere(None):
+        hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(lambda config: None)()

@@ -1,4 +1,4 @@
-"""A `Run` as plain values, as records hold it, and back. No Hydra here: a worker starts without it."""
+"""The door: a tree of plain values as a checked `Run`, and back. No Hydra here: a worker starts without it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nocap.config import registry
 from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.keys import require
 from nocap.config.run import Run
 
 
@@ -36,8 +37,40 @@ def dump(plain: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True)
 
 
+def typed(plain: Any) -> DictConfig:
+    """The tree of a `Run` with each part in the class that its `kind` names, which adds what it has by default. Interpolations stay.
+
+    Errors:
+        ValueError, OmegaConfBaseException: a wrong kind, key or type.
+    """
+    require(isinstance(plain, dict), "a config", "hold keys and values", plain)
+    parts: dict[str, Any] = {
+        f.name: option(f.name, f.name, plain.get(f.name))
+        for f in dataclasses.fields(Run)
+        if f.name in registry.groups() and f.name != "ideas"
+    }
+    ideas = plain.get("ideas")
+    ok = isinstance(ideas, dict) and all(isinstance(one, dict) for one in ideas.values())
+    require(ok, "ideas", "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'", ideas)
+    parts["ideas"] = {name: option("ideas", f"ideas.{name}", one) for name, one in cast(Any, ideas).items()}
+    return cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(Run), parts, plain))
+
+
+def option(group: str, place: str, plain: Any) -> DictConfig:
+    """The class of a group's option, which the `kind` of its plain form names.
+
+    Errors:
+        ValueError: there is none.
+    """
+    require(isinstance(plain, dict), place, f"be one option, as in {place}=NAME", plain)
+    rows, kind = registry.options(group), plain.get("kind")
+    known = f"{', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
+    require(isinstance(kind, str) and kind in rows, f"{place}.kind", f"be one of {known}", repr(kind))
+    return cast(DictConfig, OmegaConf.structured(rows[kind]))
+
+
 def load(path: Path) -> Run:
-    """The `Run` in a record's `config.yaml`. Each option's `kind` names its schema.
+    """The `Run` in a record's `config.yaml`.
 
     Errors:
         ValueError: the file is no config of this version.
@@ -58,29 +91,13 @@ def from_plain(plain: Any, rule: str) -> Run:
     """
     try:
         refuse_interpolations(plain)
-        cfg = OmegaConf.structured(Run)
-        ideas = plain.setdefault("ideas", {})  # a record from before there were any
-        cfg.ideas = {name: _typed("ideas", f"ideas.{name}", ideas[name]) for name in list(ideas)}
-        for group in [f.name for f in dataclasses.fields(Run) if f.name in registry.groups() and f.name != "ideas"]:
-            cfg[group] = _typed(group, group, plain.pop(group))
-        del plain["ideas"]
-        run = OmegaConf.to_object(OmegaConf.merge(cfg, plain))
-    except (KeyError, AttributeError, TypeError, ValueError, OmegaConfBaseException) as error:
+        run = OmegaConf.to_object(typed(plain))
+    except (ValueError, OverflowError, OmegaConfBaseException) as error:
         from nocap.config.errors import explain  # Hydra comes with it
 
         raise ValueError(f"{rule}: {explain(error)}") from error
     assert isinstance(run, Run)
     return run
-
-
-def _typed(group: str, place: str, plain: dict[str, Any]) -> Any:
-    """An option's plain form with its schema, which its kind names; a record from before every option had one has its group's first."""
-    rows = registry.options(group)
-    kind = plain.get("kind", next(iter(rows)) if group == place else None)
-    if kind not in rows:
-        rule = f"be one of {', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
-        raise ValueError(f"{place}.kind must {rule}, got {kind!r}")
-    return OmegaConf.merge(OmegaConf.structured(rows[kind]), plain)
 
 
 def refuse_interpolations(plain: Any) -> None:

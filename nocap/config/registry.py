@@ -1,7 +1,7 @@
 """What there is to choose: a group's options are the files of its folder, nocap's own and those from outside.
 
 A group is a folder of `nocap/options`, its interface the folder's `__init__`. Every dataclass of a file that extends the interface and has
-a `kind` of its own is an option; `schema/GROUP/KIND` is its name for Hydra.
+a `kind` of its own is an option, which the `kind` of a yaml names.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import ModuleType
 
 from nocap import outside
 from nocap.config.option import Option
+from nocap.config.paths import conf_dir
 from nocap.config.trainer import Trainer
 from nocap.options import __path__ as _SHELF
 
@@ -26,6 +27,12 @@ PACKAGE = "nocap.options"
 def groups() -> tuple[str, ...]:
     """The names of the groups, which are those of Hydra's folders."""
     return tuple(module.name for module in pkgutil.iter_modules(_SHELF) if module.ispkg)
+
+
+def yamls(group: str) -> list[str]:
+    """The names of a group's yamls, or of the experiments: what Hydra can choose."""
+    places = [folder / outside.place(group) for folder in (conf_dir(), *outside.folders())]
+    return sorted(path.relative_to(place).with_suffix("").as_posix() for place in places for path in place.rglob("*.yaml"))
 
 
 @cache
@@ -42,20 +49,20 @@ def options(group: str) -> dict[str, type[Option]]:
     Errors:
         ValueError: a file from outside cannot be imported, holds no option, or one whose kind is taken.
     """
-    return _options(group, outside.state())
+    return options_of(group, outside.state())
 
 
 @cache
-def _options(group: str, state: str) -> dict[str, type[Option]]:
+def options_of(group: str, state: str) -> dict[str, type[Option]]:
     found: dict[str, type[Option]] = {}
     path = importlib.import_module(f"{PACKAGE}.{group}").__path__
     for module in pkgutil.iter_modules(path):
-        for cls in _options_of(importlib.import_module(f"{PACKAGE}.{group}.{module.name}"), group):
+        for cls in _of(importlib.import_module(f"{PACKAGE}.{group}.{module.name}"), group):
             assert _kind(cls) not in found, f"{cls} must have a kind of its own"
             found[_kind(cls)] = cls
     for file in outside.files():
         if file.group == group:
-            own = list(_options_of(file.load(), group))
+            own = list(_of(file.load(), group))
             if not own:
                 raise ValueError(f"{file.path} must define an option: a dataclass that extends {interface(group).__name__}")
             for cls in own:
@@ -105,7 +112,7 @@ def _check_signature(file: outside.File, name: str, own: object, base: Callable[
         raise ValueError(f"{file.path}: {name}{inspect.signature(own)} must take ({wanted})") from None
 
 
-def _options_of(module: ModuleType, group: str) -> Iterator[type[Option]]:
+def _of(module: ModuleType, group: str) -> Iterator[type[Option]]:
     yield from (cls for cls in _classes(module) if issubclass(cls, interface(group)) and not cls.__name__.startswith("_"))
 
 

@@ -23,7 +23,6 @@ from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import require
 from nocap.config.outward import guarded
 from nocap.config.run import Run
-from nocap.config.schemas import register
 from nocap.launch import attempt, elsewhere
 from nocap.launch.grid import FILE
 from nocap.launch.head import write_record_head
@@ -51,12 +50,11 @@ def single(overrides: Sequence[str]) -> NoReturn:
 
 
 def cell(cfg: DictConfig) -> int:
-    """Train what Hydra composed for a cluster's job; its exit code."""
-    register()  # the job begins here
-    config = HydraConfig.get()
+    """Train the cell that a cluster's job names to Hydra; its exit code."""
+    folder = Path(HydraConfig.get().sweep.dir)
     GlobalHydra.instance().clear()  # the cell is composed again: what the machine decides must be this one's
     with guarded():
-        return _cell_of_grid(Path(config.sweep.dir), list(config.overrides.task))
+        return _cell_of_grid(folder, elsewhere.overrides_of(folder, str(cfg.cell)))
 
 
 def main(folder: str, key: str) -> NoReturn:

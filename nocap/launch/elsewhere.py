@@ -16,7 +16,6 @@ from typing import Any
 
 from hydra.plugins.launcher import Launcher
 
-from nocap.config import gate
 from nocap.config.compose import Composed, as_in, composed
 from nocap.launch.attempt import hold
 from nocap.launch.grid import FILE, Cell, Grid, Result
@@ -98,36 +97,31 @@ def became(folder: Path, key: str, cell: Cell) -> Cell:
 
 def train(grid: Grid, launcher: Launcher) -> tuple[Grid, Results, bool]:
     """Hand over the cells that are not done, and read what they left. Also whether a person stopped waiting."""
-    todo = [cell for cell in grid.cells if outcome(cell.plan) is None]
-    handed = {cell.overrides for cell in todo}
+    todo = [(key, cell) for key, cell in zip(grid.keys, grid.cells, strict=True) if outcome(cell.plan) is None]
+    handed = {key for key, _ in todo}
     name, reason, stopped = type(launcher).__name__, "its job left no record", False
     print(f"{name} trains them; its logs are in {grid.folder}", flush=True)
     print(DECIDED_THERE, flush=True)
+    quoted = str(grid.folder).replace("\\", "\\\\").replace("'", "\\'")
     for first in range(0, len(todo), MOST_JOBS):
         part = todo[first : first + MOST_JOBS]
         try:
-            _launch(launcher, part, grid.folder, first)
+            launcher.launch([[f"+cell='{key}'", f"hydra.sweep.dir='{quoted}'"] for key, _ in part], first)
         except KeyboardInterrupt:
             stopped = True
             print("nocap: no longer waiting; what was handed over goes on", file=sys.stderr)
             break
         except Exception as error:  # a job was killed: submitit reports it at once, and the others go on
             reason = f"{name}: {str(error).strip().splitlines()[-1]}" if str(error).strip() else f"{name}: {type(error).__name__}"
-            begun = {cell.overrides for cell in part}
-            for cell in decided(grid).cells:
-                if cell.overrides in begun and cell.plan.run_dir.exists():
-                    hold(cell.plan, wait_s=math.inf).close()
+            for begun in (became(grid.folder, key, cell) for key, cell in part):
+                if begun.plan.run_dir.exists():
+                    hold(begun.plan, wait_s=math.inf).close()
     grid = decided(grid)
     grid.write()
     reason = f"{reason}; logs in {grid.folder}"
-    results = {c.plan.identity: read(c, trained=c.overrides in handed, reason=reason) for c in grid.cells}
+    pairs = zip(grid.keys, grid.cells, strict=True)
+    results = {cell.plan.identity: read(cell, trained=key in handed, reason=reason) for key, cell in pairs}
     return grid, results, stopped
-
-
-def _launch(launcher: Launcher, cells: Sequence[Cell], folder: Path, first: int) -> None:
-    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    with gate.hydras_own_sources():
-        launcher.launch([[*cell.overrides, f"hydra.sweep.dir='{quoted}'"] for cell in cells], first)
 
 
 def read(cell: Cell, *, trained: bool = False, reason: str | None = None) -> Result:

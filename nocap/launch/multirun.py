@@ -5,27 +5,25 @@ nocap runs a grid itself. Hydra's own sweeper would train all cells in one proce
 
 from __future__ import annotations
 
-import copy
+import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
-from hydra.types import HydraContext, RunMode
+from hydra.experimental.callback import Callback
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from nocap.config import gate, hardware, registry
-from nocap.config.compose import Composer
+from nocap.config import hardware, plain, registry
+from nocap.config.compose import composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import check_keys, require
 from nocap.config.paths import conf_dir
@@ -55,76 +53,66 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
-    gate.check_words(overrides)
-    searched, overrides = search.asked(overrides)
+    searched, words = search.asked(overrides)
     require(searched is None or look is None, "--plan", "be left out of a search, whose trials are not known before", "search=…")
-    gate.check_overrides(overrides, grid=True)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="nocap"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        config = hydra.compose_config("train", [*overrides, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-        gate.check_hydra(config)
-        HydraConfig.instance().set_config(copy.deepcopy(config))  # for a yaml with ${hydra:…}. It makes its own read-only.
-        context = HydraContext(hydra.config_loader, Callbacks())
-        try:
-            own = launcher_option(config)
-            slots = own.slots() if own else _slots(config)
-            searching = None if searched is None else _searching(searched, config, context, slots)
-            with hardware.elsewhere(slots is None):
-                grid = _check(config, context) if searching is None else searching.grid
-            if look is not None:
-                print(look(grid))
-                return 0
-            grid = elsewhere.decided(grid) if slots is None else grid
-            with open_dict(config):
-                config.hydra.sweep.dir = str(grid.folder)
-            hydras = None if slots or own else Plugins.instance().instantiate_launcher(context, task, config)
-        except KeyboardInterrupt:
-            print("nocap: stopped before the first cell", file=sys.stderr)
-            return EXIT_CODES["preempted"]
-        if searching is not None:
-            assert slots is not None
-            return _search(searching, slots)
-        grid.write()
-        total, done = len(grid.cells), sum(outcome(cell.plan) is not None for cell in grid.cells)
-        print(f"grid {grid.name}: {total} cells, {done} done, {total - done} to train", flush=True)
-        if done == total:
-            for cell in grid.cells:
-                clean(cell.plan)
-            return _report(grid, {cell.plan.identity: elsewhere.read(cell) for cell in grid.cells}, stopped=False)
-        if slots is not None:
-            return _train_here(grid, slots)
-        if own is not None:
-            grid, results, stopped = jobs.train(grid, own.cluster())
-        else:
-            assert hydras is not None
-            grid, results, stopped = elsewhere.train(grid, hydras)
-        return _report(grid, results, stopped=stopped)
+    given = overrides_of(words, grid=True)
+    config = of_a_grid(given)
+    try:
+        own = launcher_option(config)
+        slots = own.slots() if own else _slots(config, given)
+        cells = _overrides(config, given)
+        searching = None if searched is None else _searching(searched, cells, slots)
+        with hardware.elsewhere(slots is None):
+            grid = _check(cells) if searching is None else searching.grid
+        if look is not None:
+            print(look(grid))
+            return 0
+        grid = elsewhere.decided(grid) if slots is None else grid
+        hydras = None if slots or own else _hydras_launcher(config, grid.folder)
+    except KeyboardInterrupt:
+        print("nocap: stopped before the first cell", file=sys.stderr)
+        return EXIT_CODES["preempted"]
+    if searching is not None:
+        assert slots is not None
+        return _search(searching, slots)
+    grid.write()
+    total, done = len(grid.cells), sum(outcome(cell.plan) is not None for cell in grid.cells)
+    print(f"grid {grid.name}: {total} cells, {done} done, {total - done} to train", flush=True)
+    if done == total:
+        for cell in grid.cells:
+            clean(cell.plan)
+        return _report(grid, {cell.plan.identity: elsewhere.read(cell) for cell in grid.cells}, stopped=False)
+    if slots is not None:
+        return _train_here(grid, slots)
+    if own is not None:
+        grid, results, stopped = jobs.train(grid, own.cluster())
+    else:
+        assert hydras is not None
+        grid, results, stopped = elsewhere.train(grid, hydras)
+    return _report(grid, results, stopped=stopped)
 
 
-BASIC = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "max_batch_size": None}
+def _check(overrides: Sequence[Override]) -> Grid:
+    sweeps = [override for override in overrides if override.is_sweep_override()]
+    _check_size(sweeps)
+    values = [_words(override) for override in overrides]
+    return check(list(itertools.product(*values)), swept=[one.key_or_group for one in sweeps], compose=composed, log=print)
 
 
-def _check(config: DictConfig, context: HydraContext) -> Grid:
-    overrides = _overrides(config, context)
-    last = {override.get_key_element(): override for override in overrides}  # the command line goes before a file's sweeps
-    swept = [override.key_or_group for override in last.values() if override.is_sweep_override()]
-    _check_size([override for override in last.values() if override.is_sweep_override()])
-    compose = Composer(context.config_loader, config).composed
-    return check(BasicSweeper.split_arguments(overrides, None)[0], swept=swept, compose=compose, log=print)
+def _words(override: Override) -> list[str]:
+    """One for each value that it sweeps over."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    return [f"{override.get_key_element()}={value}" for value in search.values_of(override)]
 
 
-def _overrides(config: DictConfig, context: HydraContext) -> list[Override]:
-    """All overrides of the cells, those of a file first."""
-    hydra = config.hydra
-    if named := [override for override in hydra.overrides.hydra if override.lstrip("+~").startswith("hydra.sweep.")]:
-        raise ValueError(f"{named[0]}: a grid's folder is below output_dir, and its name follows from its cells")
-    sweeper: Any = OmegaConf.to_container(hydra.sweeper)
-    params = sweeper.pop("params", None) or {}
-    require(sweeper == BASIC, "hydra/sweeper", "stay basic: nocap itself checks, skips and resumes the cells of a grid", sweeper)
-    arguments = [*(f"{key}={value}" for key, value in params.items()), *hydra.overrides.task]
-    gate.check_words(arguments)
-    return OverridesParser.create(config_loader=context.config_loader).parse_overrides(arguments)
+def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
+    """The overrides of the cells: a yaml's sweeps, and the command line's, which goes before them."""
+    chosen = config.hydra.runtime.choices["hydra/sweeper"]
+    require(chosen == "basic", "hydra/sweeper", "stay basic: nocap itself checks, skips and resumes the cells of a grid", chosen)
+    sweeper: Any = OmegaConf.to_container(config.hydra.sweeper)
+    own = overrides_of([f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()])
+    return list({override.get_key_element(): override for override in [*own, *given] if not is_launcher(override)}.values())
 
 
 MOST_CELLS = 10_000
@@ -159,27 +147,40 @@ def launcher_option(config: DictConfig) -> Launching | None:
     """nocap's own launcher that `config.hydra.launcher` is. None: it is one of Hydra's.
 
     Errors:
-        ValueError: an unknown kind or key, or a wrong value.
+        ValueError, OmegaConfBaseException: an unknown kind or key, or a wrong value.
     """
     keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     if "kind" not in keys:
         return None
-    kinds = registry.options("launcher")
-    kind = keys["kind"]
-    require(isinstance(kind, str) and kind in kinds, "hydra.launcher.kind", f"be one of {', '.join(kinds)}", repr(kind))
-    known = [f.name for f in fields(kinds[kind])]
-    for key in keys:
-        require(key in known, f"hydra.launcher.{key}", f"be a key of {kind}, which has {', '.join(known[1:]) or 'none'}", keys[key])
-    option = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kinds[kind]), keys))
+    typed = OmegaConf.create({"hydra": {"launcher": plain.option("launcher", "hydra.launcher", keys)}})
+    OmegaConf.update(typed, "hydra.launcher", keys, merge=True)
+    option = OmegaConf.to_object(typed.hydra.launcher)
     assert isinstance(option, Launching)
     check_keys("hydra.launcher", option)
     return option
 
 
-def _slots(config: DictConfig) -> Slots | None:
-    """Where this process trains the cells with a launcher of Hydra's. None: one such as submitit's trains them elsewhere."""
-    gate.check_launcher(config)
-    return One() if config.hydra.runtime.choices["hydra/launcher"] == "basic" else None
+def _slots(config: DictConfig, given: Sequence[Override]) -> Slots | None:
+    """Where this process trains the cells with a launcher of Hydra's. None: one such as submitit's trains them elsewhere. It must be an
+    installed plugin, and none of its keys would be made an object of."""
+    keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    target = keys.pop("_target_", None)
+    if config.hydra.runtime.choices["hydra/launcher"] == "basic":
+        named = [one.input_line for one in given if is_launcher(one) and "." in one.key_or_group]
+        require(not named, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", named)
+        return One()
+    known = [f"{kind.__module__}.{kind.__qualname__}" for kind in Plugins.instance().discover(Launcher)]
+    require(target in known, "hydra.launcher._target_", f"be an installed launcher, one of {', '.join(known)}", target)
+    require(not re.search(r"'_\w+_': ", str(keys)), "hydra.launcher", "hold plain values", keys)
+    return None
+
+
+def _hydras_launcher(config: DictConfig, folder: Path) -> Launcher:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="nocap"):
+        context = HydraContext(GlobalHydra.instance().config_loader(), cast(Any, Callback()))
+    with open_dict(config):
+        config.hydra.sweep.dir = str(folder)
+    return Plugins.instance().instantiate_launcher(context, task, config)
 
 
 def _train_here(grid: Grid, slots: Slots) -> int:
@@ -192,18 +193,16 @@ def _train_here(grid: Grid, slots: Slots) -> int:
 # --- a search ----------------------------------------------------------------------------------------------------------------------
 
 
-def _searching(searched: search.Search, config: DictConfig, context: HydraContext, slots: Slots | None) -> Searching:
-    chosen = config.hydra.runtime.choices["hydra/launcher"]
+def _searching(searched: search.Search, overrides: Sequence[Override], slots: Slots | None) -> Searching:
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
-    require(slots is not None, "hydra/launcher", rule, chosen)
-    last = {override.get_key_element(): override for override in _overrides(config, context)}
-    require("seed" not in last, "seed", f"be left to search.seed={searched.seed} in a search", "seed=…")
-    sweeps = [override for override in last.values() if override.is_sweep_override()]
+    require(slots is not None, "hydra/launcher", rule, "another")
+    rule = f"be left to search.seed={searched.seed} in a search"
+    require(all(one.key_or_group != "seed" for one in overrides), "seed", rule, "seed=…")
+    sweeps = [override for override in overrides if override.is_sweep_override()]
     for override in sweeps:
         _check_glob(override)
-    fixed = [f"{override.get_key_element()}={override.get_value_element_as_str()}" for override in last.values() if override not in sweeps]
-    compose = Composer(context.config_loader, config).composed
-    return Searching(searched, search.space_of(sweeps), fixed=fixed, compose=compose)
+    fixed = [str(override.input_line) for override in overrides if override not in sweeps]
+    return Searching(searched, search.space_of(sweeps), fixed=fixed, compose=composed)
 
 
 def _search(searching: Searching, slots: Slots) -> int:

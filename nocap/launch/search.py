@@ -15,10 +15,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, QuotedString, RangeSweep
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, OverrideType, QuotedString, RangeSweep
 from omegaconf import OmegaConf
 
+from nocap.config import registry
+from nocap.config.compose import parsed
 from nocap.config.errors import suggest
 from nocap.config.keys import check_keys, key, require
 
@@ -55,8 +56,8 @@ def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     Errors:
         HydraException, ValueError: an override that cannot be parsed; a wrong key or value of the search.
     """
-    parsed = OverridesParser.create().parse_overrides(list(words))
-    mine = {one.key_or_group: one for one in parsed if re.match(r"search(\.|$)", one.key_or_group)}
+    overrides = [parsed(word) for word in words]
+    mine = {one.key_or_group: one for one in overrides if re.match(r"search(\.|$)", one.key_or_group)}
     if not mine:
         return None, list(words)
     require("search" in mine, "search", f"be one of {', '.join(Sampler.__members__)}, beside its keys", "none")
@@ -73,7 +74,7 @@ def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
         OmegaConf.update(config, f"search.{own or 'sampler'}", value.text if isinstance(value, QuotedString) else value)
     found = OmegaConf.to_object(config.search)
     assert isinstance(found, Search)
-    return found, [str(one.input_line) for one in parsed if one.key_or_group not in mine]
+    return found, [str(one.input_line) for one in overrides if one.key_or_group not in mine]
 
 
 # --- what is searched --------------------------------------------------------------------------------------------------------------------
@@ -112,9 +113,15 @@ def _distribution(override: Override) -> BaseDistribution:
         if all(isinstance(one, int) for one in (swept.start or 0, swept.step)):
             return distributions.IntDistribution(int(least), int(most), step=abs(int(step)))
         return distributions.FloatDistribution(float(least), float(most), step=abs(float(step)))
-    choices = list(dict.fromkeys(override.sweep_string_iterator()))
+    choices = list(dict.fromkeys(values_of(override)))
     require(bool(choices), name, "be swept over something", line)
     return distributions.CategoricalDistribution(choices)
+
+
+def values_of(override: Override) -> list[str]:
+    """The values that an override sweeps over."""
+    swept = override.value()
+    return swept.filter(registry.yamls(override.key_or_group)) if isinstance(swept, Glob) else list(override.sweep_string_iterator())
 
 
 def range_length(name: str, swept: RangeSweep) -> int:

@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from nocap.config import gate, hardware
+from nocap.config import compose as composing
+from nocap.config import hardware
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import require
 from nocap.judge.interval import BATCH, BATCHES, batches_above
@@ -149,7 +150,7 @@ def _arm(side: Composed) -> str:
 def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
     """The proposal's overrides on top of the baseline's, with its precision and compilation."""
     for word in words:
-        (name,) = gate.keys([word])
+        (name,) = composing.keys([word])
         require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
     proposal = as_in(baseline, [*baseline.overrides, *words])
     check_fair({BASELINE: baseline, PROPOSAL: proposal}, baseline=BASELINE)

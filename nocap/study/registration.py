@@ -7,7 +7,7 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
-from nocap.config import gate
+from nocap.config import compose as composing
 from nocap.config.compose import Composed, to_plain
 from nocap.judge.claim import Claim
 from nocap.store.identity import OF_THE_MACHINE
@@ -105,7 +105,7 @@ def _tuning(plan: StudyPlan, tune: Tune, arm: str, own: list[str]) -> dict[str, 
 def _counted(arm: Composed, words: Iterable[str], what: str) -> dict[str, Any]:
     """The keys of the resolved config that count, without the seed, and without those of the machine that no word chooses."""
     config = arm.run.that_count(what, to_plain(arm.run))
-    chosen = gate.keys(list(words))
+    chosen = composing.keys(list(words))
     config.pop("seed", None)
     for key in OF_THE_MACHINE:
         if f"trainer.{key}" not in chosen:

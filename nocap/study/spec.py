@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nocap.config import gate
+from nocap.config import compose as composing
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import refuse_interpolations
 from nocap.config.errors import explain, suggest
@@ -237,7 +237,7 @@ def check_words(words: Sequence[object]) -> None:
         assert isinstance(word, str)
         if word.startswith(ENGINE):
             continue
-        (name,) = gate.keys([word])
+        (name,) = composing.keys([word])
         require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
 
 

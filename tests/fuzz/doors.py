@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 from nocap import api, compare, generate
 from nocap import train as train_door
-from nocap.config.compose import Composer
 from nocap.config.errors import refusals
 from nocap.store.runs import Record
 from nocap.study import __main__ as study
@@ -39,18 +38,9 @@ class Door:
 
 # --- calls -------------------------------------------------------------------------------------------------------------------------
 
-_composers: dict[None, Composer] = {}
-
-
-def _composer(*arguments: Any) -> Composer:
-    """Hydra composes a cell in a tenth of a second: once is enough here."""
-    if None not in _composers:
-        _composers[None] = Composer(*arguments)
-    return _composers[None]
-
 
 def grid() -> None:
-    with patch.object(sys, "argv", ["train", *TINY, "--multirun", *GRID]), patch("nocap.launch.multirun.Composer", _composer):
+    with patch.object(sys, "argv", ["train", *TINY, "--multirun", *GRID]):
         train_door.main()
 
 

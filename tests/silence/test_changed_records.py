@@ -82,7 +82,7 @@ def test_an_edited_data_source_makes_its_tokens_anew(here: Door, source: Path) -
 
 def test_an_edited_tokenizer_makes_the_tokens_anew(here: Door, source: Path) -> None:
     (source / "tokenizer").mkdir()
-    (source / "tokenizer" / "mine.yaml").write_text("defaults: [/schema/tokenizer/mine@_here_]\n")
+    (source / "tokenizer" / "mine.yaml").write_text("kind: mine\n")
     (source / "tokenizer" / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from nocap.data.tokenizer import bytes_encoding\n"

@@ -208,7 +208,7 @@ def test_a_key_that_changes_nothing_is_refused(door: Door, tmp_path: Path) -> No
     made(door("model", "template", module="nocap.new"))
     written(tmp_path / "plain/model/plain.py", PLAIN)
     shape = "n_layer: 2\nn_head: 4\nd_model: 64\nseq_len: 128\n"
-    written(tmp_path / "plain/model/plain.yaml", f"defaults: [/schema/model/plain@_here_]\n{shape}")
+    written(tmp_path / "plain/model/plain.yaml", f"kind: plain\n{shape}")
 
     def train(name: str, out: str, *words: str) -> Finished:
         given = [word for word in TINY if word != "model=nano"]
@@ -429,7 +429,7 @@ class A(Attention):
 @not_yet("15: nocap check knows no companions and deletes its logs; a class's name for a kind; no line of an import's error")
 def test_nocap_check_takes_companions_and_says_where(door: Door, tmp_path: Path) -> None:
     written(tmp_path / "needy/attention/needy.py", NEEDY)
-    written(tmp_path / "needy/attention/needy.yaml", "defaults: [/schema/attention/needy@_here_]\nn_kv_heads: ${model.n_head}\n")
+    written(tmp_path / "needy/attention/needy.yaml", "kind: needy\nn_kv_heads: ${model.n_head}\n")
     made(door("ideas", "helper", module="nocap.new"))
     shutil.copytree(tmp_path / "helper/ideas", tmp_path / "both/ideas")
     shutil.copytree(tmp_path / "needy/attention", tmp_path / "both/attention")

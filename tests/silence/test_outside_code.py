@@ -69,7 +69,7 @@ def words(folder: Path, source: str, *, group: str = "attention", keys: str = ""
     """The words of a short run with an option of this source."""
     (folder / group).mkdir(parents=True, exist_ok=True)
     (folder / group / "mine.py").write_text(HEAD + source)
-    (folder / group / "mine.yaml").write_text(f"defaults: [/schema/{group}/mine@_here_]\n{keys}")
+    (folder / group / "mine.yaml").write_text(f"kind: mine\n{keys}")
     return ["--config-dir", str(folder), *SMALL, "trainer.steps=3", f"{group}=mine"]
 
 
