@@ -42,7 +42,11 @@ def render(grid: Grid) -> str:
     for arm, cells in arms.items():
         costs = [NONE] * 3
         if arm in first:
-            costs = [_ms(seen[arm].get("step_ms")), duration(each[arm]), size(len(todo[arm]) * disk[arm])]
+            costs = [
+                f"{three_digits(ms)} ms" if (ms := seen[arm].get("step_ms")) is not None else NONE,
+                duration(each[arm]),
+                size(len(todo[arm]) * disk[arm]),
+            ]
         rows.append([_label(cells[0]), str(len(cells)), str(len(cells) - len(todo[arm])), *costs])
     n = sum(map(len, todo.values()))
     lines = [
@@ -100,7 +104,3 @@ def _checkpoints(cell: Cell, seen: Mapping[str, Any]) -> float:
 def _label(cell: Cell) -> str:
     words: Sequence[str] = [word for word in cell.label.split() if not word.startswith("seed=")]
     return " ".join(words) or cell.plan.arm
-
-
-def _ms(value: float | None) -> str:
-    return NONE if value is None else f"{three_digits(value)} ms"

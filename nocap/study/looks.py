@@ -23,11 +23,6 @@ def judge(claim: Claim, study: Study, at: str, evidence: Evidence) -> Verdict:
     return verdict_on(claim, measurements(claim, study, evidence), against=study.against(claim), at=at, noise=noise)
 
 
-def last_analysis(plan: StudyPlan) -> int:
-    """Of the claim that may have the most."""
-    return max(analysis_of(len(claim.seeds)) for claim in plan.study.claims)
-
-
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:
     """The plan of no more than these analyses need: claim → number of its analysis, from 1."""
     claims = [replace(claim, seeds=claim.seeds[: analyses()[numbers[claim.id] - 1]]) for claim in plan.study.claims]

@@ -11,7 +11,7 @@ from nocap.report.table import aligned
 from nocap.study import grid_plan
 from nocap.study.cells import Cells, wanted
 from nocap.study.evidence import Evidence, bound
-from nocap.study.looks import last_analysis, up_to
+from nocap.study.looks import up_to
 from nocap.study.plan import PILOT_STEPS, StudyPlan, halvings, racing, shorter, with_lengths
 from nocap.study.results import sigma
 from nocap.study.sittings import places_of
@@ -23,7 +23,7 @@ def render(plan: StudyPlan) -> str:
     Errors:
         nocap.study.sessions.SessionError: the first arm cannot be timed.
     """
-    last = last_analysis(plan)
+    last = max(analysis_of(len(claim.seeds)) for claim in plan.study.claims)
     first, whole = (up_to(plan, {claim.id: min(n, analysis_of(len(claim.seeds))) for claim in plan.study.claims}) for n in (1, last))
     cells = Cells(wanted(first.train, first.study.made_by("train")), label=plan.study.name) if plan.train else None
     lines = [f"{plan.study.name}, scale {plan.scale}: {plan.study.question}"]

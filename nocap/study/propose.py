@@ -157,13 +157,10 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
     mine, theirs = (side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline))
     require(mine == theirs, "trainer.steps × trainer.batch_tokens", f"be the baseline's {theirs:,} tokens", f"{mine:,}")
     if rules.flops is not None:
-        ratio = _flops(proposal) / _flops(baseline)
+        flops = [sum(component_flops(side.run, vocab_size=side.run.tokenizer.vocab_size).values()) for side in (proposal, baseline)]
+        ratio = flops[0] / flops[1]
         require(ratio <= rules.flops, "FLOPs of a token", f"be at most {rules.flops:g} of the baseline's (propose.flops)", f"{ratio:.3f}")
     return proposal
-
-
-def _flops(side: Composed) -> float:
-    return sum(component_flops(side.run, vocab_size=side.run.tokenizer.vocab_size).values())
 
 
 def _measure(label: str, baseline: Composed, proposal: Composed) -> Callable[[Sequence[int]], Losses]:
