@@ -547,6 +547,13 @@ def test_a_bad_configuration_is_refused_as_train_refuses_it(words: tuple[str, ..
     assert said in line
 
 
+def test_a_step_that_diverges_is_a_line_too(door: Door) -> None:
+    done = door("model=nano", "data=synthetic", "optimizer=lion", "optimizer.lr=1000", "trainer.grad_clip=null", module="nocap.profile")
+    assert done.code == 2
+    assert "must have a finite loss and gradient" in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
+
+
 def test_work_outside_the_model_is_named(profiled: Profiled) -> None:
     """AdamW moves seven times the parameters' bytes; the gradient's norm reads them once."""
     rows = {row["part"]: row for row in profiled[0]["parts"]}

@@ -24,6 +24,7 @@ from nocap.measure.clock import Clock
 from nocap.measure.parts import Ranges, Seen
 from nocap.measure.roofline import Count, Peak, Work, count, measure_peak
 from nocap.measure.steps import Measured, Step, fastest, measure
+from nocap.measure.timed import DivergedError
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.measurement import Measurement, now
@@ -65,6 +66,8 @@ def profile(
         if ceilings:
             log("counting what each option would do")
             found["ceilings"] = bounds.ceilings(run, compose, counted, peak, found)
+    except DivergedError as error:
+        raise ValueError(f"a profiled step must have a finite loss and gradient: {error}") from error
     except RuntimeError as error:
         if not memory.ran_out(error):
             raise
