@@ -63,5 +63,5 @@ def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     studies = {path.parent.name for path in (site / "nocap" / "studies").rglob("*")}
     assert studies == {"studies", *(path.parent.name for path in (REPO / "experiments").glob("*/study.yaml"))}
     planned = nocap("study", "gqa", "scale=cpu", "--plan")
-    assert "4 arms × 3 seeds" in planned
+    assert ": 12 cells" in planned
     assert not (elsewhere / "experiments").exists()
