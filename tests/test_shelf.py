@@ -33,14 +33,12 @@ SHAPE = ("model.n_layer=4", "model.d_model=32", "model.n_head=2", "model.seq_len
 TOKENS_BT = torch.randint(V, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
-@cache
 def composed(*words: str) -> Run:
     return compose([*SMALL, *SHAPE, "attention=gqa", "attention.n_kv_heads=1", "mlp=relu2", *words])
 
 
-@cache
 def shelf(name: str) -> Idea:
-    """The idea as its yaml has it, once: composing a case would take longer than trying it."""
+    """The idea as its yaml has it."""
     return composed(f"ideas=[{name}]").ideas[name]
 
 

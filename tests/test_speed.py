@@ -331,7 +331,7 @@ def test_the_result_has_one_schema(raced: Raced):
     [
         ((), "--arm must be given at least twice, the baseline first, got 0 of them"),
         (("--arm", "mlp=gelu3x"), "--arm must be given at least twice, the baseline first, got 1 of them"),
-        (("--arm", "", "--arm", "attention=nope"), "--arm 'attention=nope': Could not find 'attention/nope'"),
+        (("--arm", "", "--arm", "attention=nope"), "--arm 'attention=nope': attention/nope is no option"),
         (("--arm", "", "--arm", "trainer.nope=1"), "--arm 'trainer.nope=1': "),
         (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
         (("--arm", "", "--arm", "attention=flash"), "--arm 'attention=flash' must differ from the others in what a training step executes"),

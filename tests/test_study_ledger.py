@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from nocap.config import compose
 from nocap.config.trainer import Precision
 from nocap.study import keeper, registration
 from nocap.study.__main__ import main
@@ -105,12 +104,10 @@ def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.
     plain = [word for word in STUDY["overrides"] if not word.startswith(("trainer.precision", "trainer.threads"))]
     first = lab.plan(overrides=plain)
     monkeypatch.setattr("nocap.config.defaults.precision", lambda *work: (Precision.bf16, "another CPU"))
-    compose._composer.cache_clear()
     second = lab.plan(overrides=plain)
     assert [plan.train["mha"].run.trainer.precision.name for plan in (first, second)] == ["fp32", "bf16"]
     assert registration.hashes(second) == registration.hashes(first)
     assert registration.hashes(lab.plan(overrides=[*plain, "trainer.precision=bf16"])) != registration.hashes(first)
-    compose._composer.cache_clear()
 
 
 # --- a fresh folder does not forget ------------------------------------------------------------------------------------------------
