@@ -28,8 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
-        command = _why if options.why else _compare
-        content = command(options)
+        content = _compare(options)
         if options.json:
             with writing("--json", options.json) as path:
                 write_json(path, content)
@@ -60,10 +59,9 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline", metavar="ARM", help="an arm's label or id, one of its runs, or key=value (default: the first started)"
     )
     parser.add_argument("--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison, or the answer to --why as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison as JSON")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
-    parser.add_argument("--why", nargs=2, metavar=("A", "B"), help="show what makes two runs differ, and nothing else")
     allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
     parser.add_argument("--group", metavar="ID", help="compare this group of runs, as the line that left it out names it")
@@ -91,15 +89,6 @@ def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
         with writing("--html", options.html) as path:
             report.write(comparison, path)
     return comparison.json()
-
-
-def _why(options: argparse.Namespace) -> Mapping[str, Any]:
-    from nocap.report.why import render, why
-    from nocap.store.find import find_one
-
-    found = why(*(find_one(path) for path in options.why))
-    print(render(found))
-    return found
 
 
 if __name__ == "__main__":

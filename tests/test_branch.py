@@ -103,7 +103,7 @@ def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> No
     clock = (read_json(branch / "summary.json") or {})["clock_s"]
     assert clock["train"] > before["train"]
 
-    why = door("--why", str(whole), str(branch), "--json", str(tmp_path / "why.json"), module="nocap.compare")
+    why = door("why", str(whole), str(branch), "--json", str(tmp_path / "why.json"), module="nocap.runs")
     assert "init  step" in why.out
     differences = [one for one in json.loads((tmp_path / "why.json").read_text())["differences"] if one["part"] != "recorded"]
     assert {"part": "init", "key": "step", "a": "—", "b": "8"} in differences

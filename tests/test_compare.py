@@ -19,6 +19,7 @@ from nocap import api
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.report.arms import render
+from nocap.runs import __main__ as runs
 from nocap.store.find import find, find_one
 from nocap.store.runs import load
 from nocap.store.verify import write_summary
@@ -137,9 +138,9 @@ def arms_of(root: Path, **options) -> dict[str, dict]:
     return {arm["label"]: arm for arm in content["arms"]}
 
 
-def refusal(argv: list[object], capsys) -> str:
+def refusal(argv: list[object], capsys, *, of=door) -> str:
     with pytest.raises(SystemExit) as caught:
-        door.main([str(word) for word in argv])
+        of.main([str(word) for word in argv])
     assert caught.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("nocap: ")
@@ -572,16 +573,16 @@ def test_why(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a = write_run(tmp_path / "outputs", seed=0)
     b = write_run(tmp_path / "outputs", words="gpt2-x", seed=1, config={"mlp.expansion": 3.0}, source="s1", train="t1", torch="2.12.0")
-    assert door.main(["--why", a.name, str(b), "--json", "why.json"]) == 0
+    assert runs.main(["why", a.name, str(b), "--json", "why.json"]) == 0
     out = capsys.readouterr().out
     for line in ("mlp.expansion 4 → 3", "seed 0 → 1", "nocap.training.loop s0 → s1", "train t0 → t1", "torch 2.13.0 → 2.12.0"):
         assert line in " ".join(out.split())
     found = json.loads(Path("why.json").read_text())
     assert {d["part"] for d in found["differences"]} == {"config", "source", "data", "environment"}
-    assert door.main(["--why", a.name, a.name]) == 0
+    assert runs.main(["why", a.name, a.name]) == 0
     assert "are the same run" in capsys.readouterr().out
-    assert "must be one run, got 2" in refusal(["--why", "outputs", a.name], capsys)
-    assert "no run was found" in refusal(["--why", "nobody", a.name], capsys)
+    assert "must be one run, got 2" in refusal(["why", "outputs", a.name], capsys, of=runs)
+    assert "no run was found" in refusal(["why", "nobody", a.name], capsys, of=runs)
 
 
 def test_the_door_imports_neither_torch_nor_scipy():

@@ -29,6 +29,7 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.report import comparison as report
 from nocap.report.rows import rows, to_csv
 from nocap.report.table import aligned, markdown, tame
+from nocap.runs import __main__ as runs
 from nocap.store.files import append_text, write_text
 from nocap.store.identity import digest
 from nocap.store.record import Metrics, write_json
@@ -183,7 +184,7 @@ def comparisons(folder: Path, planned: Plan) -> None:
     theirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]  # of a nocap that did not redact
     words = [word for suffix in ("json", "csv", "html") for word in (f"--{suffix}", str(folder / f"out.{suffix}"))]
     compare.main([str(folder.parent / "theirs"), *words])
-    compare.main(["--why", *(str(theirs[i]) for i in (0, 5))])
+    runs.main(["why", *(str(theirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
     print(aligned(["arm"], [[text] for text in TEXTS]))
 
@@ -303,7 +304,7 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(tmp_path: Path, cap
     (tmp_path / "runs" / "broken\x1b[2J-00000000000a" / "manifest.json").write_text(EVIL.encode("utf-8", "replace").decode())
     files = {suffix: tmp_path / f"out.{suffix}" for suffix in ("json", "csv", "html")}
     compare.main([str(tmp_path), *(word for suffix, path in files.items() for word in (f"--{suffix}", str(path)))])
-    compare.main(["--why", *(str(hostile(tmp_path, "plain", seed)) for seed in (4, 5))])
+    runs.main(["why", *(str(hostile(tmp_path, "plain", seed)) for seed in (4, 5))])
     with pytest.raises(SystemExit) as ended:
         compare.main([str(tmp_path / f"{EVIL[:40]}nothing")])
     assert ended.value.code == 2

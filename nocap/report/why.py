@@ -38,7 +38,7 @@ def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
     try:
         a, b = (read(folder, problems=[]) for folder in (folder_a, folder_b))
     except ValueError as error:
-        raise ValueError(f"--why needs two readable runs: {folder_a.name} and {folder_b.name}: {error}") from error
+        raise ValueError(f"why needs two readable runs: {folder_a.name} and {folder_b.name}: {error}") from error
     parts = [(x, y) for x, y in zip(_parts(a), _parts(b), strict=True) if x[0] != "data" or a.parts.get("data") != b.parts.get("data")]
     return {
         "a": {"identity": a.identity, "name": a.folder.name, "status": a.status},

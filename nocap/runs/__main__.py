@@ -62,8 +62,9 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
         parser.add_argument("--columns", metavar="A,B", default=",".join(DEFAULT), help="columns or config keys (default: %(default)s)")
         parser.add_argument("--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)")
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the runs and these columns as JSON")
         parser.add_argument("--csv", type=Path, metavar="FILE", help="write them as CSV")
+    if verb in ("list", "why"):
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the same as JSON")
     if verb in ("show", "rm", "gc"):
         parser.add_argument(
             "--studies",
@@ -139,8 +140,12 @@ def _show(options: argparse.Namespace) -> int:
 def _why(options: argparse.Namespace) -> int:
     from nocap.report.why import render, why
     from nocap.store.find import find_one
+    from nocap.store.record import write_json, writing
 
-    print(render(why(*(find_one(name, outputs=options.output_dir) for name in options.words))))
+    print(render(found := why(*(find_one(name, outputs=options.output_dir) for name in options.words))))
+    if options.json:
+        with writing("--json", options.json) as path:
+            write_json(path, found)
     return 0
 
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from nocap import api, compare, generate
 from nocap import train as train_door
 from nocap.config.errors import refusals
+from nocap.runs import __main__ as runs_door
 from nocap.store.runs import Record
 from nocap.study import __main__ as study
 from tests.attempts import steady
@@ -139,6 +140,10 @@ def _grid() -> str:
     return f"outputs/grids/{GRID_FOLDER[0]}"
 
 
+def _runs(*words: str) -> Callable[[], Any]:
+    return lambda: runs_door.main(list(words))
+
+
 def _compare(*words: str) -> Callable[[], Any]:
     return lambda: compare.main([_grid() if word == "GRID" else word for word in words])
 
@@ -185,7 +190,7 @@ def _doors() -> Sequence[Door]:
             pages=("c.html",),
             weight=3,
         ),
-        Door(name="compare --why", call=_compare("--why", *(f"outputs/runs/{name}" for name in two)), focus=runs("grid")),
+        Door(name="runs why", call=_runs("why", *(f"outputs/runs/{name}" for name in two)), focus=runs("grid")),
         Door(
             name="study --judge",
             needs=STUDIED,
@@ -198,7 +203,7 @@ def _doors() -> Sequence[Door]:
             needs=STUDIED,
             call=_study("--plan"),
             focus=studied,
-            writes=("outputs/studies",),
+            writes=("outputs/plans",),
             numbers=_none,
         ),
         Door(
