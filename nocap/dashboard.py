@@ -83,14 +83,14 @@ def _of_runs(path: str) -> Shown:
 
 
 def _of_study(folder: Path) -> Shown:
-    """Its README's own part has the claims; its ledger the runs."""
+    """Its README's own part has the claims; its log the runs."""
     from nocap.config.bounded import read_text
     from nocap.report.table import tame
-    from nocap.study import ledger
-    from nocap.study.report import LEARNT
+    from nocap.study import log
+    from nocap.study.pages import LEARNT
 
-    ended = [line["identity"] for line in ledger.read(folder / ledger.FILE).of("run", short=0) if line["status"] in ledger.ENDED]
-    require(bool(ended), str(folder), "be a study with finished runs in its ledger", "none")
+    ended = [line["identity"] for line in log.read(folder / log.FILE).of("run", short=0)]
+    require(bool(ended), str(folder), "be a study with finished runs in its log", "none")
     text = read_text(folder / "README.md").partition(LEARNT)[0] if (folder / "README.md").is_file() else ""
     return Shown(title=folder.absolute().name, runs=list(dict.fromkeys(ended)), verdicts=tame(text))
 

@@ -55,11 +55,11 @@ def _main() -> None:
         elif flags.plan:
             from nocap.launch.multirun import multirun
             from nocap.study.grid_plan import render
-            from nocap.study.sessions import SessionError
+            from nocap.study.tasks import FailedError
 
             try:
                 raise SystemExit(multirun(flags.overrides, look=render))
-            except SessionError as error:
+            except FailedError as error:
                 print(f"nocap: {error}", file=sys.stderr)
                 raise SystemExit(EXIT_CODES["failed"]) from error
         elif not flags.grid:

@@ -124,6 +124,21 @@ def parse_yaml(text: str) -> Any:
                 raise ValueError(_TOO_DEEP)
             if sum(open_) > NODES:
                 raise ValueError(f"a yaml must hold at most {NODES:,} values, each alias counted as what it stands for")
+        _check_repeated(yaml.compose(text, Loader=_Loader), set())
         return yaml.load(text, Loader=_Loader)  # a safe one
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, too
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _check_repeated(node: yaml.Node | None, checked: set[int]) -> None:
+    """Refuse a key that a mapping has twice: a loader takes the last one in silence."""
+    if node is None or id(node) in checked or isinstance(node, yaml.ScalarNode):
+        return
+    checked.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+        if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
+            raise ValueError(f"{repeated[0]} must be given once, got it again at or after line {node.start_mark.line + 1}")
+    for child in node.value:
+        for part in child if isinstance(child, tuple) else (child,):
+            _check_repeated(part, checked)

@@ -141,7 +141,7 @@ class Verdict:
         return [guard.metric.name for guard in self.guards if guard.enough and guard.place() == -1]
 
     def more(self) -> dict[str, int] | None:
-        """What would decide: seeds, sittings or both."""
+        """What would decide: seeds, sessions or both."""
         wanted: dict[str, int] = {}
         for gain in (self.primary, *self.guards) if self.word is Word.inconclusive else ():
             if gain.enough and gain.place() == 2:

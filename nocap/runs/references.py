@@ -8,7 +8,7 @@ from pathlib import Path
 from nocap.store.find import GRID
 from nocap.store.record import read_json
 from nocap.store.runs import dig
-from nocap.study import ledger
+from nocap.study import log
 
 
 def references(runs: Iterable[Path], *, outputs: Path, studies: Path) -> tuple[dict[str, list[str]], list[str]]:
@@ -16,7 +16,7 @@ def references(runs: Iterable[Path], *, outputs: Path, studies: Path) -> tuple[d
     found, problems = dict[str, list[str]](), list[str]()
     readers = [
         *((path, _of_grid) for path in sorted((outputs / "grids").glob(f"*/{GRID}"))),
-        *((path, _of_study) for path in sorted(studies.glob(f"*/{ledger.FILE}"))),
+        *((path, _of_study) for path in sorted(studies.glob(f"*/{log.FILE}"))),
         *((folder / "manifest.json", _of_run) for folder in runs),
     ]
     for path, read in readers:
@@ -35,7 +35,7 @@ def _of_grid(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _of_study(path: Path) -> Iterator[tuple[str, str]]:
-    yield from ((str(line["identity"]), f"study {path.parent.name}") for line in ledger.read(path).of("run"))
+    yield from ((str(line["identity"]), f"study {path.parent.name}") for line in log.read(path).of("run"))
 
 
 def _of_run(path: Path) -> Iterator[tuple[str, str]]:

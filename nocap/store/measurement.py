@@ -23,7 +23,7 @@ class Per(Enum):
     """What repeats a measurement."""
 
     seed = "seed"
-    sitting = "sitting"  # sessions of timing close together: their mean, for what slows a machine slows all of them
+    session = "session"  # of timing, apart from the others in time and in process
     exact = "exact"  # a count: any session has it
 
 
@@ -37,7 +37,7 @@ class Measurement:
     """What one arm did in one metric, once."""
 
     arm: str
-    repeat: int  # the seed of a run, the number of a sitting, or the round of a bench
+    repeat: int  # the seed of a run, the number of a session, or the round of a bench
     metric: Metric
     value: float | None  # in the metric's unit; None where the run diverged
     ending: Ending = Ending.measured

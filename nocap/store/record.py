@@ -41,7 +41,7 @@ _DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _
 _CLAIM = Whole(
     _each(str, "id statement source arm metric scale bound_rule word hash")
     | _each([str], "parts of failed diverged censored at_most")
-    | {"n": int, "bound": float, "where": dict, "missing": [dict], "expected": [float], "guards": [dict], "seeds": {...: _NUMBERS}}
+    | {"n": int, "bound": float, "where": dict, "missing": [dict], "expected": [float], "guards": [dict], "notes": [str]}
 )
 _ARM = Whole({"arm": str, "words": [str], "tuned": [str], "diverged": [int]} | _each(float, "params flops_per_token tokens"))
 # A file's name → what its keys hold, wherever it is read.

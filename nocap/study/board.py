@@ -1,27 +1,136 @@
-"""The leaderboard as one page: the rows with their verdicts, and a forest plot for each unit. It has no script."""
+"""The leaderboard: one row per claim over all studies of a folder, as Markdown, as a page, and as a head for the README."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
 
 from markupsafe import Markup
 
+from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.report import forest, page
+from nocap.report.table import Column, Table, tame
+from nocap.store.files import write_file
 from nocap.store.formats import count
 from nocap.store.metrics import METRICS, Scale
-from nocap.study import text, wording
-from nocap.study.rows import WORDS, Row, errors, first, sections
-from nocap.study.wording import Json
+from nocap.study import pages, words
+from nocap.study.pages import COLUMNS, WORDS, Row, Standing, counted, rows
+from nocap.study.spec import FILE, load
+from nocap.study.words import Json
 
+NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
+START, END = "<!-- board: written by python -m nocap.study --board -->", "<!-- end of board -->"
+HEAD = ("statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where", "machine, date", "command")
 DETAILS = ("expected", "arithmetic allows", "guards", "verdict", "notes", "where", "machine, date", "command")
+FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
+ERROR = 0.05  # how often a verdict that rests on noise errs at the most
+INTRO = (
+    "What was expected, what arithmetic allows, what was measured; the same rows with forest plots are in `board.html` beside this file. "
+    "Written by `python -m nocap.study --board experiments` from each study's `results.*.json`. In brackets is the 95% interval over n "
+    "pairs; what was counted is *exact* and has none. A verdict holds at the shape and machine that it names. Each study's README has "
+    "its arms."
+)
 
 
-def render(title: str, every: Sequence[Row]) -> str:
-    words = [(word, word, sum(row.word == word for row in every)) for word in WORDS]
+def write(folder: Path, readme: Path) -> list[Path]:
+    """`README.md` and `board.html` in the folder, `README.md` in each study's, and the leaderboard's head between the marks of `readme`
+    where it has them.
+
+    Errors:
+        ValueError: a folder without any study's results, or results that were changed.
+    """
+    written = board(folder, readme)
+    for path, content in written.items():
+        write_file(path, content.encode())
+    return list(written)
+
+
+def board(folder: Path, readme: Path) -> dict[Path, str]:
+    """All that `write` writes, from the results that are there."""
+    places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
+    studies = {place.name: load(place) for place in places if (place / FILE).exists()}
+    results = {place.name: pages.all_results(place) for place in places}
+    every = [one for some in results.values() for one in some]
+    require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
+    path = folder / NOT_BUILT
+    shown, missing = in_order(rows(every, studies)), parse_yaml(read_text(path)) if path.exists() else []
+    title = f"{len(shown)} claims: {counted(shown)}; {len(missing)} not built"
+    written = {folder / "README.md": tame(markdown(title, shown, missing)), folder / "board.html": html(title, shown)}
+    written |= {
+        folder / name / "README.md": pages.readme(study, folder / name, results[name]) for name, study in studies.items() if results[name]
+    }
+    if readme.exists() and START in (known := read_text(readme)):
+        before, _, rest = known.partition(START)
+        head = "\n".join(line for row in first(shown) for line in _item(row))
+        written[readme] = f"{before}{START}\n{tame(head)}\n{END}{rest.partition(END)[2]}"
+    return written
+
+
+def in_order(some: Iterable[Row]) -> list[Row]:
+    """A2 before A10, and what begins alike as it was."""
+    return sorted(
+        some, key=lambda row: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", row.claim["id"].partition(".")[0])]
+    )
+
+
+def first(every: Sequence[Row]) -> list[Row]:
+    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
+    firsts = {row.one["study"]: row for row in reversed(every)}
+    shown = [row for row in every if firsts.get(row.one["study"]) is row]
+    return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
+
+
+def sections(every: Sequence[Row]) -> dict[Standing, list[Row]]:
+    found = {standing: [row for row in every if row.standing is standing] for standing in Standing}
+    return {standing: some for standing, some in found.items() if some}
+
+
+def errors(every: Sequence[Row]) -> str:
+    """How many false verdicts are to be expected."""
+    noisy = sum(not words.is_exact(row.claim) for row in every)
+    return (
+        f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to {ERROR * noisy:.1f} false verdicts are to be expected "
+        "among them: reached if every true value lay at the edge of what is stated and the noise were as skewed as the rule allows for."
+    )
+
+
+def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, str]]) -> str:
+    lines = [f"# {title}", "", *textwrap.wrap(INTRO, width=138), "", *textwrap.wrap(errors(every), width=138), ""]
+    for standing, some in sections(every).items():
+        lines += [f"## {len(some)} {standing.value}", "", *pages.claims(some, HEAD, link=_link).markdown(), ""]
+    columns = {"id": "claim", "statement": "statement", "expected": "expected", "bound": "arithmetic allows", "why": "why"}
+    cells = [[one.get(key) for key in columns] for one in missing]
+    table = Table(title="Not built, or nothing to measure", columns=[Column(title=name) for name in columns.values()], rows=cells)
+    return "\n".join([*lines, f"## {table.title}", "", *table.markdown(), ""])
+
+
+def _link(row: Row, *, root: str = "") -> str:
+    return f"[{row.claim['statement']}]({root}{quote(str(row.one['study']), errors='replace')}/README.md)"
+
+
+def _item(row: Row) -> list[str]:
+    caution = f" ({row.caution})" if row.caution else ""
+    item = f"* {_link(row, root='experiments/')}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
+    item += f"Measured: {words.measured(row.claim)}{caution}."
+    if row.elsewhere:
+        item += f" Depends on shape: {'; '.join(one.removesuffix(', CPU') for one in row.elsewhere)}."
+    return textwrap.wrap(item, width=140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+# --- the page --------------------------------------------------------------------------------------------------------------------------
+
+
+def html(title: str, every: Sequence[Row]) -> str:
+    """It has no script: CSS hides what a filter leaves out."""
+    verdicts = [(word, word, sum(row.word == word for row in every)) for word in WORDS]
     about = [(standing.name, standing.value, len(some)) for standing, some in sections(every).items()]
-    filters = [("verdict", words), ("about", about)]
+    filters = [("verdict", verdicts), ("about", about)]
     hidden = [
         f'.claims:has([name="{name}"][value="{value}"]:checked) .claim:not([data-{name}="{value}"]) {{ display: none; }}'
         for name, choices in filters
@@ -35,13 +144,10 @@ def render(title: str, every: Sequence[Row]) -> str:
         hidden=Markup("\n".join(hidden)),
         first=first(every),
         filters=filters,
-        rows=[(row, [(name, text.COLUMNS[name](row)) for name in DETAILS]) for row in every],
+        rows=[(row, [(name, COLUMNS[name](row)) for name in DETAILS]) for row in every],
         plots=plots(every),
         bare=[row.claim["statement"] for row in every if row.claim["measured"] is None],
     )
-
-
-# --- forest plots ------------------------------------------------------------------------------------------------------------------
 
 
 def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
@@ -75,11 +181,11 @@ def _plot(title: str, some: Sequence[Row]) -> Markup:
 
 def _line(row: Row) -> forest.Line:
     claim, found = row.claim, row.claim["measured"]
-    words = f"{claim['statement']}: {row.verdict}. Measured: {row.measured}. Expected: {wording.expected(claim)}."
+    told = f"{claim['statement']}: {row.verdict}. Measured: {row.measured}. Expected: {words.expected(claim)}."
     low, high = claim["expected"]
     return forest.Line(
         label=visible(redact(row.name)),
-        title=visible(redact(words)),
+        title=visible(redact(told)),
         look=row.word,
         mid=found["mid"],
         low=found["low"],

@@ -1,30 +1,26 @@
-"""What a study's runs and sessions measured; the bound of a claim; and what is older than its registration."""
+"""What a study's runs and sessions measured, as measurements of its claims; and the bound of a claim."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
-from nocap.judge.claim import BASELINE, Claim, Rule
-from nocap.judge.sittings import APART_MIN, Span, sittings
-from nocap.store.metrics import HELD
+from nocap.config.compose import Composed
+from nocap.judge.claim import BASELINE, TO_TARGET, Claim, Rule
+from nocap.judge.time_to_target import crossing, race
+from nocap.judge.verdict import Verdict
+from nocap.judge.verdict import judge as verdict_on
+from nocap.store.measurement import Ending, Measurement, Per
+from nocap.store.metrics import HELD, METRICS, Metric, is_count
 from nocap.store.runs import Record, dig
 from nocap.study.spec import Study
 
-Seen = Mapping[str, Any]  # what a session measured of one arm, as its file has it
-Session = Mapping[str, Any]  # a session's whole file
-FIELD_OF = {"steps": "bench", "parts": "parts", "lengths": "curve", "decoding": "decoding"}  # instrument → field of the evidence
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """One arm in one session."""
-
-    sitting: int  # from 1, in the order of time
-    session: Session
-    seen: Seen
+Json = Mapping[str, Any]
+Steps = tuple[float | None, Ending]
+PLACE_OF = {"train": "train", "steps": "bench", "parts": "parts", "lengths": "curve", "decoding": "decoding"}  # what makes a metric → where
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,46 +29,52 @@ class Evidence:
 
     runs: Mapping[tuple[str, int], Record] = field(default_factory=dict)  # (arm, seed)
     shorter: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)  # (arm, seed) → steps → the run of so many
+    sessions: Mapping[str, Sequence[Json]] = field(default_factory=dict)  # place → files, in order of their numbers
+    arms: Mapping[str, Mapping[str, Sequence[Composed]]] = field(default_factory=dict)  # place → arm → as it was composed, shorter ones too
     damaged: frozenset[tuple[str, int]] = frozenset()  # (arm, seed) of runs whose record was changed
-    lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # arm → the steps of all its shorter runs, also of missing ones
-    pace: Sequence[Session] = ()  # steps of the training shape
-    bench: Sequence[Session] = ()  # steps of the claim's shape
-    parts: Sequence[Session] = ()  # of one arm each
-    curve: Sequence[Session] = ()
-    decoding: Sequence[Session] = ()
-    apart_min: float = APART_MIN  # sessions of a place with less between them are one sitting
 
-    def held(self, place: str, arm: str, seeds: Collection[int] | None = None) -> list[Held]:
-        """What a place's sessions, of these seeds or of all, measured of an arm, in the order of time."""
-        of = [one for one in getattr(self, place) if seeds is None or one["seed"] in seeds]
-        numbers = sittings([span(one) for one in of], apart_min=self.apart_min)
-        found = [
-            Held(sitting=n, session=one, seen=seen) for n, one in zip(numbers, of, strict=True) if (seen := _seen(one, arm)) is not None
-        ]
-        return sorted(found, key=lambda one: span(one.session))
+    def of_arm(self, place: str, arm: str) -> list[tuple[Json, Json]]:
+        """The sessions of a place that have the arm, each with what it measured of it."""
+        rows = [(one, dig(one, "measured", "arms", arm)) for one in self.sessions.get(place, ())]
+        return [(one, row) for one, row in rows if isinstance(row, Mapping)]
 
-    def first(self, place: str, arm: str) -> Seen | None:
-        """The first session's; what is counted is equal in all."""
-        return next((one.seen for one in self.held(place, arm)), None)
+    def first(self, place: str, arm: str) -> Json | None:
+        """Of the first session; what is counted is equal in all."""
+        return next((row for _, row in self.of_arm(place, arm)), None)
 
-    def has_lengths(self, arm: str, seed: int) -> bool:
-        """Whether all shorter runs are there: one that is missing might have been the one."""
-        return all(steps in self.shorter.get((arm, seed), {}) for steps in self.lengths.get(arm, ()))
+    def arms_of(self, arm: str) -> dict[str, Sequence[Composed]]:
+        return {place: arms[arm] for place, arms in self.arms.items() if arm in arms}
 
+    def whole(self, arm: str, seed: int) -> bool:
+        """Whether all its shorter runs are there: one that is missing might have been the one."""
+        wanted = [one.run.trainer.steps for one in self.arms.get("train", {}).get(arm, ())[1:]]
+        return all(steps in self.shorter.get((arm, seed), {}) for steps in wanted)
 
-def span(session: Session) -> Span:
-    """Its start and end; of a file from before ends were kept, its start."""
-    began = datetime.fromisoformat(session["started"])
-    return began, datetime.fromisoformat(session["ended"]) if "ended" in session else began
-
-
-def _seen(session: Session, arm: str) -> Seen | None:
-    seen = dig(session, "measured", "arms", arm)
-    return seen if isinstance(seen, Mapping) else None
+    def used(self, claim: Claim, study: Study) -> Iterator[tuple[str, str, str]]:
+        """Name, arm and start of each run and session that a claim rests on."""
+        for (arm, seed), run in self.runs.items() if "train" in places(claim) else ():
+            if arm in study.sides(claim) and seed in claim.seeds:
+                yield f"{arm}, seed {seed}", arm, run.started
+                for steps, short in self.shorter.get((arm, seed), {}).items() if claim.races else ():
+                    yield f"{arm}, seed {seed}, {steps} steps", arm, short.started
+        for place in sorted(places(claim)):
+            for arm in study.sides(claim):
+                for one, _ in self.of_arm(place, arm):
+                    yield f"{place} session {one['number']}", arm, str(one.get("started", ""))
 
 
-def steps_of(run: Record) -> int:
-    return int(run.config["trainer.steps"])
+def places(claim: Claim) -> set[str]:
+    """Where a claim's measurements come from: `train` for the runs, and the places of the sessions."""
+    paced = any(metric.name == "time_to_target_s" for metric in claim.metrics)
+    return {PLACE_OF[metric.made_by] for metric in claim.metrics} | ({"pace"} if paced else set())
+
+
+def judge(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
+    """The verdict, with the claim's bound as it was computed."""
+    limit = bound(claim, study, evidence)
+    claim = replace(claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit))
+    noise = study.scales[scale].noise
+    return verdict_on(claim, measurements(claim, study, evidence), against=study.against(claim), at=scale, noise=noise)
 
 
 def check_targets(study: Study, evidence: Evidence) -> None:
@@ -100,22 +102,22 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
     if rule is Rule.given:
         return claim.mechanism.bound
     if rule is Rule.amdahl:
-        seen = [one.seen for one in evidence.held("parts", sides[0])]
-        parts = {part: claim.mechanism.saved.get(part, 1.0) for part in claim.mechanism.parts}
-        shares = [sum(saved * one["ms"].get(part, 0.0) for part, saved in parts.items()) / one["step_ms"] for one in seen]
+        saved = {part: claim.mechanism.saved.get(part, 1.0) for part in claim.mechanism.parts}
+        rows = [row for _, row in evidence.of_arm("parts", sides[0])]
+        shares = [sum(share * row["ms"].get(part, 0.0) for part, share in saved.items()) / row["step_ms"] for row in rows]
         return 1 / (1 - max(shares)) if shares and max(shares) < 1 else None
-    read: dict[Rule, Callable[[Seen], float]] = {
-        Rule.flops: lambda seen: _flops(seen["component_flops"], claim.parts),
-        Rule.params: lambda seen: float(seen["params"]),
-        Rule.memory: lambda seen: sum(seen["memory_mib"][part] for part in HELD),  # a GPU's peak has the allocator's slack in it, too
-        Rule.kv: lambda seen: float(seen["kv_bytes"]),
+    read: dict[Rule, Callable[[Json], float]] = {
+        Rule.flops: lambda row: _flops(row["component_flops"], claim.parts),
+        Rule.params: lambda row: float(row["params"]),
+        Rule.memory: lambda row: sum(row["memory_mib"][part] for part in HELD),  # a GPU's peak has the allocator's slack in it, too
+        Rule.kv: lambda row: float(row["kv_bytes"]),
     }
-    place = "parts" if rule is Rule.flops and claim.parts else "bench" if evidence.bench else "pace"
-    both = [one for arm in sides if (one := evidence.first(place, arm)) is not None]
-    if len(both) < 2 or any(one.get("status", "measured") != "measured" for one in both):
+    place = "parts" if rule is Rule.flops and claim.parts else "bench" if evidence.sessions.get("bench") else "pace"
+    rows = [row for arm in sides if (row := evidence.first(place, arm)) is not None]
+    if len(rows) < 2 or any(row.get("status", "measured") != "measured" for row in rows):
         return None  # an arm that did not fit gives no bound
-    theirs, mine = (read[rule](one) for one in both)
-    return theirs / mine if mine > 0 else None
+    base, arm = map(read[rule], rows)
+    return base / arm if arm > 0 else None
 
 
 def _flops(components: Mapping[str, float], parts: list[str]) -> float:
@@ -124,52 +126,134 @@ def _flops(components: Mapping[str, float], parts: list[str]) -> float:
     return sum(components[name] for name in named) if parts else sum(components.values())
 
 
-# --- registration ------------------------------------------------------------------------------------------------------------------
+# --- measurements ------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Older:
-    """What began before its claim was registered."""
-
-    arm: list[str]  # with the claim's arm in them: its verdict is exploratory
-    baseline: list[str]  # with the baseline alone, which may serve
-
-
-def older(claim: Claim, study: Study, evidence: Evidence, *, registered: datetime | None) -> Older:
-    """Each run and session that a claim uses and that began before it was registered, or at no known time."""
-    found = Older(arm=[], baseline=[])
-    for name, arm, started in _used(claim, study, evidence):
-        if registered is None or not started or datetime.fromisoformat(started) < registered:
-            (found.baseline if arm not in (None, claim.arm) else found.arm).append(name)
-    return found
-
-
-def _used(claim: Claim, study: Study, evidence: Evidence) -> Iterator[tuple[str, str | None, str]]:
-    """Name, arm and start of each run and session; the arm is None where a session has several."""
-    for (arm, seed), run in evidence.runs.items():
-        if arm in study.sides(claim) and seed in claim.seeds and "train" in places(claim):
-            yield name_of_run(arm, seed), arm, run.started
-            for steps, short in evidence.shorter.get((arm, seed), {}).items():
-                if claim.races:
-                    yield name_of_run(arm, seed, steps), arm, short.started
-    for place in sorted(places(claim) - {"train"}):
-        for session in getattr(evidence, place):
-            arms = session["measured"]["arms"]
-            if session["seed"] in claim.seeds and any(arm in arms for arm in study.sides(claim)):
-                alone = next(iter(arms)) if len(arms) == 1 else None
-                yield name_of_session(f"{place}-{alone}" if alone else place, session["seed"]), alone, str(session.get("started", ""))
+def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
+    """Of the claim's arm and of the one it is compared with, in each metric; what is missing is left out."""
+    sides, rows = list(dict.fromkeys((claim.arm, study.against(claim)))), list[Measurement]()
+    for metric in claim.metrics:
+        if metric.made_by != "train":
+            rows += _timed(claim, metric, sides, evidence, place=PLACE_OF[metric.made_by])
+        elif metric.name not in TO_TARGET:
+            keys = [(arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in evidence.runs]
+            rows += [row for key in keys if (row := _final(key, metric, evidence)) is not None]
+        else:
+            steps = steps_to_target(claim, study, evidence)
+            if metric.name == "steps_to_target":
+                rows += [_of_run(key, metric, evidence, *ended) for key, ended in steps.items()]
+            else:
+                rows += _times(claim, metric, sides, steps, evidence)
+    return sorted(rows, key=lambda row: sides.index(row.arm))
 
 
-def places(claim: Claim) -> set[str]:
-    """The fields of the evidence that a claim uses, `train` for the runs."""
-    paced = any(metric.name == "time_to_target_s" for metric in claim.metrics)
-    return {FIELD_OF.get(metric.made_by, metric.made_by) for metric in claim.metrics} | ({"pace"} if paced else set())
+def _of_run(key: tuple[str, int], metric: Metric, evidence: Evidence, value: float | None, ending: Ending = Ending.measured) -> Measurement:
+    (arm, seed), run = key, evidence.runs[key]
+    return Measurement(arm=arm, repeat=seed, metric=metric, value=value, ending=ending, where=run.machine[0], when=run.started)
 
 
-def name_of_run(arm: str, seed: int, short: int = 0) -> str:
-    """For people. `short`: the steps of a shorter schedule."""
-    return f"{arm}, seed {seed}" + (f", {short} steps" if short else "")
+def _final(key: tuple[str, int], metric: Metric, evidence: Evidence) -> Measurement | None:
+    run = evidence.runs[key]
+    if run.status == "diverged":
+        return _of_run(key, metric, evidence, None, Ending.diverged)
+    return None if (value := run.number(metric.name)) is None else _of_run(key, metric, evidence, value)
 
 
-def name_of_session(what: str, seed: int) -> str:
-    return f"{what} session, seed {seed}"
+def _timed(claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence, *, place: str) -> list[Measurement]:
+    """What is timed, one a session that has both arms; a count once, if all sessions agree on it."""
+    read = {arm: [(one, x) for one, row in evidence.of_arm(place, arm) if (x := _value(row, claim, metric)) is not None] for arm in sides}
+    counted = is_count(metric, on_cuda=any(dig(one, "hardware", "device") == "cuda" for rows in read.values() for one, _ in rows))
+    if counted and all(len({x for _, x in rows}) <= 1 for rows in read.values()):
+        return [_of_session(arm, metric, *rows[0], repeat=1, per=Per.exact) for arm, rows in read.items() if rows]
+    numbers = [{one["number"] for one, _ in rows} for rows in read.values() if rows]
+    paired = sorted(set[int].intersection(*numbers)) if numbers else []
+    return [
+        _of_session(arm, metric, one, x, repeat=paired.index(one["number"]) + 1)
+        for arm, rows in read.items()
+        for one, x in rows
+        if one["number"] in paired
+    ]
+
+
+def _of_session(arm: str, metric: Metric, one: Json, value: float, *, repeat: int, per: Per = Per.session) -> Measurement:
+    where, when = str(dig(one, "hardware", "fingerprint") or ""), str(one.get("started", ""))
+    return Measurement(arm=arm, repeat=repeat, metric=metric, value=value, where=where, when=when, per=per)
+
+
+def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
+    if metric.made_by != "parts":
+        value = dig(row, *(("memory_mib", "peak") if metric.name == "memory_mib" else (metric.name,)))
+        return None if value is None else float(value)
+    source = {"part_mib": "mib", "held_mib": "memory_mib", "part_params": "params"}.get(metric.name, "ms")
+    spent = float(sum(row[source].get(part, 0) for part in claim.parts))
+    if metric.name != "share":
+        return spent
+    return spent / (sum(row["ms"].get(part, 0.0) for part in claim.of) if claim.of else row["step_ms"])
+
+
+# --- steps and time to a loss ------------------------------------------------------------------------------------------------------
+
+
+def _times(
+    claim: Claim, metric: Metric, sides: Sequence[str], steps: Mapping[tuple[str, int], Steps], evidence: Evidence
+) -> list[Measurement]:
+    """Steps are seeds', the time of a step is a session's: both are dealt into as many groups as there are of the fewer."""
+    step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place="pace")
+    paces, rows = {arm: [one for one in step_ms if one.arm == arm] for arm in sides}, []
+    groups = min(len(claim.seeds), *map(len, paces.values()))
+    for arm, pace in paces.items():
+        ends = [steps[arm, seed] for seed in claim.seeds if (arm, seed) in steps]
+        if len(ends) < len(claim.seeds):
+            continue
+        ms = group_means([math.log(one.value) for one in pace if one.value], groups)
+        for group in range(groups):
+            values, endings = [value for value, _ in ends[group::groups]], [ending for _, ending in ends[group::groups]]
+            ending = next((ending for ending in (Ending.diverged, Ending.censored, Ending.at_most) if ending in endings), Ending.measured)
+            logs = [math.log(value) for value in values if value is not None]
+            value = None if ending is Ending.diverged else math.exp(fmean(logs) + ms[group]) / 1e3
+            rows.append(replace(pace[group], repeat=group + 1, metric=metric, value=value, ending=ending))
+    return rows
+
+
+def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> dict[tuple[str, int], Steps]:
+    """(arm, seed) → steps to the claim's target: a loss on the curve of validations, or the loss that both arms' schedules end at."""
+    sides, runs = (claim.arm, study.against(claim)), evidence.runs
+    if claim.target != BASELINE:
+        return {(arm, seed): _crossing(runs[arm, seed], claim.target) for arm in sides for seed in claim.seeds if (arm, seed) in runs}
+    there = [seed for seed in claim.seeds if all((arm, seed) in runs for arm in sides)]
+    steps: dict[tuple[str, int], Steps] = {}
+    for seed in there:
+        diverged = [runs[arm, seed].status == "diverged" for arm in sides]
+        if any(diverged):
+            steps[sides[0], seed] = None, Ending.diverged
+            steps[sides[1], seed] = (None, Ending.diverged) if diverged[1] else (float(steps_of(runs[sides[1], seed])), Ending.measured)
+    seeds = [seed for seed in there if (claim.arm, seed) not in steps and all(evidence.whole(arm, seed) for arm in sides)]
+    if seeds:
+        curves = [_curve(arm, seeds, evidence) for arm in sides]
+        for arm, finish in zip(sides, race(*curves), strict=True):
+            steps |= {(arm, seed): (n, finish.ending) for seed, n in zip(seeds, finish.steps, strict=True)}
+    return steps
+
+
+def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list[float]]:
+    """Final losses by steps, over seeds that all finished. A length at which a seed diverged is left out."""
+    lengths = [{**evidence.shorter.get((arm, seed), {}), steps_of(run := evidence.runs[arm, seed]): run} for seed in seeds]
+    ends = [{n: run.val_loss for n, run in one.items() if run.status == "finished" and run.val_loss is not None} for one in lengths]
+    return {n: [one[n] for one in ends] for n in ends[0] if all(n in one for one in ends)}
+
+
+def steps_of(run: Record) -> int:
+    return int(run.config["trainer.steps"])
+
+
+def _crossing(run: Record, target: float) -> Steps:
+    if run.status == "diverged":
+        return None, Ending.diverged
+    at = crossing([float(x) for x in run.curve.step], run.curve.val_loss, target=target)
+    return (float(run.curve.step[-1]), Ending.censored) if at is None else (at, Ending.measured)
+
+
+def group_means(values: Sequence[float], groups: int) -> list[float]:
+    """Means of so many groups, the values dealt in turns. Two samples dealt into as many as the smaller one has make independent pairs,
+    whose spread has the noise of both: seeds' steps and sessions' step times."""
+    return [fmean(values[group::groups]) for group in range(groups)]

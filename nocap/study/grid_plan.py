@@ -18,15 +18,16 @@ from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
 from nocap.report.table import aligned
 from nocap.store.formats import BYTES, NONE, duration, plural, size, three_digits
-from nocap.study.plan import OVERHEAD
-from nocap.study.sessions import Session
+from nocap.study.tasks import Session
+
+OVERHEAD = 1.15  # validation, checkpoints and startup beside the steps
 
 
 def render(grid: Grid) -> str:
     """A line an arm, and the sum.
 
     Errors:
-        nocap.study.sessions.SessionError: the first arm cannot be timed.
+        nocap.study.tasks.FailedError: the first arm cannot be timed.
     """
     arms = dict[str, list[Cell]]()
     for cell in grid.cells:
@@ -73,7 +74,7 @@ def _measured(grid: Grid, first: Mapping[str, Cell]) -> Mapping[str, Mapping[str
         return {}
     arms = {arm: Composed(overrides=cell.overrides, run=cell.plan.run, choices={}) for arm, cell in first.items()}
     folder = grid.folder.parents[1] / "plans" / grid.name
-    found = Session(kind="steps", what="plan", seed=0, arms=arms, how={"rounds": 1}).run(folder)["measured"]["arms"]
+    found = Session(place="plan", kind="steps", number=1, arms=arms, how={"rounds": 1}).run(folder)["measured"]["arms"]
     return {arm: found[arm] for arm in arms}
 
 

@@ -1,4 +1,4 @@
-"""A study at one scale: its arms composed and checked, the shorter schedules and sessions it needs, and its length. Nothing is run here."""
+"""A study at one scale: its arms composed and checked. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -6,27 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from nocap.config.compose import Composed, composed
+from nocap.config import compose as composing
+from nocap.config.compose import Composed, as_in, composed, to_plain
 from nocap.config.keys import require
 from nocap.config.paths import expanded
-from nocap.config.trainer import Device, Trainer
+from nocap.config.registry import keys_that_count
+from nocap.config.trainer import Trainer
 from nocap.judge.claim import BASELINE, Rule
-from nocap.judge.interval import LEAST_PAIRS
-from nocap.store.metrics import is_count
-from nocap.store.runs import Record
-from nocap.study.arms import arm_overrides, check_fair, compose_arms, engine_of, more, with_seed
-from nocap.study.cells import Wanted
-from nocap.study.evidence import FIELD_OF
-from nocap.study.ledger import FILE
-from nocap.study.narrowed import narrowed
-from nocap.study.sessions import Session
-from nocap.study.spec import At, Study
+from nocap.store.identity import OF_THE_MACHINE
+from nocap.study.spec import ENGINE, ENGINES, ScaleConfig, Study, select_claims
 
-PILOT_STEPS = 100  # a config needs a length; a timed step does not depend on it
-PROFILE_REPEATS = 2  # of a step, in each seed's profile
-OVERHEAD = 1.15  # validation, checkpoints and startup beside the steps
-MULTIPLE = 16  # a budget's steps are rounded down to it
+# What two arms must share for their losses to mean the same: their data, and every key declared so.
+SAME = ("data", *keys_that_count("losses"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +29,13 @@ class StudyPlan:
     study: Study
     scale: str
     folder: Path  # of its sessions; its runs are in `runs` beside all others
-    train: dict[str, Composed] = field(default_factory=dict)  # before tuning, and before a budget is spread
-    bench: dict[str, Composed] = field(default_factory=dict)
+    train: dict[str, Composed] = field(default_factory=dict)  # before tuning
+    bench: dict[str, Composed] = field(default_factory=dict)  # with the baselines whose profile bounds a claim
+    typed: frozenset[str] = frozenset()  # keys of the machine that an override chooses
 
     @property
-    def at(self) -> At:
+    def at(self) -> ScaleConfig:
         return self.study.scales[self.scale]
-
-    @property
-    def ledger(self) -> Path | None:
-        """In the study's own folder."""
-        return Path(self.study.folder) / FILE if self.study.folder else None
 
     @property
     def runs(self) -> Path:
@@ -57,220 +46,164 @@ class StudyPlan:
         """Of the first arm: its device is the study's."""
         return next(iter({**self.bench, **self.train}.values())).run.trainer
 
-    @property
-    def needs_budget(self) -> bool:
-        return self.at.budget and bool(self.train)
+    def content(self, arm: Composed, what: str) -> dict[str, Any]:
+        """The keys of an arm that count, without its seed, and without those of the machine that no override chooses."""
+        config = arm.run.that_count(what, to_plain(arm.run))
+        config.pop("seed", None)
+        for name in OF_THE_MACHINE:
+            if name not in self.typed:
+                config["trainer"].pop(name, None)
+        return config
 
 
-def prepare(study: Study, scale: str, *, output_dir: str) -> StudyPlan:
-    """Compose and check everything.
+def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = None) -> StudyPlan:
+    """Compose and check everything. `steps`: of a run, instead of what the scale says.
 
     Errors:
         ValueError: no such scale, an arm or trial that does not compose, arms that are no fair comparison, a target out of reach.
     """
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
-    study = narrowed(study, scale)
+    study = select_claims(study, scale)
     at = study.scales[scale]
-    place = [*at.train, f"output_dir='{output_dir}'", *([f"trainer.steps={PILOT_STEPS}"] if at.budget else [])]
+    place = [*at.train, f"output_dir='{output_dir}'", *([] if steps is None else [f"trainer.steps={steps}"])]
     train = compose_arms(study, at, study.trained, place)
     if train:
         check_fair(train, baseline=study.baseline if study.baseline in train else next(iter(train)))
         compose_trials(study, train)
-    _check_targets(study, train)
-    bench = compose_arms(study, at, study.arms_by("steps", "parts", "lengths", "decoding"), at.bench, train.get(study.baseline))
+    for claim in study.claims if train else ():
+        if claim.target not in (None, BASELINE):
+            first = math.log(train[claim.arm].run.tokenizer.vocab_size)  # nats of an untrained model
+            rule = f"be below the first validation loss, about ln(vocabulary) = {first:.2f}"
+            require(claim.target < first, f"claim {claim.id}: target", rule, claim.target)
+    bench = compose_arms(study, at, study.needing(lambda metric: metric.made_by != "train"), at.bench, train.get(study.baseline))
+    for claim in study.claims:
+        if claim.mechanism.rule is Rule.amdahl and (base := study.against(claim)) not in bench:
+            bench[base] = composed(arm_overrides(study, at, base, at.bench))
     for arm in study.arms:
         engine_of(study, at, arm)
-    for arm in study.arms_by("decoding") if at.decode is not None else []:
+    for arm in study.needing(lambda metric: metric.made_by == "decoding") if at.decode is not None else []:
         T, text = bench[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
         require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
-    plan = StudyPlan(study=study, scale=scale, folder=Path(output_dir) / "studies" / study.name / scale, train=train, bench=bench)
-    for arm in [] if at.budget else with_lengths(plan):
+    words = [word for arm in study.arms for word in arm_overrides(study, at, arm, [*at.train, *at.bench])]
+    words += [word for trials in (study.tune.trials.values() if study.tune else ()) for trial in trials for word in trial]
+    typed = frozenset(name.removeprefix("trainer.") for name in composing.keys(words)).intersection(OF_THE_MACHINE)
+    folder = Path(output_dir) / "studies" / study.name / scale
+    plan = StudyPlan(study=study, scale=scale, folder=folder, train=train, bench=bench, typed=typed)
+    for arm in study.racing:
         shorter(plan, train[arm])
-    for arm in [] if at.budget else racing(study):
-        shorter(plan, train[arm], [*halvings(at), *at.lengths])
     return plan
 
 
-def _check_targets(study: Study, train: Mapping[str, Composed]) -> None:
-    """A target that an untrained model meets is none: its loss is about the logarithm of its vocabulary's size."""
-    for claim in study.claims:
-        if claim.target in (None, BASELINE) or not train:
-            continue
-        first = math.log(train[claim.arm].run.tokenizer.vocab_size)
-        rule = f"be below the first validation loss, about ln(vocabulary) = {first:.2f}"
-        require(claim.target < first, f"claim {claim.id}: target", rule, claim.target)
+# --- arms ----------------------------------------------------------------------------------------------------------------------------
 
 
-def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Composed]:
-    """`ARM, trial N` → its composition, of every arm that is tuned.
+def with_seed(arm: Composed, seed: int) -> Composed:
+    return replace(arm, overrides=(*arm.overrides, f"seed={seed}"), run=replace(arm.run, seed=seed))
+
+
+def more(arm: Composed, *overrides: str) -> Composed:
+    """The arm with further overrides. A shorter run of it is no reason for another precision or compilation."""
+    return as_in(arm, [*arm.overrides, *overrides]) if overrides else arm
+
+
+def arm_overrides(study: Study, at: ScaleConfig, arm: str, place: Sequence[str]) -> list[str]:
+    """The study's, the scale's, the place's (`at.train` or `at.bench`), and the arm's own."""
+    own = [word for word in (*study.arms[arm], *at.own.get(arm, ())) if not word.startswith(ENGINE)]
+    return [*study.overrides, *at.overrides, *place, *own]
+
+
+def engine_of(study: Study, at: ScaleConfig, arm: str) -> str:
+    """How an arm decodes: its engine=…, or with a cache.
+
+    Errors:
+        ValueError: no such engine.
+    """
+    named = [word.removeprefix(ENGINE) for word in (*study.arms[arm], *at.own.get(arm, ())) if word.startswith(ENGINE)]
+    engine = named[-1] if named else "cache"
+    require(engine in ENGINES, f"arm {arm}: engine", f"be one of {'; '.join(ENGINES)}", engine)
+    return engine
+
+
+def compose_arms(
+    study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str], trained: Composed | None = None
+) -> dict[str, Composed]:
+    """Arm → its composition, with the baseline's precision and compilation; those that it is `trained` with, where the shape is the same.
+
+    Errors:
+        ValueError: an arm does not compose; the arm is named.
+    """
+    made: dict[str, Composed] = {}
+    first: Composed | None = None
+    for arm in sorted(arms, key=lambda name: name != study.baseline):
+        made[arm] = _named(arm, first, arm_overrides(study, at, arm, place))
+        if first is None and trained is not None and trained.run.model == made[arm].run.model:
+            made[arm] = as_in(trained, made[arm].overrides)
+        first = first or made[arm]
+    return {arm: made[arm] for arm in arms}
+
+
+def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[tuple[str, int], Composed]:
+    """(arm, number of its trial) → its composition.
 
     Errors:
         ValueError: a trial that does not compose, or is no fair comparison.
     """
-    tune, found = study.tune, dict[str, Composed]()
-    listed = [(f"{arm}, trial {i}", arm, words) for arm, of in (tune.trials if tune else {}).items() for i, words in enumerate(of, start=1)]
-    for name, arm, words in listed:
-        try:
-            found[name] = more(arms[arm], *words)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    if found:
-        check_fair(found, baseline=next(iter(found)))
-    return found
+    trials = study.tune.trials if study.tune else {}
+    made = {
+        (arm, i): _named(f"{arm}, trial {i + 1}", arms[arm], [*arms[arm].overrides, *words])
+        for arm, listed in trials.items()
+        for i, words in enumerate(listed)
+    }
+    if made:
+        check_fair({f"{arm}, trial {i + 1}": one for (arm, i), one in made.items()}, baseline=f"{next(iter(trials))}, trial 1")
+    return made
 
 
-# --- shorter schedules -------------------------------------------------------------------------------------------------------------
+def _named(name: str, first: Composed | None, overrides: Sequence[str]) -> Composed:
+    try:
+        return as_in(first, overrides)
+    except ValueError as error:
+        raise ValueError(f"arm {name}: {error}") from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Short:
-    """A shorter schedule of an arm, with its own whole decay, and the step at which it leaves the long one; 0: it never follows it."""
+def check_fair(arms: Mapping[str, Composed], *, baseline: str) -> None:
+    """Refuse arms whose losses would mean different things.
 
-    composed: Composed
-    branches_at: int
-
-    @property
-    def steps(self) -> int:
-        return self.composed.run.trainer.steps
-
-    def of(self, arm: str, seed: int, whole: Record) -> Wanted | None:
-        """The run of it. It begins from the whole run's checkpoint where there is one, else from step 0; the result is the same."""
-        if whole.status == "diverged":
-            return None
-        checkpoint = whole.folder / "checkpoints" / f"step-{self.branches_at:08d}"
-        init = [f"trainer.init_from='{checkpoint}'"] if self.branches_at and checkpoint.is_dir() else []
-        steps = self.composed.run.trainer.steps
-        return Wanted(arm=arm, seed=seed, composed=with_seed(more(self.composed, *init), seed), short=steps)
+    Errors:
+        ValueError: the first key in which an arm's data or validation is not the baseline's.
+    """
+    plain = {name: to_plain(arm.run) for name, arm in arms.items()}
+    for name, arm in plain.items():
+        for key in SAME:
+            a, b = _at(arm, key), _at(plain[baseline], key)
+            rule = f"be the baseline's ({baseline}: {_differing(b, a)}), or losses mean different things"
+            require(a == b, f"arm {name}: {key}", rule, _differing(a, b))
 
 
-def with_lengths(plan: StudyPlan) -> list[str]:
-    """The arms that are trained at several lengths: those that race to one loss."""
-    return [arm for arm in plan.study.trained if plan.at.lengths and arm in racing(plan.study)]
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part)
+    return tree
 
 
-def racing(study: Study) -> list[str]:
-    return list(dict.fromkeys(arm for claim in study.claims if claim.races for arm in study.sides(claim)))
+def _differing(value: Any, other: Any) -> Any:
+    """Of two dicts the keys that differ."""
+    if not isinstance(value, dict) or not isinstance(other, dict):
+        return value
+    return ", ".join(f"{key}={value[key]}" for key in value if value.get(key) != other.get(key))
 
 
-def halvings(at: At) -> list[float]:
-    """The lengths that a race may go on to, one after the other, after the scale's own."""
-    shares = [min(at.lengths, default=1.0) / 2**i for i in range(1, 64)]
-    return [share for share in shares if share >= at.least_length]
-
-
-def shorter(plan: StudyPlan, arm: Composed, lengths: Sequence[float] | None = None) -> list[Short]:
-    """Its schedules at the scale's lengths, or at others.
+def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
+    """Its shorter schedules, each with its own whole decay.
 
     Errors:
         ValueError: a length that is no schedule, or two that have the same steps.
     """
-    steps, warmup = arm.run.trainer.steps, arm.run.schedule.warmup_steps
-    shares = plan.at.lengths if lengths is None else lengths
+    steps, warmup, shares = arm.run.trainer.steps, arm.run.schedule.warmup_steps, plan.at.lengths
     counts = [max(1, round(share * steps)) for share in shares]
     ok = len({*counts, steps}) == len(counts) + 1
     require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", shares)
-    found = []
-    for n in counts:
-        try:
-            short = more(arm, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}")
-        except ValueError as error:
-            raise ValueError(f"scales.{plan.scale}.lengths: {n} of {steps} steps: {error}") from error
-        stable = short.run.schedule.free_until(n)
-        follows = warmup <= stable <= arm.run.schedule.free_until(steps)
-        found.append(Short(composed=short, branches_at=stable if follows else 0))
-    return found
-
-
-# --- sessions ----------------------------------------------------------------------------------------------------------------------
-
-
-def all_sessions(plan: StudyPlan, train: Mapping[str, Composed]) -> dict[str, list[Session]]:
-    """Every session the study needs, by the field of the evidence that it fills. `train`: the arms as they are trained."""
-    study, at, bench = plan.study, plan.at, plan.bench
-    timed, profiled, curved, decoded = (study.made_by(kind) for kind in ("steps", "parts", "lengths", "decoding"))
-    paced = bool(study.needing(lambda metric: metric.name == "time_to_target_s"))
-    trained = study.made_by("train") if paced else {}
-    amdahl = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
-    profiled_arms = {
-        arm: bench.get(arm) or composed(arm_overrides(study, at, arm, at.bench))
-        for arm in study.arms
-        if arm in (*study.arms_by("parts"), *amdahl)
-    }
-    profiles = profiled or {seed: [] for seed in study.seeds[:LEAST_PAIRS]}  # a bound's profile is repeated as a metric's is
-    decode = {} if at.decode is None else {"prompt": at.decode.prompt, "new": at.decode.new, "vocab": at.decode.vocab_size}
-
-    def first(made: Mapping[str, Composed], arms: Sequence[str]) -> dict[str, Composed]:
-        return {arm: made[arm] for arm in sorted(arms, key=lambda arm: arm != study.baseline) if arm in made}  # the baseline runs twice
-
-    def engines(arms: Sequence[str]) -> dict[str, str]:
-        return {arm: engine_of(study, at, arm) for arm in arms}
-
-    return {
-        "pace": [one for seed, arms in trained.items() for one in ask("steps", "pace", seed, first(train, arms), rounds=at.rounds)],
-        "bench": [one for seed, arms in timed.items() for one in ask("steps", "bench", seed, first(bench, arms), rounds=at.rounds)],
-        "parts": [
-            one
-            for seed, arms in profiles.items()
-            for arm, made in profiled_arms.items()
-            if arm in (*arms, *amdahl)
-            for one in ask("parts", f"parts-{arm}", seed, {arm: made}, repeats=PROFILE_REPEATS)
-        ],
-        "curve": [
-            one for seed, arms in curved.items() for one in ask("lengths", "curve", seed, {arm: bench[arm] for arm in arms}, T=at.curve)
-        ],
-        "decoding": [
-            one
-            for seed, arms in decoded.items()
-            for one in ask("decoding", "decoding", seed, {arm: bench[arm] for arm in arms}, **decode, engines=engines(arms))
-        ],
-    }
-
-
-def sittings_of(plan: StudyPlan, place: str) -> int:
-    """How many a place's sessions are held in: one where only counts are taken of them."""
-    instruments = [name for name, field in FIELD_OF.items() if field == place]
-    t = next(iter({**plan.bench, **plan.train}.values())).run.trainer
-    metrics = [metric for claim in plan.study.claims for metric in claim.metrics if metric.made_by in instruments]
-    counted = metrics and all(is_count(metric, on_cuda=t.device is Device.cuda) for metric in metrics)
-    return 1 if counted else plan.at.sittings
-
-
-def ask(kind: str, what: str, seed: int, arms: Mapping[str, Composed], **how: object) -> list[Session]:
-    """The session of a seed, or none where there are no arms."""
-    return (
-        [Session(kind=kind, what=what, seed=seed, arms={arm: with_seed(one, seed) for arm, one in arms.items()}, how=how)] if arms else []
-    )
-
-
-# --- a length from hours -----------------------------------------------------------------------------------------------------------
-
-
-def check_budget(plan: StudyPlan, budget_h: float | None) -> None:
-    """Refuse a length that is to come from a budget, without one.
-
-    Errors:
-        ValueError: no budget, or none that is a number of hours.
-    """
-    rule = f"be given for scale={plan.scale}, whose length is what the hours allow"
-    require(not plan.needs_budget or (budget_h is not None and 0 < budget_h < math.inf), "budget_h", rule, budget_h)
-
-
-def with_steps(plan: StudyPlan, steps: int) -> StudyPlan:
-    return replace(plan, train={arm: more(one, f"trainer.steps={steps}") for arm, one in plan.train.items()})
-
-
-def steps_for(plan: StudyPlan, seconds_per_token: Mapping[str, float], budget_h: float) -> int:
-    """Steps of a whole run, so that the study's training, tuning and shorter lengths take the budget.
-
-    Errors:
-        ValueError: not even `MULTIPLE` steps.
-    """
-    study, several, tune = plan.study, with_lengths(plan), plan.study.tune
-    a_step = 0.0  # seconds of one step of every run
-    for arm, one in plan.train.items():
-        runs: float = len(study.seeds) * (1 + (sum(plan.at.lengths) if arm in several else 0))
-        runs += len(tune.seeds) * len(tune.trials.get(arm, ())) if tune else 0
-        a_step += runs * seconds_per_token[arm] * one.run.trainer.batch_tokens
-    steps = math.floor(budget_h * 3600 / OVERHEAD / a_step / MULTIPLE) * MULTIPLE
-    require(steps >= MULTIPLE, "budget_h", f"allow {MULTIPLE} steps of every run, {MULTIPLE * a_step * OVERHEAD / 3600:.2g} h", budget_h)
-    return steps
+    return [
+        _named(f"at {n} of {steps} steps", arm, [*arm.overrides, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
+        for n in counts
+    ]

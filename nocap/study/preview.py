@@ -2,67 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from nocap.judge.claim import Claim
 from nocap.judge.interval import POWER, analysis_of, minimum_detectable
 from nocap.report.table import aligned
 from nocap.study import grid_plan
-from nocap.study.cells import Cells, wanted
+from nocap.study.conduct import Timings, seeds_of, up_to
 from nocap.study.evidence import Evidence, bound
-from nocap.study.looks import up_to
-from nocap.study.plan import PILOT_STEPS, StudyPlan, halvings, racing, shorter, with_lengths
+from nocap.study.plan import StudyPlan, shorter
 from nocap.study.results import sigma
-from nocap.study.sittings import places_of
-from nocap.study.wording import allowed, expected
+from nocap.study.tasks import Trainings, trainings
+from nocap.study.words import allowed, expected
 
 
 def render(plan: StudyPlan) -> str:
     """
     Errors:
-        nocap.study.sessions.SessionError: the first arm cannot be timed.
+        nocap.study.tasks.FailedError: the first arm cannot be timed.
     """
-    last = max(analysis_of(len(claim.seeds)) for claim in plan.study.claims)
-    first, whole = (up_to(plan, {claim.id: min(n, analysis_of(len(claim.seeds))) for claim in plan.study.claims}) for n in (1, last))
-    cells = Cells(wanted(first.train, first.study.made_by("train")), label=plan.study.name) if plan.train else None
+    last = analysis_of(len(plan.study.seeds))
+    first = up_to(plan, {claim.id: 1 for claim in plan.study.claims})
+    needed = seeds_of(first, list(plan.train))
+    group = Trainings(trainings(plan.train, needed), label=plan.study.name) if needed else None
     lines = [f"{plan.study.name}, scale {plan.scale}: {plan.study.question}"]
-    if cells is not None:
-        lines += [grid_plan.render(cells.grid), ""]
+    if group is not None:
+        lines += [grid_plan.render(group.grid), ""]
     if rows := list(_beside(first)):
         lines.append(aligned(["beside it", "of", "count", "done"], rows))
     if last > 1:
-        pairs = [len(part.study.needed) for part in (first, whole)]
-        lines.append(f"analysis 1 of {last} has {pairs[0]} pairs; claims that it does not decide go on, to {pairs[1]} at most")
-    if plan.needs_budget:
-        lines.append(f"the length of a run is what budget_h=… allows; the cost above is of {PILOT_STEPS} steps")
-    return "\n".join([*lines, "", *_power(plan, cells)])
+        most = len(up_to(plan, {claim.id: last for claim in plan.study.claims}).study.claims[0].seeds)
+        lines.append(f"analysis 1 of {last} has {len(first.study.claims[0].seeds)} pairs; claims that it does not decide go on, to {most}")
+    return "\n".join([*lines, "", *_power(plan, group)])
 
 
 def _beside(plan: StudyPlan) -> Iterator[list[str]]:
     """What is run besides the runs of whole length."""
-    tune, runs = plan.study.tune, [arm for arms in plan.study.made_by("train").values() for arm in arms]
-    shorts: Mapping[str, int] = {arm: len(shorter(plan, plan.train[arm])) for arm in with_lengths(plan) if arm in plan.train}
-    if n := sum(shorts.get(arm, 0) for arm in runs):
-        yield ["shorter schedules", f"{', '.join(shorts)} at {plan.at.lengths} of the steps", str(n), ""]
-    if racing(plan.study):
-        yield ["if a race needs them", f"one arm at {[round(share, 4) for share in halvings(plan.at)]}", "", ""]
+    tune, racing = plan.study.tune, plan.study.racing
+    if racing:
+        n = sum(len(shorter(plan, plan.train[arm])) for arm in racing) * len(plan.study.claims[0].seeds)
+        yield ["shorter schedules", f"{', '.join(racing)} at {plan.at.lengths} of the steps", str(n), ""]
     if tune is not None and plan.train:
-        n = sum(len(of) for of in tune.trials.values()) * len(tune.seeds)
+        n = sum(len(trials) for trials in tune.trials.values()) * len(tune.seeds)
         yield ["tuning", f"{len(tune.trials)} arms, seeds {tune.seeds}", str(n), ""]
-    for place in places_of(plan, plan.train):
-        done = sum(one.found(place.folder) is not None for one in place.sessions)
-        arms = dict.fromkeys(arm for one in place.sessions for arm in one.arms)
-        apart = f" in {place.sittings} sittings, {place.apart_min:g} min apart" if place.sittings > 1 else ""
-        yield [f"{place.name} sessions", f"{', '.join(arms)}{apart}", str(len(place.sessions)), str(done)]
+    places: dict[str, list[bool]] = {}
+    for one, path in Timings(plan, plan.train).wanted():
+        places.setdefault(f"{one.name} sessions: {', '.join(one.arms)}", []).append(path.exists())
+    for name, done in places.items():
+        place, _, arms = name.partition(": ")
+        apart = f", {plan.at.apart_min:g} min apart" if len(done) > 1 else ""
+        yield [place, f"{arms}{apart}", str(len(done)), str(sum(done))]
 
 
 # --- power -------------------------------------------------------------------------------------------------------------------------
 
 
-def _power(plan: StudyPlan, cells: Cells | None) -> Iterator[str]:
+def _power(plan: StudyPlan, group: Trainings | None) -> Iterator[str]:
     """What each claim about a loss can see with its seeds, and what the others expect."""
-    runs = {(run.arm, run.seed): record for run, record in cells.records([])} if cells else {}  # the study itself names what is unreadable
+    runs = {(run.arm, run.seed): record for run, record in group.records([])} if group else {}  # the study itself names what is unreadable
     noise, source = sigma(plan.at, runs)
     yield f"sigma of one run's final loss: {f'{noise:.4f}' if noise else '?'} ({source})"
     for claim in plan.study.claims:

@@ -25,10 +25,10 @@ from nocap.launch.plan import outcome
 from nocap.model.flops import component_flops
 from nocap.store.identity import config_that_counts, digest
 from nocap.store.source import source_hashes
-from nocap.study.arms import arm_overrides, check_fair
-from nocap.study.cells import Cells, FailedError, wanted
-from nocap.study.ledger import FILE, Line, append, read
+from nocap.study.log import FILE, Line, append, read
+from nocap.study.plan import arm_overrides, check_fair
 from nocap.study.spec import CLOSED, Propose, Study
+from nocap.study.tasks import FailedError, Trainings, trainings
 
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
 MOST = 200  # proposals of one study: for so many the error budget was simulated
@@ -38,7 +38,7 @@ Losses = Mapping[int, tuple[float, float]]  # seed → the proposal's and the ba
 
 
 class Campaign:
-    """The answers so far. `lines`: the ledger's; `write` adds one."""
+    """The answers so far. `lines`: the log's; `write` adds one."""
 
     def __init__(self, rules: Propose, *, lines: Iterable[Line], write: Callable[[Line], None]) -> None:
         self.rules, self._write = rules, write
@@ -49,7 +49,7 @@ class Campaign:
             self._know(line)
 
     def propose(self, arm: str, overrides: Sequence[str], measure: Callable[[Sequence[int]], Losses], *, against: str) -> Line:
-        """The answer, as its line in the ledger. `arm` is the digest of what is trained, `against` of what the baseline trains.
+        """The answer, as its line in the log. `arm` is the digest of what is trained, `against` of what the baseline trains.
 
         Errors:
             ValueError: one proposal too many.
@@ -103,20 +103,24 @@ def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def answer(study: Study, scale: str, proposals: Sequence[Sequence[str]], *, output_dir: str) -> Iterable[dict[str, Any]]:
+def answer(
+    study: Study, scale: str, proposals: Sequence[Sequence[str]], *, output_dir: str, steps: int | None = None
+) -> Iterable[dict[str, Any]]:
     """One after the other; without proposals, the answers so far. All are checked before the first one is trained. What the runs print
     goes to stderr.
 
     Errors:
-        ValueError: no `propose` in the study, changed rules, a damaged ledger; a proposal that does not compose, sets what the study sets,
+        ValueError: no `propose` in the study, changed rules, a damaged log; a proposal that does not compose, sets what the study sets,
             is no fair comparison, or has too many FLOPs a token.
-        cells.StoppedError, cells.FailedError: somebody asked to stop, or a run failed; the same command goes on.
+        tasks.StoppedError, tasks.FailedError: somebody asked to stop, or a run failed; the same command goes on.
     """
     if study.propose is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
+    require(study.tune is None, "tune", "be left out of a study with propose: nothing is searched", "one")
     at, path = study.scales[scale], Path(study.folder) / FILE
-    baseline = as_in(None, arm_overrides(study, at, study.baseline, [*at.train, f"output_dir='{output_dir}'"]))
+    place = [*at.train, f"output_dir='{output_dir}'", *([] if steps is None else [f"trainer.steps={steps}"])]
+    baseline = as_in(None, arm_overrides(study, at, study.baseline, place))
     sides = [(list(words), _composed(study.propose, baseline, words)) for words in proposals]
     known = read(path)
     require(not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken)
@@ -125,7 +129,7 @@ def answer(study: Study, scale: str, proposals: Sequence[Sequence[str]], *, outp
     rule = "be what its proposals began with; another baseline, gain or limit is another study, in a folder of its own"
     require(all(one == rules for one in begun), str(path.parent), rule, "another one")
     t = baseline.run.trainer
-    common = {"machine": hardware.describe(t.device, t.threads)["fingerprint"], "folder": "", "scale": scale}
+    common = {"machine": hardware.describe(t.device, t.threads)["fingerprint"], "scale": scale}
     campaign = Campaign(study.propose, lines=known.lines, write=lambda line: append(path, lambda ledger: [line], common))
     if sides and not begun:
         append(path, lambda ledger: [{"event": "rules", "rules": rules}], common)
@@ -165,14 +169,14 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
 
 def _measure(label: str, baseline: Composed, proposal: Composed) -> Callable[[Sequence[int]], Losses]:
     def losses(seeds: Sequence[int]) -> Losses:
-        cells = Cells(wanted({PROPOSAL: proposal, BASELINE: baseline}, dict.fromkeys(seeds, (PROPOSAL, BASELINE))), label=label)
-        ended = cells.train()
-        for _, cell in cells.of:
+        group = Trainings(trainings({PROPOSAL: proposal, BASELINE: baseline}, dict.fromkeys(seeds, (PROPOSAL, BASELINE))), label=label)
+        ended = group.train()
+        for _, cell in group.cells:
             if outcome(cell.plan) is None:
                 result = ended.get(cell.plan.identity)
                 raise FailedError(f"{cell.label}: {result.reason if result else 'no result'}")
         problems: list[str] = []
-        runs = {(one.arm, one.seed): record for one, record in cells.records(problems)}
+        runs = {(one.arm, one.seed): record for one, record in group.records(problems)}
         if problems:
             raise FailedError(problems[0])
         found = {key: math.inf if r.status == "diverged" or r.val_loss is None else r.val_loss for key, r in runs.items()}

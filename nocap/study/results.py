@@ -20,20 +20,18 @@ from nocap.store.measurement import Ending, Measurement, Per
 from nocap.store.metrics import METRICS, Scale, is_log
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done
-from nocap.study.evidence import Evidence, Seen, bound
-from nocap.study.ledger import Ledger
-from nocap.study.looks import judge
-from nocap.study.measured import measurements
+from nocap.study.evidence import Evidence, bound, judge, measurements
+from nocap.study.log import Log
 from nocap.study.plan import StudyPlan
-from nocap.study.spec import At, Study
-from nocap.study.standing import standing
+from nocap.study.spec import ScaleConfig, Study
 
 Results = dict[str, Any]
 
 
-def results(plan: StudyPlan, done: Done, *, ledger: Ledger, hardware: Mapping[str, Any], command: str) -> Results:
-    """Everything that a report shows. `ledger`: the study's."""
-    study, git = plan.study, git_state()
+def results(done: Done, *, hardware: Mapping[str, Any], command: str) -> Results:
+    """Everything that a report shows."""
+    plan = done.part
+    study, git, arms = plan.study, git_state(), {"train": plan.train, "bench": plan.bench}
     return {
         "kind": "study",
         "study": study.name,
@@ -43,14 +41,14 @@ def results(plan: StudyPlan, done: Done, *, ledger: Ledger, hardware: Mapping[st
         "command": command,
         "commit": f"{git['commit']}{'+' if git['diff_sha256'] else ''}" if git else None,
         "hardware": {key: value for key, value in hardware.items() if key != "host"},
-        "shapes": {place: shape(next(iter(arms.values()))) for place, arms in done.arms.items() if arms},
-        "speaks_for": plan.at.speaks_for,
+        "shapes": {place: shape(next(iter(composed.values()))) for place, composed in arms.items() if composed},
+        "limitations": plan.at.limitations,
         "baseline": study.baseline,
         "seeds": done.seeds,
-        "claims": [_claim(claim, plan, done, ledger, str(hardware["fingerprint"])) for claim in study.claims],
+        "claims": [_claim(claim, plan, done) for claim in study.claims],
         "measurements": [{"claim": claim.id, **one.json()} for claim in study.claims for one in measurements(claim, study, done.evidence)],
         "arms": [_arm(name, plan, done) for name in study.arms],
-        "trials": [asdict(trial) for trial in done.tuned.trials],
+        "trials": [asdict(trial) for trial in done.trials],
     }
 
 
@@ -71,23 +69,17 @@ def shape(arm: Composed) -> Results:
 # --- a claim -----------------------------------------------------------------------------------------------------------------------
 
 
-def _claim(claim: Claim, plan: StudyPlan, done: Done, ledger: Ledger, machine: str) -> Results:
-    study, found = plan.study, measurements(claim, plan.study, done.evidence)
-    verdict = judge(claim, study, plan.scale, done.evidence)
-    stands = standing(plan, claim, done.evidence, ledger, machine=machine, analysis=verdict.primary.analysis)
+def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
+    study, verdict = plan.study, judge(claim, plan.study, plan.scale, done.evidence)
+    stands = done.stands[claim.id]
     return {
         **_as_stated(claim, bound(claim, study, done.evidence), study),
         **verdict_json(verdict, damaged=done.evidence.damaged),
         "hash": stands.hash,
-        "registered": stands.at and {"at": stands.at, "hash": stands.hash},
+        "registered": stands.at,
         "exploratory": stands.exploratory,
-        "older_baseline": stands.older_baseline,
-        "ledger": stands.notes,
-        "where": _where(claim, plan.at, study.sides(claim), done.arms),
-        "seeds": {
-            arm: {str(m.repeat): m.value for m in found if m.arm == arm and m.metric.name == claim.metric}
-            for arm in (claim.arm, study.against(claim))
-        },
+        "notes": stands.notes,
+        "where": _where(claim, plan.at, study.sides(claim), {"train": plan.train, "bench": plan.bench}),
     }
 
 
@@ -147,7 +139,7 @@ def _guard(guard: Gain) -> Results:
     return {"metric": guard.metric.name, "scale": guard.scale.value, "margin": margin, **_gain(guard)}
 
 
-def _where(claim: Claim, at: At, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]) -> dict[str, list[Results]]:
+def _where(claim: Claim, at: ScaleConfig, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]) -> dict[str, list[Results]]:
     """The shapes that a verdict rests on, of what is timed and of what is trained: of the claim's arm, and of the one it is compared with
     where that is another."""
     instruments, found = {metric.made_by for metric in claim.metrics}, dict[str, list[Results]]()
@@ -166,26 +158,27 @@ def _where(claim: Claim, at: At, sides: list[str], arms: Mapping[str, Mapping[st
 # --- stored results ----------------------------------------------------------------------------------------------------------------
 
 
-def check(results: Mapping[str, Any], ledger: Ledger) -> None:
-    """Refuse stored results that were changed: verdicts that do not follow from their measurements, or losses that the ledger has not.
+def judged(results: Results, log: Log) -> Results:
+    """Stored results with the verdicts that follow from their measurements now, and the labels that the study's log has.
 
     Errors:
-        ValueError: that, with the claim.
+        ValueError: losses that the study's log has not.
     """
     losses: dict[tuple[str, int], list[float]] = {}
-    for line in ledger.of("run", scale=results["scale"], short=0):
-        if line["val_loss"] is not None:
-            losses.setdefault((line["arm"], line["seed"]), []).append(line["val_loss"])
+    for line in log.of("run", scale=results["scale"], short=0):
+        losses.setdefault((line["arm"], line["seed"]), []).append(line["val_loss"])
+    machine, claims = results["hardware"]["fingerprint"], []
     for claim in results["claims"]:
-        found = [_measurement(row) for row in results["measurements"] if row["claim"] == claim["id"]]
-        again = verdict_json(_judged(claim, found, results["baseline"]))
-        changed = [key for key in ("word", "reason", "n", "measured", "guards") if not _same(claim[key], again[key])]
-        require(
-            not changed, f"claim {claim['id']}", "be what its measurements say", ", ".join(f"{key} {claim[key]}" for key in changed[:1])
-        )
-        for m in found:
+        rows = [_measurement(row) for row in results["measurements"] if row["claim"] == claim["id"]]
+        for m in rows:
             known = losses.get((m.arm, m.repeat), []) if m.metric.name == "val_loss" and m.value is not None else []
-            require(not known or m.value in known, f"claim {claim['id']}", f"have the losses of its study's ledger, {known}", m.value)
+            require(not known or m.value in known, f"claim {claim['id']}", f"have the losses of its study's log, {known}", m.value)
+        said = log.of("analysis", hash=claim["hash"], machine=machine)
+        label = (said[-1]["exploratory"] or None) if said else claim["exploratory"] or "not in its study's log"
+        verdict = verdict_json(_judged(claim, rows, results["baseline"]))
+        verdict |= {"missing": claim["missing"]} if claim["reason"] == "missing" else {}
+        claims.append({**claim, **verdict, "exploratory": label})
+    return {**results, "claims": claims}
 
 
 def _measurement(row: Mapping[str, Any]) -> Measurement:
@@ -211,14 +204,6 @@ def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: st
     return judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise)
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return all(_same(a.get(key), b.get(key)) for key in a.keys() | b.keys())
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return math.isclose(a, b, rel_tol=1e-9) if isinstance(a, float) and isinstance(b, float) else bool(a == b)
-
-
 # --- an arm: the fairness columns --------------------------------------------------------------------------------------------------
 
 
@@ -227,12 +212,13 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
     finished = [run for run in runs if run.status == "finished"]  # a diverged one has the loss of its last validation
     places = ("pace", "curve", "decoding") if runs else ("pace", "bench", "curve", "decoding")
-    known: Seen = next((seen for place in places if (seen := evidence.first(place, name))), {})
+    known: Mapping[str, Any] = next((row for place in places if (row := evidence.first(place, name))), {})
+    trials = done.picked(plan, name)
     return {
         "arm": name,
         "words": [*study.arms[name], *plan.at.own.get(name, [])],
-        "tuned": done.tuned.overrides.get(name, []),
-        "n_trials": done.tuned.n_trials(name),
+        "tuned": next((trial.words for trial in trials if trial.picked), []),
+        "n_trials": len(trials),
         "params": known.get("params") or dig(runs[0].summary, "params", "total") if runs or known else None,
         "flops_per_token": known.get("flops_per_token") or (runs[0].number("flops_per_token") if runs else None),
         "kernel": known.get("kernel"),
@@ -248,17 +234,11 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
 
 
 def _speed(place: str, name: str, evidence: Evidence) -> Results | None:
-    held = evidence.held(place, name)
-    seen = [one.seen for one in held]
-    if not seen:
+    rows = [row for _, row in evidence.of_arm(place, name)]
+    if not rows:
         return None
-    memory = seen[0]["memory_mib"]["peak"] if seen[0]["memory_mib"] else None
-    return {
-        "tokens_per_s": [one["tokens_per_s"] for one in seen],
-        "memory_mib": memory,
-        "step_ms": [one["step_ms"] for one in seen],
-        "sitting": [one.sitting for one in held],
-    }
+    memory = rows[0]["memory_mib"]["peak"] if rows[0]["memory_mib"] else None
+    return {"tokens_per_s": [row["tokens_per_s"] for row in rows], "memory_mib": memory, "step_ms": [row["step_ms"] for row in rows]}
 
 
 def _spread(values: list[float | None]) -> Results | None:
@@ -275,7 +255,7 @@ def _shorter(name: str, study: Study, evidence: Evidence) -> dict[str, list[floa
     return losses
 
 
-def sigma(at: At, runs: Mapping[tuple[str, int], Record]) -> tuple[float | None, str]:
+def sigma(at: ScaleConfig, runs: Mapping[tuple[str, int], Record]) -> tuple[float | None, str]:
     """One run's standard deviation of the final loss between seeds, pooled within arms, and where it is from."""
     groups: dict[str, list[float]] = {}
     for (arm, _), run in runs.items():

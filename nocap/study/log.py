@@ -1,8 +1,9 @@
-"""A study's ledger: what was registered, run, timed, looked at, repeated and deleted. A file in the study's own folder, committed with its
-results, to which lines are only added.
+"""A study's log: what was registered, what came out, what was said of it. A file in the study's own folder, committed with its results, to
+which lines are only added.
 
 Each line names the digests of those before it that no other names: of one, or after a merge of one for each branch. So a line that was
-edited, moved, put in or taken out is noticed, but at the end: what was cut off there only git knows.
+edited, moved, put in or taken out is noticed, but at the end: what was cut off there only git knows. What stands is a fold over the lines
+(`nocap.study.registration`).
 """
 
 from __future__ import annotations
@@ -23,63 +24,64 @@ from nocap.store.files import not_elsewhere
 from nocap.store.measurement import now
 from nocap.store.record import Whole, check_shape
 
-FILE = "ledger.jsonl"
-ENDED = ("finished", "diverged")  # how a run with a result ended
+FILE = "log.jsonl"
 Line = Mapping[str, Any]
 
-_RUN = {"arm": str, "seed": int, "short": int, "identity": str}
-_SESSION = {"what": str, "seed": int, "repeat": int, "key": str, "arms": [str]}
-_COMMON: dict[str, Any] = {"event": str, "at": str, "machine": str, "folder": str, "scale": str, "previous": [str]}
-# Event → its keys beside those of all lines. `short`: the steps of a shorter schedule, else 0. `folder`: which output_dir, as a digest.
+_COMMON: dict[str, Any] = {"event": str, "at": str, "machine": str, "scale": str, "previous": [str]}
+# Event → its keys beside those of all lines.
 EVENTS: dict[str, dict[str, Any]] = {
-    "registration": {"claim": str, "hash": str},
-    "budget": {"budget_h": float, "steps": int},
-    "run": _RUN | {"status": str, "started": str, "step": int, "val_loss": float},  # begun, then how it ended
-    "session": _SESSION | {"started": str, "measured": {...: float}},
-    "repeat": {"was": dict},  # the keys `of` a run or session that was measured again, and what was there before
-    "deletion": {},
+    "head": {"v1": str},  # the digest of the last line of a log in the form before this
+    "registration": {"claim": str, "hash": str, "subject": str},
+    "run": {"arm": str, "content": str, "seed": int, "short": int, "identity": str, "status": str, "started": str, "val_loss": float},
+    "session": {"place": str, "number": int, "key": str, "contents": {...: str}, "started": str, "measured": {...: float}},
+    "analysis": {"claim": str, "hash": str, "number": int, "n": int, "word": str, "exploratory": str},
     "rules": {"rules": str},
     "proposal": {"arm": str, "overrides": [str], "number": int},
     "pair": {"arm": str, "against": str, "seed": int, "loss": float, "baseline": float},
     "answer": {"arm": str, "number": int, "word": str, "pairs": int, "gain": float, "diverged": bool},
-    "look": {"claim": str, "hash": str, "look": int, "n": int, "word": str},
 }
 
 
-OF: dict[str, dict[str, Any]] = {"run": _RUN, "session": _SESSION}  # what a repeat and a deletion name
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ledger:
+class Log:
     """Of a study that was never carried out, an empty one."""
 
     lines: Sequence[Line] = ()
     broken: Sequence[int] = ()  # the numbers of lines that do not follow what is before them
     heads: Sequence[str] = field(default=(), repr=False)  # digests that the next line names
+    after: Sequence[frozenset[int]] = field(default=(), repr=False)  # of each line, the registrations that it follows, by their index
 
     def of(self, *events: str, **keys: object) -> list[Line]:
         """The lines of such events with these keys."""
         return [line for line in self.lines if line["event"] in events and all(line[key] == value for key, value in keys.items())]
 
 
-def read(path: Path) -> Ledger:
-    """The ledger of a file, or an empty one.
+def read(path: Path) -> Log:
+    """The log of a file, or an empty one. A line follows the one before it; a line of another machine, which a merge put there, names any
+    line above it, and is not dated before that one.
 
     Errors:
         ValueError: a line is damaged; its number is named.
     """
     text = read_text(path, JSON_BYTES) if os.path.lexists(path) else ""
     lines = [_parsed(line, path, number) for number, line in enumerate(text.splitlines(keepends=True), start=1)]
-    digests, broken, named = list[str](), list[int](), set[str]()
-    for number, (line, raw) in enumerate(zip(lines, text.splitlines(), strict=True), start=1):
-        previous = line["previous"]
-        merged = number > 1 and line["machine"] != lines[number - 2]["machine"]
-        follows = not digests or digests[-1] in previous or merged
-        if not follows or any(one not in digests for one in previous):
-            broken.append(number)
-        named.update(previous)
-        digests.append(_digest(raw))
-    return Ledger(lines=lines, broken=broken, heads=[one for one in digests if one not in named])
+    places, broken, named, after = dict[str, int](), list[int](), set[str](), list[frozenset[int]]()
+    for i, (line, raw) in enumerate(zip(lines, text.splitlines(), strict=True)):
+        previous = [places[one] for one in line["previous"] if one in places]
+        merged = i > 0 and line["machine"] != lines[i - 1]["machine"]
+        whole = len(previous) == len(line["previous"]) and (bool(previous) or i == 0)
+        dated = all(_at(line) >= _at(lines[one]) for one in previous)
+        if not whole or not dated or not (i == 0 or i - 1 in previous or merged):
+            broken.append(i + 1)
+        own = {one for one in previous if lines[one]["event"] == "registration"}
+        after.append(frozenset(own).union(*(after[one] for one in previous)))
+        named.update(line["previous"])
+        places[_digest(raw)] = i
+    return Log(lines=lines, broken=broken, heads=[one for one in places if one not in named], after=after)
+
+
+def _at(line: Line) -> datetime:
+    return datetime.fromisoformat(line["at"])
 
 
 def _digest(raw: str) -> str:
@@ -89,35 +91,33 @@ def _digest(raw: str) -> str:
 def _parsed(raw: str, path: Path, number: int) -> Line:
     rule = "be whole, as it was written (git has it; a last one that a crash cut off may go: the next command writes what it said)"
     try:
-        line = parse_json(raw)
-        shape = _COMMON | EVENTS[line["event"]] | ({} if "was" not in line and line["event"] != "deletion" else OF[line["of"]])
+        line: Line = parse_json(raw)
+        shape = _COMMON | EVENTS[line["event"]]
         times = [datetime.fromisoformat(line[key]) for key in ("at", "started") if line.get(key)]
         ok = raw.endswith("\n") and all(time.tzinfo is not None for time in times)
     except (ValueError, KeyError, TypeError):
-        shape, ok = {}, False
+        ok = False
     if not ok:
         raise ValueError(f"{path}: line {number} must {rule}, got {raw[:80]!r}")
     check_shape(line, Whole(shape), path, f"line {number}")
-    found: Line = line
-    return found
+    return line
 
 
-def append(path: Path, find: Callable[[Ledger], Sequence[Line]], common: Line) -> None:
-    """Add what `find` makes of the ledger as it is. Nobody else adds in between, and each line is on the disk before this returns.
+def append(path: Path, new: Callable[[Log], Sequence[Line]], common: Line) -> None:
+    """Add what `new` makes of the log as it is. Nobody else adds in between, and each line is on the disk before this returns.
 
     Errors:
         ValueError: as for `read`.
         OSError: it cannot be written.
     """
-    if not os.path.lexists(path) and not find(Ledger()):
+    if not os.path.lexists(path) and not new(Log()):
         return
     with open(path, "a", encoding="utf-8", opener=not_elsewhere) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file
-        ledger = read(path)
-        heads = list(ledger.heads)
-        for line in find(ledger):
-            content = redact({"event": line["event"], "at": now(), **common, **line, "previous": heads})
-            raw = json.dumps(content, allow_nan=False)
+        log = read(path)
+        heads, at = list(log.heads), now()
+        for line in new(log):
+            raw = json.dumps(redact({"event": line["event"], "at": at, **common, **line, "previous": heads}), allow_nan=False)
             file.write(raw + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -31,7 +31,7 @@ def is_exact(claim: Json) -> bool:
 
 def pairs(claim: Json) -> str:
     """How many, and of what."""
-    return "counted" if is_exact(claim) else f"n={claim['n']} sittings" if claim["per"] == Per.sitting.value else f"n={claim['n']}"
+    return "counted" if is_exact(claim) else f"n={claim['n']} sessions" if claim["per"] == Per.session.value else f"n={claim['n']}"
 
 
 def expected(claim: Json) -> str:
@@ -140,12 +140,10 @@ def _reason(claim: Json) -> str:
 
 
 def _missing(one: Json) -> str:
-    """A sitting times all arms."""
-    return f"{one['metric']}{'' if one['per'] == 'sitting' else ' of ' + one['arm']}, {one['per']} {one['repeat']}"
+    """A session times all arms."""
+    return f"{one['metric']}{'' if one['per'] == 'session' else ' of ' + one['arm']}, {one['per']} {one['repeat']}"
 
 
 def stamps(claim: Json) -> list[str]:
-    """Whether the verdict is exploratory, or its baseline older than the claim, and what else its study's ledger says."""
-    notes = [f"exploratory: {claim['exploratory'].removeprefix('exploratory: ')}"] if claim["exploratory"] else []
-    notes += [f"older baseline: {claim['older_baseline']}"] if claim["older_baseline"] else []
-    return notes + [note for note in claim["ledger"] if note not in (claim["exploratory"] or "")]
+    """Whether the verdict is exploratory, and what else its study's log says."""
+    return [*([f"exploratory: {claim['exploratory']}"] if claim["exploratory"] else []), *claim["notes"]]
