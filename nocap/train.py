@@ -54,7 +54,6 @@ def _main() -> None:
             answer(flags)
         elif flags.plan:
             from nocap.launch.multirun import multirun
-            from nocap.study.grid_plan import render
             from nocap.study.tasks import FailedError
 
             try:

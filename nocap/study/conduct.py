@@ -56,11 +56,6 @@ class Done:
     records: list[tuple[Training, Record]] = field(default_factory=list)  # of this machine, trials and shorter runs too
     problems: list[str] = field(default_factory=list)  # sessions that failed, records that cannot be read whole
 
-    def picked(self, plan: StudyPlan, arm: str) -> list[TuningTrial]:
-        """The trials that an arm's overrides were searched with."""
-        tune = plan.study.tune
-        return [trial for trial in self.trials if tune and trial.arm == tune.follow.get(arm, arm)]
-
 
 def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT) -> Done:
     """Train and time what is missing, analysis by analysis until each claim is decided, or with `run=False` only collect what there is.
@@ -228,10 +223,8 @@ class _Conductor:
 
     def measure(self, plan: StudyPlan, trials: Sequence[TuningTrial]) -> Evidence:
         """Train and time what is missing, and collect what there is."""
-        tune = plan.study.tune
         best = {trial.arm: trial.words for trial in trials if trial.picked}
-        leaders = tune.follow if tune else {}
-        arms = {name: more(arm, *best.get(leaders.get(name, name), ())) for name, arm in plan.train.items()}
+        arms = {name: more(arm, *best.get(name, ())) for name, arm in plan.train.items()}
         timed = Timings(plan, arms, log=self.log)
         due = partial(self._hold, timed, wait=False)
         needed = seeds_of(plan, list(arms))

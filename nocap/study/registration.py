@@ -63,8 +63,7 @@ def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[Any]:
         side.append(plan.content(plan.train[arm], "identity"))
         if tune is not None:
             trials = compose_trials(plan.study, plan.train)
-            leader = tune.follow.get(arm, arm)
-            side.append([tune.seeds, [plan.content(made, "identity") for (name, _), made in trials.items() if name == leader]])
+            side.append([tune.seeds, [plan.content(made, "identity") for (name, _), made in trials.items() if name == arm]])
     if arm in plan.bench and used - {"train", "pace"}:
         side.append(plan.content(plan.bench[arm], "step"))
         side.append(engine_of(plan.study, plan.at, arm) if "decoding" in used else None)

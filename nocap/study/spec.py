@@ -59,7 +59,6 @@ class ScaleConfig:
     own: dict[str, list[str]] = field(default_factory=dict)  # arm → overrides that it has at this scale only
     curve: list[int] = key(ge=1, le=2**24, default_factory=list)  # sequence lengths of an exponent
     decode: Decode | None = None
-    sigma: float | None = key(gt=0, le=100, default=None)  # of one run's final loss between seeds, until it is measured
     noise: dict[str, Declared] = field(default_factory=dict)  # metric → of one pair's gain, from earlier studies
     limitations: str = ""  # what its verdicts cannot be about; "" where the scale is the claim's own
 
@@ -77,7 +76,6 @@ class Tune:
 
     seeds: list[int] = key(ge=0, lt=2**63)
     trials: dict[str, list[list[str]]] = field(default_factory=dict)  # arm → overrides of each trial
-    follow: dict[str, str] = field(default_factory=dict)  # arm → the arm whose winner it takes too
 
     def __post_init__(self) -> None:
         check_keys("tune", self)
@@ -85,8 +83,6 @@ class Tune:
         counts = {arm: len(trials) for arm, trials in self.trials.items()}
         rule = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
         require(len(set(counts.values())) == 1 and min(counts.values()) >= 2, "tune.trials", rule, counts or "none")
-        lost = [arm for arm, leader in self.follow.items() if leader not in self.trials or arm in self.trials]
-        require(not lost, "tune.follow", "lead from an arm without trials to one with them", ", ".join(lost))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -176,11 +172,11 @@ class Study:
             require(not racing, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 
     def _check_tune(self, tune: Tune) -> None:
-        _known("tune", [*tune.trials, *tune.follow], self.trained)
+        _known("tune.trials", tune.trials, self.trained)
         shared = [seed for seed in tune.seeds if seed in self.seeds]
         require(not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared)
-        bare = [arm for arm in self.trained if arm not in tune.trials and arm not in tune.follow]
-        require(not bare, "tune", "be for every trained arm, by trials or by follow", ", ".join(bare))
+        bare = [arm for arm in self.trained if arm not in tune.trials]
+        require(not bare, "tune.trials", "be for every trained arm", ", ".join(bare))
 
     def against(self, claim: Claim) -> str:
         """The arm a claim's gains and guards are measured against."""
@@ -219,8 +215,7 @@ def select_claims(study: Study, scale: str) -> Study:
     if tune is None or not some.trained:
         return some
     trials = {arm: listed for arm, listed in tune.trials.items() if arm in some.trained}
-    follow = {arm: leader for arm, leader in tune.follow.items() if arm in some.trained}
-    return replace(some, tune=replace(tune, trials=trials, follow=follow))
+    return replace(some, tune=replace(tune, trials=trials))
 
 
 def _known(place: str, names: Sequence[str] | dict[str, Any], known: Sequence[str] | dict[str, Any]) -> None:
