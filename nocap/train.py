@@ -57,7 +57,7 @@ def _main() -> None:
             from nocap.study.tasks import FailedError
 
             try:
-                raise SystemExit(multirun(flags.overrides, look=render))
+                raise SystemExit(multirun(flags.overrides, look=of_grid))
             except FailedError as error:
                 print(f"nocap: {error}", file=sys.stderr)
                 raise SystemExit(EXIT_CODES["failed"]) from error
