@@ -54,6 +54,7 @@ def _main() -> None:
             answer(flags)
         elif flags.plan:
             from nocap.launch.multirun import multirun
+            from nocap.study.preview import of_grid
             from nocap.study.tasks import FailedError
 
             try:
