@@ -26,6 +26,7 @@ from nocap.store.metrics import Metric
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
 CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")  # keys that are no study's
+SEEDS = [0, 1, 2]  # of a study that names none
 ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
 # Kind of a task → the key of a scale with its settings there.
@@ -108,9 +109,9 @@ class Study:
     question: str
     method: str = ""  # what a reader should know beyond the arms
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
-    baseline: str
     arms: dict[str, list[str]]
-    seeds: list[int] = key(ge=0, lt=2**63, default_factory=list)  # all that may be needed, analysis by analysis
+    baseline: str = ""  # "": the first of the arms
+    seeds: list[int] = key(ge=0, lt=2**63, default_factory=SEEDS.copy)  # all that may be needed, analysis by analysis
     scales: dict[str, ScaleConfig]
     claims: list[Claim] = field(default_factory=list)
     tune: Tune | None = None
@@ -128,6 +129,7 @@ class Study:
             value = getattr(self, name)
             require(bool(value.strip() if isinstance(value, str) else value), name, "be given", repr(value))
         require(bool(self.claims) or self.propose is not None, "claims", "have at least one, unless propose is given", "none")
+        self.baseline = self.baseline or next(iter(self.arms))
         _known("baseline", [self.baseline], self.arms)
         enough = len(self.seeds) >= LEAST_PAIRS or not self.claims
         require(enough, "seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
@@ -276,7 +278,7 @@ def _typed(plain: dict[str, Any]) -> Study:
         except (OmegaConfBaseException, ValueError) as error:  # of a list's item OmegaConf does not say which
             raise ValueError(f"claims[{i}].{_explained(error)}") from error
     if isinstance(claims, list):
-        plain = {**plain, "claims": [{"seeds": plain.get("seeds", []), **claim} for claim in claims]}
+        plain = {**plain, "claims": [{"seeds": plain.get("seeds", SEEDS), **claim} for claim in claims]}
     study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Study), OmegaConf.create(plain)))
     assert isinstance(study, Study)
     return study
