@@ -149,11 +149,12 @@ def _unknowing(log: Log, number: int, registration: Line | None, kept: set[int])
 
 
 def _again(claim: Claim, contents: Mapping[str, set[str]], log: Log, machine: str) -> list[str]:
-    """`measured 2 times: mqa, seed 0`."""
+    """`2 outcomes of mqa, seed 0`: what was measured again and came out otherwise."""
     lines = [line for line in log.lines if line["machine"] == machine and _is_of(line, claim, contents)]
-    slots = Counter(slot for slot, _ in dict.fromkeys((name_of(line), line["started"]) for line in lines))
+    outcomes = dict.fromkeys((name_of(line), str(line["val_loss"] if line["event"] == "run" else line["measured"])) for line in lines)
+    slots = Counter(name for name, _ in outcomes)
     times = sorted({n for n in slots.values() if n > 1})
-    return [f"measured {n} times: {shorten([slot for slot in slots if slots[slot] == n], most=2)}" for n in times]
+    return [f"{n} outcomes of {shorten([slot for slot in slots if slots[slot] == n], most=2)}" for n in times]
 
 
 def name_of(line: Line) -> str:
