@@ -29,6 +29,7 @@ from nocap.study.evidence import PLACE_OF, Evidence, judge
 from nocap.study.log import FILE, Line, Log, append, read, writable
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter
 from nocap.study.registration import Provenance, content_of, provenance, registrations
+from nocap.study.spec import FILE as STUDY
 from nocap.study.tasks import FailedError, Session, StoppedError, Training, Trainings, sessions, trainings
 
 FIGURE = {"steps": "tokens_per_s", "parts": "step_ms", "lengths": "exponent", "decoding": "decode_tokens_per_s"}  # of a kind, for the log
@@ -145,8 +146,8 @@ class _Conductor:
 
     def analysed(self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]) -> dict[str, Provenance]:
         """Where each claim stands by the log and by those of the studies beside it. What is said of it is written where it is new."""
-        beside = sorted(self.path.parents[1].glob(f"*/{FILE}")) if self.path else []
-        logs = [read(self.path) if self.path else Log(), *(read(path) for path in beside if path != self.path)]
+        beside = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path] if self.path else []
+        logs = [read(self.path) if self.path else Log(), *(read(path) for path in beside if path.with_name(STUDY).exists())]
         stands = {claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"]) for claim in plan.study.claims}
 
         def new(log: Log) -> list[Line]:
