@@ -58,10 +58,9 @@ def _check(options: argparse.Namespace) -> bool:
     require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
     outside.use([folder])
     from nocap.checks.contract import CHECKS  # torch
-    from nocap.checks.trial import chooses
 
     files = [path for group in registry.groups() for path in sorted((folder / outside.place(group)).glob("*.yaml"))]
-    candidates = {chooses(path.parent.name, path.stem): (path.parent.name, path.stem) for path in files}
+    candidates = {outside.choice(path.parent.name, path.stem): (path.parent.name, path.stem) for path in files}
     places = ", ".join(map(outside.place, registry.groups()))
     require(bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none")
     for group, _ in candidates.values():
@@ -84,7 +83,7 @@ def _check(options: argparse.Namespace) -> bool:
 def _check_option(group: str, name: str, words: Sequence[str], only: str, beside: Collection[tuple[str, str]]) -> Counter[str]:
     """Print a line as each check ends; how they ended. Of the ideas `beside` it in its folder, only the chosen get their keys."""
     from nocap.checks.contract import results
-    from nocap.checks.trial import Trial, chooses
+    from nocap.checks.trial import Trial
 
     trial, ended = Trial(group=group, name=name, more=tuple(words), folder=Path(tempfile.mkdtemp(prefix="nocap-check-"))), Counter[str]()
     absent = tuple(f"ideas.{idea}." for other, idea in beside if other == "ideas" and idea not in trial.ideas)
@@ -92,7 +91,7 @@ def _check_option(group: str, name: str, words: Sequence[str], only: str, beside
     try:
         for status, check, detail in results(trial, only):
             ended[status] += 1
-            print(f"{status:<4} {chooses(group, name)} {check:<8}  {detail}", flush=True)
+            print(f"{status:<4} {outside.choice(group, name)} {check:<8}  {detail}", flush=True)
     finally:
         if not ended["FAIL"]:
             shutil.rmtree(trial.folder, ignore_errors=True)

@@ -162,6 +162,11 @@ def place(group: str) -> str:
     return PLACES.get(group, group)
 
 
+def choice(group: str, name: str) -> str:
+    """The override that chooses an option; of ideas, also several: "x0,smear"."""
+    return f"{place(group)}={f'[{name}]' if group == 'ideas' else name}"
+
+
 def arguments(argv: Sequence[str] | None) -> list[str]:
     """A command line, the process's own unless given, without its `--config-dir`s. Their folders are in use from now on.
 

@@ -64,14 +64,14 @@ class Trial:
     @property
     def ideas(self) -> list[str]:
         """The ideas of every run: the companions, and the option itself where it is one."""
-        words = [word for word in (chooses(self.group, self.name), *self.more) if word.startswith("ideas=")]
+        words = [word for word in (outside.choice(self.group, self.name), *self.more) if word.startswith("ideas=")]
         return list(dict.fromkeys(name for word in words for name in re.findall(r"[^][\s,'\"]+", word.partition("=")[2])))
 
     def overrides(self, *more: str) -> list[str]:
         """For `nocap train`; of two for the same key, the later one holds."""
         words = [word for word in self.more if not word.startswith("ideas=")]
-        option = [chooses("ideas", ",".join(self.ideas))] if self.ideas else []
-        option += [chooses(self.group, self.name)] if self.group != "ideas" else []
+        option = [outside.choice("ideas", ",".join(self.ideas))] if self.ideas else []
+        option += [outside.choice(self.group, self.name)] if self.group != "ideas" else []
         given = {word.partition("=")[0] for word in (*option, *words)}
         base = [word for group, defaults in BASE.items() if group not in given for word in defaults]
         shape = SHAPE if self.group == "model" else ()
@@ -133,11 +133,6 @@ class Trial:
     def clean(self) -> Path:
         """The folder of the run that is not disturbed, to compare others with."""
         return self.train("first")[0]
-
-
-def chooses(group: str, name: str) -> str:
-    """The override that chooses an option."""
-    return f"{outside.place(group)}={f'[{name}]' if group == 'ideas' else name}"
 
 
 def launcher(overrides: list[str]) -> Option:
