@@ -327,6 +327,17 @@ def test_yaml_alone_is_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "mlp=wide composes  kind=mlp, activation=gelu, expansion=2.0" in capsys.readouterr().out
 
 
+def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(REPO / "experiments" / "atlas" / "ideas"), "--only", "composes", "attention=sliding"]
+    assert check.main(words) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "skip ideas=[easy_first] composes  ideas.easy_first.run must be given  " in "\n".join(told)
+    assert [line.split()[0] for line in told if " composes " in line].count("ok") == 7
+    assert told[-1] == "all passed, 1 skipped"
+    assert check.main([*words, "ideas.easy_first.run=outputs/runs/mine"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "all passed"
+
+
 @pytest.mark.parametrize("door_module", ["nocap.new", "nocap.check"])
 def test_help_needs_neither_torch_nor_hydra(door_module: str) -> None:
     code = f"import sys, {door_module} as door\ntry: door.main(['--help'])\nexcept SystemExit: pass\n"
