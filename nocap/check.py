@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
+import shutil
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nocap import outside
+from nocap.config import registry
+from nocap.config.keys import require
 from nocap.config.paths import expanded
-
-if TYPE_CHECKING:
-    from nocap.checks.trial import Candidate
 
 FORMS = """\
 DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides are those of nocap.train and hold for
-every run. The runs are small, on made-up tokens, and are deleted afterwards. An option takes a minute or two.
+every run; ideas=[…] are companions, nocap's own or those of a --config-dir. The runs are small, on made-up tokens. What a failed check
+leaves stays, where its line says; the rest is deleted. An option takes a minute or two.
 
   python -m nocap.check softcap
-  python -m nocap.check softcap --only causal attention.cap=30"""
+  python -m nocap.check softcap --only causal attention.cap=30 'ideas=[smear]'"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,15 +30,12 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends like Ctrl-C: processes and folders are cleaned up
     try:
         with refusals():
             return EXIT_CODES["finished" if _check(options) else "failed"]
     except KeyboardInterrupt:
         print("nocap: stopped", file=sys.stderr)
         return EXIT_CODES["preempted"]
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,46 +47,55 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("folder", metavar="DIR", help="a folder with options")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for every run")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only the checks, or the options, whose name has this in it")
+    parser.add_argument("--only", default="", metavar="NAME", help="only the check of this name, or all checks of this option")
     outside.document(parser)
     return parser
 
 
 def _check(options: argparse.Namespace) -> bool:
     """Whether no check failed."""
-    folder = expanded(options.folder).absolute()
-    if not folder.is_dir():
-        raise ValueError(f"DIR must be a folder with options, got {options.folder}")
+    folder, only = expanded(options.folder).absolute(), options.only
+    require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
     outside.use([folder])
-    from nocap.checks.option import find
+    from nocap.checks.contract import CHECKS  # torch
 
-    chosen, candidates = {override.partition("=")[0] for override in options.overrides}, find(folder)
-    for one in candidates:
-        if (group := one.override.partition("=")[0]) in chosen:
-            raise ValueError(f"{group}=… must be left out: {one.override} is what is checked")
-    from nocap.checks.table import CHECKS  # torch
+    files = [path for group in registry.groups() for path in sorted((folder / outside.place(group)).glob("*.yaml"))]
+    candidates = {outside.choice(path.parent.name, path.stem): (path.parent.name, path.stem) for path in files}
+    places = ", ".join(map(outside.place, registry.groups()))
+    require(bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none")
+    for group, _ in candidates.values():
+        registry.options(group)  # a file that cannot be imported is refused
+    checks = dict.fromkeys(check.__name__ for group, _ in candidates.values() for check in CHECKS[group])
+    chosen = [override for override in candidates if only in ("", *checks, override, candidates[override][1])]
+    require(bool(chosen), "--only", f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})", only)
+    taken = {override.partition("=")[0]: override for override in chosen if not override.startswith("ideas=")}
+    for word in options.overrides:
+        key = word.partition("=")[0]
+        require(key not in taken, key, f"be left out, where {taken.get(key)} is what is checked", word)
+    ended = Counter[str]()
+    for override in chosen:
+        ended += _check_option(*candidates[override], options.overrides, only if only in checks else "", candidates.values())
+    skipped = f", {ended['skip']} skipped" if ended["skip"] else ""
+    print(f"{ended['FAIL']} failed{skipped}" if ended["FAIL"] else f"all passed{skipped}", flush=True)
+    return not ended["FAIL"]
 
-    names, overrides = [check.__name__ for one in candidates for check in CHECKS[one.group]], [one.override for one in candidates]
-    if not any(options.only in text for text in (*names, *overrides)):
-        known = f"a check's name ({', '.join(dict.fromkeys(names))}) or an option's ({', '.join(overrides)})"
-        raise ValueError(f"--only must be in {known}, got {options.only}")
-    failed = sum(_failures(one, tuple(options.overrides), options.only) for one in candidates)
-    print(f"{failed} failed" if failed else "all passed", flush=True)
-    return not failed
 
-
-def _failures(one: Candidate, more: tuple[str, ...], only: str) -> int:
-    """Check one option, print a line as each check ends; how many failed."""
-    from nocap.checks.table import lines
+def _check_option(group: str, name: str, words: Sequence[str], only: str, beside: Collection[tuple[str, str]]) -> Counter[str]:
+    """Print a line as each check ends; how they ended. Of the ideas `beside` it in its folder, only the chosen get their keys."""
+    from nocap.checks.contract import results
     from nocap.checks.trial import Trial
 
-    failed = 0
-    with tempfile.TemporaryDirectory(prefix="nocap-check-", ignore_cleanup_errors=True) as folder:
-        trial = Trial(candidate=one, more=more, folder=Path(folder))
-        for line in lines(trial, lambda name: only in name or only in one.override):
-            failed += line.status == "FAIL"
-            print(f"{line.status:<4} {one.override} {line.name:<8}  {line.detail}  {line.seconds:.1f} s", flush=True)
-    return failed
+    trial, ended = Trial(group=group, name=name, more=tuple(words), folder=Path(tempfile.mkdtemp(prefix="nocap-check-"))), Counter[str]()
+    absent = tuple(f"ideas.{idea}." for other, idea in beside if other == "ideas" and idea not in trial.ideas)
+    trial.more = tuple(word for word in words if not word.startswith(absent))
+    try:
+        for status, check, detail in results(trial, only):
+            ended[status] += 1
+            print(f"{status:<4} {outside.choice(group, name)} {check:<8}  {detail}", flush=True)
+    finally:
+        if not ended["FAIL"]:
+            shutil.rmtree(trial.folder, ignore_errors=True)
+    return ended
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from nocap.store.files import write_file
 TEMPLATES = PACKAGE / "templates"
 STUDY = "study"  # beside the groups: a folder with a study.yaml
 VALUES = ("true", "false", "null", "nan", "inf")  # that the command line would read as such
-PLACEHOLDERS = re.compile(r"\b(NAME|CLASS|OVERRIDE)\b")  # OVERRIDE: the override that chooses the option
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,18 +25,13 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
-        group, name = options.group, options.name
-        folder = Path(options.dir or name)
-        kinds = (*registry.groups(), STUDY)
-        require(group in kinds, "GROUP", f"be one of {', '.join(kinds)}", group)
-        ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name) and len(name) <= 100
-        require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
-        if group != STUDY:
-            outside.use([folder] if folder.is_dir() else [])
-            _check_name(group, name)
+        group, name, folder = options.group, options.name, Path(options.dir or options.name)
+        _check(group, name, folder)
         files = _files(group, name, folder)
-        _write(folder, files)
-        print("\n".join([*map(str, files), *_next(group, name, folder)]), flush=True)
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, text.encode())
+        print("\n".join([*map(str, files), "next:", *(f"  {line}" for line in _next(group, name, shlex.quote(str(folder))))]))
     return 0
 
 
@@ -54,62 +48,48 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check_name(group: str, name: str) -> None:
+def _check(group: str, name: str, folder: Path) -> None:
+    """Refuse a name that is taken, or that none of Python, the command line and the files takes."""
+    kinds = (*registry.groups(), STUDY)
+    require(group in kinds, "GROUP", f"be one of {', '.join(kinds)}", group)
+    ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name) and len(name) <= 100
+    require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
+    there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    require(there.is_dir(), "--dir", "be a folder", folder)
+    if group == STUDY:
+        return
+    outside.use([folder] if folder.is_dir() else [])
     require(name.lower() not in VALUES, "NAME", "be no value of the command line", name)
-    for folder in (conf_dir(), *outside.folders()):
-        taken = folder / outside.place(group) / f"{name}.yaml"
+    for place in (conf_dir(), *outside.folders()):
+        taken = place / outside.place(group) / f"{name}.yaml"
         require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
     require(name not in registry.options(group), "NAME", f"be new: an option of {group} has this kind already", name)
 
 
 def _files(group: str, name: str, folder: Path) -> dict[Path, str]:
     """Path → text of what is to be written; none of it is there."""
-    place = folder / outside.place(group)
+    place, suffix = folder / outside.place(group), group.removesuffix("s").capitalize()
+    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    words = {"NAME": name, "CLASS": camel if camel.endswith(suffix) and camel != suffix else camel + suffix}
+    words["OVERRIDE"] = outside.choice(group, name)
     paths = {"py": place / f"{name}.py", "yaml": place / f"{name}.yaml", "test": folder / f"test_{name}.py"}
-    if group == STUDY:
-        paths = {"yaml": folder / "study.yaml"}
     files = {}
-    for kind, path in paths.items():
+    for kind, path in paths.items() if group != STUDY else [("yaml", folder / "study.yaml")]:
         require(not path.exists(), "NAME", "be new: the file must not be there", path)
         text = (TEMPLATES / f"{group}.{kind}.txt").read_text()
-        files[path] = _filled(_test(text) if kind == "test" else text, group, name)
+        if kind == "test":  # what every option's has, and the group's own
+            head = (TEMPLATES / "test.txt").read_text()
+            text = (head if "torch." in text else head.replace("import torch\n\n", "")) + text
+        files[path] = re.sub(rf"\b({'|'.join(words)})\b", lambda word: words[word[0]], text)
     return files
 
 
-def _test(formula: str) -> str:
-    """The test's file: what every option's has, and the group's own."""
-    head = (TEMPLATES / "test.txt").read_text()
-    return (head if "torch." in formula else head.replace("import torch\n\n", "")) + formula
-
-
-def _filled(text: str, group: str, name: str) -> str:
-    """The template with the option's own names."""
-    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    suffix = group.removesuffix("s").capitalize()
-    override = {"ideas": f"ideas=[{name}]", "launcher": f"hydra/launcher={name}"}.get(group, f"{group}={name}")
-    names = {"NAME": name, "CLASS": camel if camel.endswith(suffix) and camel != suffix else camel + suffix, "OVERRIDE": override}
-    return PLACEHOLDERS.sub(lambda found: names[found[0]], text)
-
-
-def _write(folder: Path, files: dict[Path, str]) -> None:
-    there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
-    require(there.is_dir(), "--dir", "be a folder", folder)
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, text.encode())
-
-
-def _next(group: str, name: str, folder: Path) -> list[str]:
-    place, override = shlex.quote(str(folder)), _filled("OVERRIDE", group, name)
+def _next(group: str, name: str, place: str) -> list[str]:
     if group == STUDY:
-        return ["next:", f"  nocap study {place} --plan", f"  nocap study {place}"]
+        return [f"nocap study {place} --plan", f"nocap study {place}"]
     grid = "--multirun seed=0,1 " if group == "launcher" else ""
-    return [
-        "next:",
-        f"  nocap train --config-dir {place} {grid}{shlex.quote(override) if '[' in override else override}",
-        f"  nocap check {place}",
-        f"  pytest {shlex.quote(str(folder / f'test_{name}.py'))}",
-    ]
+    train = f"nocap train --config-dir {place} {grid}{shlex.quote(outside.choice(group, name))}"
+    return [train, f"nocap check {place}", f"pytest {place}/test_{name}.py"]
 
 
 if __name__ == "__main__":

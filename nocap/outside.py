@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
@@ -72,8 +73,10 @@ class File:
         except InputError:
             raise
         except Exception as error:  # the file may raise anything
-            where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            raise InputError(f"{self.path} cannot be imported: {type(error).__name__}{where}: {error}".splitlines()[0]) from error
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
+            where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError's text has its own
+            line = f"{self.path} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"{line}{where}") from error
 
 
 # --- what is in use ----------------------------------------------------------------------------------------------------------------
@@ -156,6 +159,11 @@ def _bytes(path: Path) -> bytes:
 def place(group: str) -> str:
     """A group's folder."""
     return PLACES.get(group, group)
+
+
+def choice(group: str, name: str) -> str:
+    """The override that chooses an option; of ideas, also several: "x0,smear"."""
+    return f"{place(group)}={f'[{name}]' if group == 'ideas' else name}"
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:

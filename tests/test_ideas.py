@@ -420,6 +420,24 @@ def replaced_model(folder: Path, name: str, source: str, *words: str) -> Run:
     return compose([*SMALL, f"model={name}", *words])
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "word"),
+    [
+        ("parallel", PARALLEL, "model.norm_placement=post"),
+        ("parallel", PARALLEL, "trainer.activation_checkpointing=mlp"),
+        ("bigram", BIGRAM, "model.residual_scale=none"),
+        ("bigram", BIGRAM, "model.logit_softcap=15"),
+    ],
+)
+def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(tmp_path: Path, name: str, source: str, word: str):
+    key, _, value = word.partition("=")
+    with pytest.raises(ValueError, match=f"^{key} must stay .* beside model.kind={name}, which does not read it .* got {value}"):
+        replaced_model(tmp_path, name, source, word)
+    reads = source.replace(f'kind: str = "{name}"', f'kind: str = "reader"\n    READS = ("{key}",)')
+    (tmp_path / "reads").mkdir()
+    assert replaced_model(tmp_path / "reads", "reader", reads, word).model.kind == "reader"
+
+
 @pytest.mark.parametrize(("name", "source"), [("parallel", PARALLEL), ("bigram", BIGRAM)])
 def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: str):
     run = replaced_model(tmp_path, name, source, "ideas=[averaged_weights]")

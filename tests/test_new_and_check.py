@@ -15,7 +15,7 @@ import torch
 
 from nocap import check, new, outside
 from nocap.__main__ import COMMANDS
-from nocap.checks import table
+from nocap.checks.contract import CHECKS
 from nocap.config import registry
 from nocap.study.plan import prepare
 from nocap.study.spec import load
@@ -55,7 +55,7 @@ def written(folder: Path, group: str, source: str, **keys: object) -> Path:
 
 def test_doors_and_table_know_every_group() -> None:
     assert {"new", "check"} <= COMMANDS.keys()
-    assert set(table.CHECKS) == set(registry.groups())
+    assert set(CHECKS) == set(registry.groups())
 
 
 def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,20 +220,6 @@ IDLE = """
         def enter(self, part, x, context):
             return x
     """
-NULLS = """
-    from nocap.options.tracker import Tracker, TrackerSession
-
-    class Session(TrackerSession):
-        def log(self, row):
-            self.line = f"{row['train/loss']:.3f}"
-
-    @dataclass(kw_only=True)
-    class Broken(Tracker):
-        kind: str = "broken"
-
-        def open(self, facts):
-            return Session()
-    """
 CHANCE = """
     import os
     import numpy as np
@@ -262,20 +248,6 @@ UNTYPED = """
         def build(self, d_model):
             return nn.Identity()
     """
-ONE_SHARE = """
-    from nocap.options.launcher import Launcher, One
-
-    class Greedy(One):
-        def give_back(self, share):
-            pass
-
-    @dataclass(kw_only=True)
-    class Broken(Launcher):
-        kind: str = "broken"
-
-        def slots(self):
-            return Greedy()
-    """
 ATTENTION = {"n_kv_heads": 4}
 DATA = {"order": "shuffled", "read_sequences": 16}
 
@@ -285,14 +257,12 @@ DATA = {"order": "shuffled", "read_sequences": 16}
     [
         ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, "the logits of token 0 change with the tokens from 1 on"),
         ("causal", "norm", BATCH, {}, "the logits of token 0 change with the tokens from 1 on"),
-        ("state", "optimizer", HIDDEN, {"lr": 0.1, "weight_decay": 0}, "saved and restored, it went on differently at"),
+        ("learns", "optimizer", HIDDEN, {"lr": 0.1, "weight_decay": 0}, "saved and restored, it went on differently at"),
         ("decodes", "attention", MIXER.format(change="scores = scores.tanh() * 9", first=1) + CLAIM, ATTENTION, "it says cache_slots, and"),
         ("counts", "mlp", FLOPS, {}, "flops_per_token says 8,192, and 24,576 are counted"),
         ("rates", "schedule", RISING, {"warmup_steps": 2}, "the factor of step 11 of 30 is 1.1: it must be in [0, 1]"),
         ("builds", "ideas", IDLE, {}, "gets no gradient, for which two ranks would wait"),
-        ("mirrors", "tracker", NULLS, {}, "TypeError: unsupported format string"),
         ("prepares", "data", CHANCE, DATA, "made twice, its fingerprints are"),
-        ("slots", "launcher", ONE_SHARE, {}, "take must return a Share while nothing runs, got None"),
         ("composes", "norm", UNTYPED, {"eps": "small"}, "Value 'small' of type 'str' could not be converted to Float"),
         ("composes", "norm", UNTYPED, {"eps": 1, "epsilon": 1}, "norm.epsilon"),
     ],
@@ -330,11 +300,11 @@ def test_what_breaks_the_graph_fails_and_what_compiles_by_layer_is_named(
     [
         (("nowhere",), "nocap: DIR must be a folder with options, got nowhere"),
         ((".",), " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, hydra/launcher, "),
-        (("unread",), "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
-        ((str(STRANGERS[0]), "--only", "nothing"), "nocap: --only must be in a check's name (composes, "),
+        (("unread",), "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (line 4)"),
+        ((str(STRANGERS[0]), "--only", "nothing"), "nocap: --only must be a check's name (composes, "),
         (
             (str(REPO / "tests/strangers/power_law"), "schedule=wsd"),
-            "nocap: schedule=… must be left out: schedule=power_law is what is checked",
+            "nocap: schedule must be left out, where schedule=power_law is what is checked, got schedule=wsd",
         ),
     ],
 )
@@ -350,18 +320,22 @@ def test_check_refuses_in_a_line(
     assert line in said
 
 
-def test_python_without_a_yaml_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = written(tmp_path, "mlp", FLOPS)
-    (folder / "mlp" / "broken.yaml").unlink()
-    assert check.main([str(folder)]) == 1
-    assert "no yaml chooses mlp/broken.py" in capsys.readouterr().out
-
-
 def test_yaml_alone_is_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mlp").mkdir()
     (tmp_path / "mlp" / "wide.yaml").write_text("kind: mlp\nactivation: gelu\nexpansion: 8\n")
     assert check.main([str(tmp_path), "mlp.expansion=2", "--only", "composes"]) == 0
     assert "mlp=wide composes  kind=mlp, activation=gelu, expansion=2.0" in capsys.readouterr().out
+
+
+def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(REPO / "experiments" / "atlas" / "ideas"), "--only", "composes", "attention=sliding"]
+    assert check.main(words) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "skip ideas=[easy_first] composes  ideas.easy_first.run must be given  " in "\n".join(told)
+    assert [line.split()[0] for line in told if " composes " in line].count("ok") == 7
+    assert told[-1] == "all passed, 1 skipped"
+    assert check.main([*words, "ideas.easy_first.run=outputs/runs/mine"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "all passed"
 
 
 @pytest.mark.parametrize("door_module", ["nocap.new", "nocap.check"])

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from nocap.checks.table import TRAINED, lines
-from nocap.checks.trial import Candidate, Trial
+from nocap.checks.contract import results
+from nocap.checks.trial import Trial
 from nocap.config import registry
 from nocap.config.compose import compose
 from nocap.config.run import Run
@@ -157,25 +157,6 @@ def _trains_and_resumes(run: Run, folder: Path) -> None:
 # --- what `nocap check` runs -------------------------------------------------------------------------------------------------------
 
 
-def failed(names: Iterable[str], folder: Path, leave_out: Sequence[str] = ()) -> list[str]:
-    """The checks that these ideas do not pass together."""
-    (folder / "nothing").mkdir()
-    candidate = Candidate(folder=folder / "nothing", group="ideas", name=",".join(names), yaml=REPO / "conf" / "ideas")
-    found = list(lines(Trial(candidate=candidate, more=(), folder=folder), lambda check: check not in leave_out))
-    print(*(f"{line.status:<4} {line.name:<8}  {line.detail}  {line.seconds:.1f} s" for line in found), sep="\n")
-    return [f"{line.name}: {line.detail}" for line in found if line.status == "FAIL"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
-@pytest.mark.parametrize("name", IDEAS)
-def test_an_idea_passes_what_nocap_check_runs(name: str, tmp_path: Path) -> None:
-    if line := refusal([name]):
-        pytest.skip(line)
-    assert failed([name], tmp_path, leave_out=[check.__name__ for check in TRAINED]) == []  # those take sets of ideas, below
-
-
 def as_many_as_fit(ideas: Sequence[str] = IDEAS) -> list[str]:
     names: list[str] = []
     for name in ideas:
@@ -208,5 +189,7 @@ def test_their_run_has_a_folder_that_a_file_system_takes(name: str, tmp_path: Pa
 @pytest.mark.filterwarnings("ignore")
 def test_all_in_sets_pass_what_nocap_check_runs(tmp_path: Path) -> None:
     for number, names in enumerate(sets_of_all()):
-        (tmp_path / str(number)).mkdir()
-        assert failed(names, tmp_path / str(number)) == []
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        ended = list(results(Trial(group="ideas", name=",".join(names), folder=folder)))
+        assert [line for line in ended if line[0] == "FAIL"] == []

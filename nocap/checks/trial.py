@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,14 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nocap.config.compose import compose
+from omegaconf import OmegaConf
+
+from nocap import outside
+from nocap.config.compose import compose, of_a_grid, overrides_of, unchecked
+from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.option import Option
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
-from nocap.store.record import Metrics, Row
 from nocap.store.tracking import NO_MIRROR
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nocap.data.prepare import Dataset
 
 LIMIT_S = 600.0  # for one process
@@ -38,59 +44,62 @@ class SkippedError(Exception):
     """It cannot be checked here; why, in a line."""
 
 
-def expect(ok: object, otherwise: str) -> None:
-    """ValueError: the option fails the check; why, in a line."""
+def expect(ok: object, otherwise: str, log: str = "") -> None:
+    """ValueError: the option fails the check; why, in a line, and what else its log should hold."""
     if not ok:
-        raise ValueError(otherwise)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """An option that a folder adds."""
-
-    folder: Path
-    group: str
-    name: str
-    yaml: Path | None  # None: a file of Python that no yaml chooses
-
-    @property
-    def override(self) -> str:
-        """What chooses it on the command line."""
-        if self.group == "ideas":
-            return f"ideas=[{self.name}]"
-        return f"{'hydra/' if self.group == 'launcher' else ''}{self.group}={self.name}"
+        error = ValueError(otherwise)
+        error.add_note(log)
+        raise error
 
 
 @dataclass(kw_only=True)
 class Trial:
     """One option, with what its checks share: the composed run, the data, one run that is not disturbed."""
 
-    candidate: Candidate
-    more: tuple[str, ...]  # the user's overrides, for every run
-    folder: Path  # temporary
+    group: str
+    name: str  # of its yaml; several ideas are checked together as "x0,smear"
+    more: tuple[str, ...] = ()  # the user's overrides, for every run; `ideas=[…]` are its companions
+    folder: Path
+
+    @property
+    def ideas(self) -> list[str]:
+        """The ideas of every run: the companions, and the option itself where it is one."""
+        words = [word for word in (outside.choice(self.group, self.name), *self.more) if word.startswith("ideas=")]
+        return list(dict.fromkeys(name for word in words for name in re.findall(r"[^][\s,'\"]+", word.partition("=")[2])))
 
     def overrides(self, *more: str) -> list[str]:
         """For `nocap train`; of two for the same key, the later one holds."""
-        chosen = {override.partition("=")[0] for override in (self.candidate.override, *self.more)}
-        base = [override for group, overrides in BASE.items() if group not in chosen for override in overrides]
-        shape = SHAPE if self.candidate.group == "model" else ()
-        return [*base, self.candidate.override, *shape, *TRAINER, quoted("cache_dir", self.folder / "cache"), *self.more, *more]
+        words = [word for word in self.more if not word.startswith("ideas=")]
+        option = [outside.choice("ideas", ",".join(self.ideas))] if self.ideas else []
+        option += [outside.choice(self.group, self.name)] if self.group != "ideas" else []
+        given = {word.partition("=")[0] for word in (*option, *words)}
+        base = [word for group, defaults in BASE.items() if group not in given for word in defaults]
+        shape = SHAPE if self.group == "model" else ()
+        return [*base, *option, *shape, *TRAINER, quoted("cache_dir", self.folder / "cache"), *words, *more]
 
     def compose(self, *more: str) -> Run:
+        return compose(self._of_the_run(*more))
+
+    def _of_the_run(self, *more: str) -> list[str]:
         words = self.overrides(quoted("output_dir", self.folder / "out"), *more)
-        return compose([word for word in words if not word.startswith("hydra")])  # a launcher is no part of a run
+        return [word for word in words if not word.startswith("hydra")]  # a launcher is no part of a run
 
     @cached_property
     def run(self) -> Run:
         return self.compose()
 
-    def option(self, *more: str) -> Option:
-        """The option itself, as a run with `more` overrides has it."""
-        if self.candidate.group == "launcher":
-            return launcher(self.overrides(*more))
-        run = self.compose(*more) if more else self.run
-        option: Option = next(iter(run.ideas.values())) if self.candidate.group == "ideas" else getattr(run, self.candidate.group)
-        return option
+    def missing(self) -> list[str]:
+        """The keys that have no value in the yaml, and that the user did not give."""
+        return sorted(OmegaConf.missing_keys(unchecked(self._of_the_run())[0]))
+
+    @property
+    def options(self) -> list[Option]:
+        """The option itself, as the run has it."""
+        if self.group == "launcher":
+            return [launcher(self.overrides())]
+        if self.group == "ideas":
+            return [idea for name, idea in self.run.ideas.items() if name in self.name.split(",")]
+        return [getattr(self.run, self.group)]
 
     @cached_property
     def data(self) -> Dataset:
@@ -98,17 +107,26 @@ class Trial:
 
         return prepare(self.run.data, self.run.tokenizer, cache_dir=cache_root(self.run.cache_dir))
 
+    @cached_property
+    def tokens(self) -> Tensor:
+        """Two sequences and their last targets."""
+        import torch
+
+        shape = (2, self.run.model.seq_len + 1)
+        return torch.randint(self.data.vocab_size, shape, generator=torch.Generator().manual_seed(1))
+
     def train(self, output: str, *more: str) -> list[Path]:
         """Run `nocap train` as a user does, to its end; the folders of its runs."""
         on_the_way = f"trainer.keep_steps=[{max(1, self.run.trainer.steps // 3)}]"  # a checkpoint that outlives the run
         words = [*self.overrides(on_the_way, *more), quoted("output_dir", self.folder / output)]
         command = [sys.executable, "-m", "nocap.train", *words]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S)
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        own = [line.removeprefix("nocap: ") for line in said if line.startswith("nocap: ")]
-        expect(done.returncode == 0, f"training ended with code {done.returncode}: {(own or said or ['nothing on stderr'])[-1]}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["nothing on stderr"]
+        last = [line.removeprefix("nocap: ") for line in lines if line.startswith("nocap: ")] or lines
+        log = f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+        expect(done.returncode == 0, f"training ended with code {done.returncode}: {last[-1]}", log)
         unseen = done.stderr.partition(NO_MIRROR)[2]
-        expect(not unseen, f"the tracker failed: {unseen.partition(chr(10))[0]}")
+        expect(not unseen, f"the tracker failed: {unseen.partition(chr(10))[0]}", log)
         return sorted((self.folder / output / "runs").iterdir())
 
     @cached_property
@@ -119,28 +137,17 @@ class Trial:
 
 def launcher(overrides: list[str]) -> Option:
     """The launcher is no part of a run: it comes from Hydra's own part of the config."""
-    from nocap.config.compose import of_a_grid, overrides_of
-    from nocap.config.errors import CONFIG_ERRORS, explain
     from nocap.launch.multirun import launcher_option
 
     try:
         option = launcher_option(of_a_grid(overrides_of(overrides, grid=True)))
     except CONFIG_ERRORS as error:
         raise ValueError(explain(error)) from error
-    expect(option is not None, "it makes no launcher option: its yaml must have a kind")
-    assert option is not None
+    if option is None:
+        raise ValueError("it makes no launcher option: its yaml must have a kind")
     return option
-
-
-def rows(run_dir: Path) -> list[Row]:
-    return Metrics(run_dir / "metrics.jsonl").rows()
 
 
 def quoted(key: str, path: Path) -> str:
     text = str(path).replace("\\", "\\\\").replace("'", "\\'")
     return f"{key}='{text}'"
-
-
-def one_line(text: object, most: int = 240) -> str:
-    line = " ".join(str(text).split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -99,7 +99,8 @@ def explain(error: BaseException) -> str:
     key = next((found[1] for cause in causes if (found := re.search(r"full_key: (\S+)", str(cause)))), "")
     cause = causes[-1] if isinstance(causes[-1], (ValueError, OmegaConfBaseException)) else error
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and is_dataclass(schema := cause.object_type):
-        return f"{key} is no key of {schema.__name__.lower()}{suggest(str(cause.key), [f.name for f in fields(schema)])}"
+        kind = getattr(schema.__dataclass_fields__.get("kind"), "default", schema.__name__.lower())
+        return f"{key} is no key of {kind}{suggest(str(cause.key), [f.name for f in fields(schema)])}"
     text = str(cause)
     for pattern, rule in RULES.items():
         if re.search(pattern, text):

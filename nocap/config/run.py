@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from nocap.config import registry
@@ -16,7 +17,7 @@ from nocap.options.attention import Attention
 from nocap.options.data import Data
 from nocap.options.ideas import STEP_JOINTS, Idea, overrides
 from nocap.options.mlp import Mlp
-from nocap.options.model import Model
+from nocap.options.model import Model, refuse_unread
 from nocap.options.norm import Norm
 from nocap.options.objective import Objective
 from nocap.options.optimizer import Optimizer
@@ -68,6 +69,7 @@ class Run:
             check_keys(name, option)
         for _, option in self.options():
             option.check(self)
+        refuse_unread(self)
         self._check_batch()
         self._check_graphs()
         self._check_trackers()
@@ -97,7 +99,14 @@ class Run:
     def in_the_end(self) -> Run:
         """The run whose every step is as this one's last steps are: for what a step costs."""
         last = {name: left for name, idea in self.ideas.items() if (left := idea.in_the_end()) is not None}
-        return self if last.keys() == self.ideas.keys() else replace(self, ideas=last)
+        return self if last.keys() == self.ideas.keys() else self.varied(ideas=last)
+
+    def varied(self, **parts: Any) -> Run:
+        """The run with other parts for nocap's own use: an option that needs an idea is not asked again whether it is there."""
+        run = copy.copy(self)
+        for name, part in parts.items():
+            setattr(run, name, part)
+        return run
 
     def options(self) -> Iterator[tuple[str, Option]]:
         """Each option of the run, by its place in the config."""

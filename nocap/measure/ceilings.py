@@ -78,7 +78,10 @@ def options(run: Run, compose: Composer) -> list[Change]:
         ("checkpointing", "trainer.activation_checkpointing=block"),
         ("loss", "objective.loss_chunks=8"),
     ):
-        changed = compose([override])
+        try:
+            changed = compose([override])
+        except ValueError:  # another part of the run does not take it
+            continue
         if changed not in [run, *(option.run for option in found)]:
             found.append(Change(factor=factor, label=override, run=changed))
     return found

@@ -7,7 +7,7 @@ are, in the run's precision, with its kernels. `nocap.model.counted` has the for
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -124,7 +124,7 @@ class Count:
 
 def count(run: Run, *, vocab_size: int) -> Count:
     """Count one micro-batch of the run on this machine's device, without allocating it."""
-    run = replace(run, attention=run.attention.countable())  # FlexAttention compiles itself and cannot be faked
+    run = run.varied(attention=run.attention.countable())  # FlexAttention compiles itself and cannot be faked
     ranges, device = Ranges(run), run.trainer.device.value
     with FakeTensorMode():
         with torch.device(device):

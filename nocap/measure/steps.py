@@ -56,7 +56,7 @@ def measurable(run: Run) -> Run:
     micro = t.micro_batch * run.model.seq_len * t.devices
     tokens = min(microbatches(run), MOST_MICROBATCHES) * micro
     trainer = replace(t, compile=Compile.off, cuda_graphs=False, batch_tokens=tokens)
-    return replace(run, trainer=trainer, optimizer=run.optimizer.at_batch(tokens))
+    return run.varied(trainer=trainer, optimizer=run.optimizer.at_batch(tokens))
 
 
 def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:

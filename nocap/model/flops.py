@@ -8,7 +8,6 @@ An option without a formula is counted by running it on tensors that have shapes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,7 +54,7 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
     if keys_met := declared(run.attention, "keys_met", of=("build", "mixer")):
         found["scores"] = 12.0 * m.d_model * sum(keys_met(layer, T) if causal else T for layer in range(m.n_layer))
     else:
-        found |= _attention_flops(replace(run, attention=run.attention.countable()))
+        found |= _attention_flops(run.varied(attention=run.attention.countable()))
         by_counting.append(f"attention={run.attention.kind}")
     if mlp := declared(run.mlp, "flops_per_token", of="build"):
         found["mlp"] = m.n_layer * mlp(m.d_model)
@@ -63,7 +62,7 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
         found["mlp"] = m.n_layer * counted(lambda: run.mlp.build(m.d_model), (1, T, m.d_model)) / T
         by_counting.append(f"mlp={run.mlp.kind}")
     if run.ideas:
-        found["ideas"] = _model_flops(run, vocab_size) - _model_flops(replace(run, ideas={}), vocab_size)
+        found["ideas"] = _model_flops(run, vocab_size) - _model_flops(run.varied(ideas={}), vocab_size)
         found["ideas"] += sum(idea.flops_beside(run, vocab_size=vocab_size) for idea in run.ideas.values())
         by_counting.append(f"ideas={'+'.join(run.ideas)}")
     return found, by_counting
@@ -96,7 +95,7 @@ def _model_flops(run: Run, vocab_size: int) -> float:
     T = run.model.seq_len
 
     def make() -> Callable[[], Any]:
-        model = build_model(replace(run, attention=run.attention.countable()), vocab_size=vocab_size)
+        model = build_model(run.varied(attention=run.attention.countable()), vocab_size=vocab_size)
         tokens_BT = torch.zeros(1, T, dtype=torch.long)
         return lambda: model(tokens_BT, tokens_BT).total
 

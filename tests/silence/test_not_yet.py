@@ -203,7 +203,6 @@ class Plain(Model):
 """
 
 
-@not_yet("5: keys of a block that an option replaces change nothing, and are taken")
 def test_a_key_that_changes_nothing_is_refused(door: Door, tmp_path: Path) -> None:
     made(door("model", "template", module="nocap.new"))
     written(tmp_path / "plain/model/plain.py", PLAIN)
@@ -424,7 +423,6 @@ class A(Attention):
 """
 
 
-@not_yet("15: nocap check knows no companions and deletes its logs; a class's name for a kind; no line of an import's error")
 def test_nocap_check_takes_companions_and_says_where(door: Door, tmp_path: Path) -> None:
     written(tmp_path / "needy/attention/needy.py", NEEDY)
     written(tmp_path / "needy/attention/needy.yaml", "kind: needy\nn_kv_heads: ${model.n_head}\n")

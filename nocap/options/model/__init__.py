@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.config.option import Option
@@ -31,12 +31,19 @@ class ResidualScale(Enum):
     both = "both"
 
 
+BLOCK_KEYS = ("model.norm_placement", "model.residual_scale", "trainer.activation_checkpointing")  # that nocap's own block reads
+WHOLE_KEYS = ("model.residual_precision", "model.tie_head", "model.pad_logits", "model.fp8_head", "model.logit_softcap")
+
+
 @dataclass(kw_only=True, slots=True)
 class Model(Option):
     """The transformer's shape. An option may replace a block by `build_block`, or the whole model by `build`.
 
-    A model that one of these replaces has its FLOPs counted, and decodes by recomputing the prefix.
+    A model that one of these replaces has its FLOPs counted, and decodes by recomputing the prefix. Of the keys that
+    nocap's own block or model reads, it refuses those that it does not name in `READS`.
     """
+
+    READS: ClassVar[tuple[str, ...]] = ()  # as in ("model.norm_placement",)
 
     n_layer: int = key(ge=1, le=4096)  # blocks
     n_head: int = key(ge=1, le=65536)  # query heads in each layer
@@ -86,3 +93,16 @@ class Model(Option):
         from nocap.model.gpt import Block
 
         return Block(run, layer)
+
+
+def refuse_unread(run: Run) -> None:
+    """Refuse keys that nothing would read: those of a block or model that an option replaces by its own."""
+    kind = type(run.model)
+    block, whole = kind.build_block is not Model.build_block, kind.build is not Model.build
+    for name in (*BLOCK_KEYS * (block or whole), *WHOLE_KEYS * whole):
+        place, _, key_name = name.partition(".")
+        option = getattr(run, place)
+        default, value = type(option).__dataclass_fields__[key_name].default, getattr(option, key_name)
+        shown, got = (each.value if isinstance(each, Enum) else each for each in (default, value))
+        rule = f"stay {shown} beside model.kind={run.model.kind}, which does not read it (one that does names it in READS)"
+        require(value == default or name in run.model.READS, name, rule, got)

@@ -60,7 +60,7 @@ class ShortSequences(_Growing):
 
     def shaped_at(self, run: Run, *, step: int) -> Run:
         length = run.model.seq_len // self.divisor(step=step, steps=run.trainer.steps)
-        return replace(run, model=replace(run.model, seq_len=length), ideas={})
+        return run.varied(model=replace(run.model, seq_len=length), ideas={})
 
     def micro_batch(self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
         length = tokens_BT.shape[1] // self.divisor(step=step, steps=part.run.trainer.steps)
@@ -114,7 +114,7 @@ class ShortWindows(_Growing):
         return run.attention.at_window((first_window(run) or 0) // self.divisor(step=step, steps=run.trainer.steps))
 
     def shaped_at(self, run: Run, *, step: int) -> Run:
-        return replace(run, attention=self._attention(run, step), ideas={})
+        return run.varied(attention=self._attention(run, step), ideas={})
 
     def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
         _mix_as(model, self._attention(part.run, step), part.run)

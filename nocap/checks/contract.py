@@ -1,0 +1,332 @@
+"""What an option of each group must pass: `nocap check` runs it on those of a folder, the test suite on nocap's own.
+
+A check takes a `Trial`, is named as its function, and returns what it measured, in a line. It fails by raising.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nocap.checks.trial import SkippedError, Trial, expect
+from nocap.config import hardware
+from nocap.config.compose import compose
+from nocap.config.option import declared
+from nocap.config.paths import cache_root
+from nocap.config.run import Run
+from nocap.data.prepare import prepare, verify
+from nocap.data.tokenizer import END_OF_TEXT, token_bytes
+from nocap.measure.decode import UncachedError, check_cached
+from nocap.measure.roofline import count
+from nocap.model.flops import counted, flops_per_token
+from nocap.model.gpt import build_model, count_parameters
+from nocap.model.language_model import LanguageModel
+from nocap.options.attention import Attention
+from nocap.options.ideas import Idea
+from nocap.options.mlp import Mlp
+from nocap.training import memory
+from nocap.training.ledger import Ledger
+from nocap.training.probe import differences, first_difference
+from nocap.training.step import Job, Trainee, build, configure_numerics, take_step
+from nocap.training.world import join
+
+TEXT = "Über 12 naïve cafés, 東京\n\tdef f(x): return x  # 😀\r\n\x00end"
+DECODED = 128  # tokens
+LAYERS, COMPILED = 4, 2  # a block of four layers is compiled so often at most: once, and once more for another kind of layer
+MODES = ("training", "validation")
+RELATIVE = 1e-5  # of a loss, between one rank and two
+NOISE = ("clock/", "perf/", "memory/")
+
+# --- the option by itself ----------------------------------------------------------------------------------------------------------
+
+
+def composes(trial: Trial) -> str:
+    """With its keys' values."""
+    if missing := trial.missing():
+        raise SkippedError(f"{', '.join(missing)} must be given")
+    options = trial.options
+    expect(options, f"its yaml must begin with '# @package ideas.{trial.name}'")
+    values = {f.name: getattr(option, f.name) for option in options for f in fields(option) if not f.name.startswith("_")}
+    return ", ".join(f"{key}={value.name if isinstance(value, Enum) else value}" for key, value in values.items())
+
+
+def rates(trial: Trial) -> str:
+    """Factors in [0, 1] for every step, after a warm-up that rises to the peak; and what `free_until` says is so."""
+    schedule, steps = trial.run.schedule, trial.run.trainer.steps
+    factors = [schedule.multiplier(step=step, steps=steps) for step in range(steps)]
+    for step, factor in enumerate(factors):
+        expect(-1e-9 <= factor <= 1 + 1e-6, f"the factor of step {step} of {steps} is {factor}: it must be in [0, 1]")
+    rising = factors[: schedule.warmup_steps]
+    ok = sorted(rising) == rising and (not rising or math.isclose(rising[-1], 1.0, rel_tol=1e-6))
+    expect(ok, f"the warm-up of {len(rising)} steps must rise to 1, got {', '.join(f'{factor:.3g}' for factor in rising)}")
+    free = min(schedule.free_until(steps), steps)
+    same = [schedule.multiplier(step=step, steps=2 * steps) for step in range(free)] == factors[:free]
+    expect(same, f"free_until({steps}) says {free}, and a factor before that step depends on the number of steps")
+    return f"{factors[0]:.3g} … {max(factors):.3g} … {factors[-1]:.3g} in {steps} steps, {len(rising)} of warm-up"
+
+
+def prepares(trial: Trial) -> str:
+    """Made twice it is the same, and every byte verifies. With a cache of the user's, nothing is fetched twice."""
+    run, data, cache = trial.run, trial.data, cache_root(trial.run.cache_dir)
+    another = trial.folder / "another" if trial.folder in cache.parents else cache
+    again = prepare(run.data, run.tokenizer, cache_dir=another).fingerprint
+    expect(again == data.fingerprint, f"made twice, its fingerprints are {data.fingerprint[:12]}… and {again[:12]}…")
+    invalid = verify(run.data, run.tokenizer, cache_dir=cache)[1]
+    expect(not invalid, "".join(invalid[:1]))
+    train, val = (sum(shard.tokens for shard in shards) for shards in (data.train, data.val))
+    return f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {again[:12]}…"
+
+
+def encodes(trial: Trial) -> str:
+    """Text to ids and back, every id below `vocab_size`, with an end-of-text."""
+    tokenizer = trial.run.tokenizer
+    encoding = tokenizer.load(cache_dir=cache_root(trial.run.cache_dir))
+    n, ids = encoding.n_vocab, encoding.encode_ordinary(TEXT)
+    ok = n == tokenizer.vocab_size <= 2**16
+    expect(ok, f"vocab_size says {tokenizer.vocab_size}, and the encoding has {n} tokens: equal, and at most a shard's 16 bits")
+    expect(END_OF_TEXT in encoding.special_tokens_set, f"it has no {END_OF_TEXT}")
+    expect(encoding.decode(ids) == TEXT, f"{TEXT!r} comes back as {encoding.decode(ids)!r}")
+    n_bytes, by_ids = len(TEXT.encode()), int(token_bytes(encoding)[ids].sum())
+    expect(by_ids == n_bytes, f"its tokens stand for {by_ids} bytes of a text of {n_bytes}")
+    return f"{tokenizer.name}: {n:,} tokens; {n_bytes} bytes in {len(ids)}"
+
+
+# --- in the model ------------------------------------------------------------------------------------------------------------------
+
+
+def builds(trial: Trial) -> str:
+    """The model and its optimizers, and two steps."""
+    trainee, _ = _steps(trial, trial.run, 2)
+    trainee.model(trial.tokens[:, :-1], trial.tokens[:, 1:]).total.backward()
+    idle = [name for name, p in trainee.model.named_parameters() if p.requires_grad and p.grad is None]
+    expect(not idle, f"{', '.join(idle[:1])} gets no gradient, for which two ranks would wait; {len(idle)} parameters in all")
+    return f"{count_parameters(trainee.model)['total']:,} parameters"
+
+
+def causal(trial: Trial) -> str:
+    """No logit changes with a later token, or with another sequence of the batch; in training, and in validation."""
+    model, tokens, V = _moved(trial), trial.tokens[:, :-1], trial.data.vocab_size
+    for mode in MODES:
+        model.train(mode == "training")
+        for t, earlier, later in differences(partial(_logits, model), tokens, V):
+            expect(earlier is None, f"in {mode}, the logits of token {earlier} change with the tokens from {t} on")
+            expect(later is not None, f"in {mode}, the logits do not change with the tokens from {t} on")
+        others = _logits(model, torch.cat([tokens[:1], (tokens[1:] + 1) % V]))
+        at = first_difference(_logits(model, tokens)[:1], others[:1])
+        expect(at is None, f"in {mode}, a sequence's logits change with another sequence of the batch")
+    return f"{tokens.shape[1]} tokens, in training and in validation"
+
+
+def scores(trial: Trial) -> str:
+    """Validation is the plain next-token loss of the logits; the training loss is the sum of its parts, that one among them."""
+    model, inputs, targets = _moved(trial), trial.tokens[:, :-1], trial.tokens[:, 1:]
+    for mode in MODES:
+        model.train(mode == "training")
+        plain = float(F.cross_entropy(_logits(model, inputs).float().flatten(0, 1), targets.flatten()))
+        torch.manual_seed(0)
+        loss = model(inputs, targets)
+        next_token, total = float(loss.next_token), float(loss.total)
+        close = math.isclose(next_token, plain, rel_tol=1e-4)
+        expect(close, f"in {mode}, next_token is {next_token:.5f}, and the logits' cross-entropy {plain:.5f}")
+        parts = sum(map(float, loss.parts.values())) if loss.parts else total
+        expect(math.isclose(total, parts, rel_tol=1e-4), f"the training loss is {total:.5f}, and the sum of its parts {parts:.5f}")
+    expect(not loss.parts, f"in validation the loss has parts: {', '.join(loss.parts)}")
+    return "in training and in validation"
+
+
+def counts(trial: Trial) -> str:
+    """FLOPs and memory, as the record and the profile know them."""
+    run, vocab_size = trial.run, trial.data.vocab_size
+    flops, basis = flops_per_token(run, vocab_size=vocab_size)
+    expect(flops > 0, f"{flops:g} FLOPs a token, by {basis}")
+    mlp, T, C = run.mlp, run.model.seq_len, run.model.d_model
+    if isinstance(trial.options[0], Mlp) and (claimed := declared(mlp, "flops_per_token", of="build")):
+        claim, really = claimed(C), counted(lambda: mlp.build(C), (1, T, C)) / T
+        expect(math.isclose(claim, really, rel_tol=0.01), f"flops_per_token says {claim:,.0f}, and {really:,.0f} are counted")
+    kept = sum(count(run, vocab_size=vocab_size).ranges.kept.values()) / memory.MIB
+    return f"{flops / 1e6:.3f} MFLOPs a token ({basis}); activations {kept:.2f} MiB"
+
+
+def compiles(trial: Trial) -> str:
+    """Each block one graph without a break, the same for all layers, with eager's losses."""
+    layers = f"model.n_layer={LAYERS}"
+    run = trial.compose(layers, "trainer.compile=regional")
+    try:
+        hardware.check_compiler("it", run.trainer.device)
+    except ValueError as error:
+        raise SkippedError(str(error)) from None
+    eager = _steps(trial, trial.compose(layers, "trainer.compile=off"), 2)[1]
+    torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+    compiled = _steps(trial, run, 2)[1]
+    for step, (a, b) in enumerate(zip(eager, compiled, strict=True)):
+        expect(math.isclose(a, b, rel_tol=1e-4), f"the loss of step {step} is {b:.6f} compiled, and {a:.6f} eager")
+    graphs = [m for m in torch._dynamo.utils.get_compilation_metrics() if m.is_forward and m.co_name]
+    (name, most), *_ = Counter(f"{m.co_name} ({m.co_filename}, line {m.co_firstlineno})" for m in graphs).most_common()
+    by_layer = f"; start-up grows with depth: {name} differs by layer" if most > COMPILED else ""
+    return f"{len(graphs)} graphs for {LAYERS} layers and the head, with eager's losses{by_layer}"
+
+
+def decodes(trial: Trial) -> str:
+    """From a cache as from the whole prefix; or the line that says that there is no cache."""
+    model, option = _moved(trial).eval(), trial.options[0]
+    by_slots = isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer"))
+    try:
+        for static in (False, True):
+            check_cached(model, trial.run, most=DECODED, static=static)
+    except UncachedError as error:
+        claim = "cache_slots" if by_slots else "PER_TOKEN" if isinstance(option, Idea) and option.PER_TOKEN else ""
+        expect(not claim or "logits differ" not in str(error), f"it says {claim}, and {error}")
+        return f"no cache: {error}"
+    return "from the cache as from the whole prefix"
+
+
+# --- in training, as a user starts it: in processes of its own ---------------------------------------------------------------------
+
+
+def learns(trial: Trial) -> str:
+    """A short run does not diverge, ends below where it began, and its tracker does not fail."""
+    first, *_, last = [row["val/loss"] for row in _rows(trial.clean) if "val/loss" in row]
+    steps = trial.run.trainer.steps
+    expect(last < first, f"validation loss {first:.4f} at the start, {last:.4f} after {steps} steps")
+    return f"validation loss {first:.4f} → {last:.4f} in {steps} steps"
+
+
+def resumes(trial: Trial) -> str:
+    """With what a kill past its first checkpoint leaves, it ends as the run that was not disturbed, bit for bit."""
+    left = shutil.copytree(trial.clean, trial.folder / "killed" / "runs" / trial.clean.name)
+    first, *later = sorted((left / "checkpoints").iterdir())
+    for path in later:
+        shutil.rmtree(path)
+    (left / "summary.json").unlink()
+    trial.train("killed")
+    went_on = f"resuming from step {int(first.name[5:])}"
+    expect(went_on in (left / "train.log").read_text(), "started again, it did not go on from its checkpoint")
+    for a, b in zip(_rows(trial.clean), _rows(left), strict=True):
+        key = next((key for key in sorted({*a, *b}) if a.get(key) != b.get(key) and not key.startswith(NOISE)), "")
+        expect(not key, f"step {a['step']}: {key} is {b.get(key)}, and undisturbed {a.get(key)}")
+    for file in sorted(max((trial.clean / "checkpoints").iterdir()).glob("*.safetensors")):
+        same = file.read_bytes() == (left / file.relative_to(trial.clean)).read_bytes()
+        expect(same, f"the last {file.name} differs from the undisturbed run's")
+    return f"{went_on}; weights, optimizer and {len(_rows(left))} rows are equal"
+
+
+def ranks(trial: Trial) -> str:
+    """Two ranks, each with half of a step's micro-batches, give what one gives."""
+    try:
+        compose(trial.overrides("trainer.devices=2"))
+    except ValueError as error:
+        raise SkippedError(str(error)) from None
+    worst = 0.0
+    for a, b in zip(_rows(trial.clean), _rows(trial.train("ranks", "trainer.devices=2")[0]), strict=True):
+        for key in a.keys() & {"val/loss", "train/loss"}:
+            apart = abs(a[key] - b[key]) / max(abs(a[key]), 1e-9)
+            expect(apart <= RELATIVE, f"step {a['step']}: {key} is {b[key]:.6f} on two ranks and {a[key]:.6f} on one")
+            worst = max(worst, apart)
+    return f"losses are {'equal' if worst == 0 else f'within {worst:.0e}'}"
+
+
+def grid(trial: Trial) -> str:
+    """Two cells of four steps."""
+    words = ("trainer.steps=4", "trainer.keep_steps=[]", "trainer.val_every=0", "trainer.checkpoint_every=0")
+    cells = trial.train("grid", "--multirun", "seed=0,1", *words)
+    expect(len(cells) == 2, f"{len(cells)} of 2 cells are there")
+    return "2 cells finished"
+
+
+# --- which group has which, and how they are run -----------------------------------------------------------------------------------
+
+Check = Callable[[Trial], str]
+
+IN_MODEL: tuple[Check, ...] = (composes, builds, causal, scores, counts, decodes, compiles)
+TRAINED: tuple[Check, ...] = (learns, resumes, ranks)
+CHECKS: dict[str, tuple[Check, ...]] = {
+    **dict.fromkeys(("attention", "mlp", "norm", "position", "model", "ideas"), (*IN_MODEL, *TRAINED)),
+    "objective": (composes, builds, scores, counts, compiles, *TRAINED),
+    "optimizer": (composes, builds, counts, *TRAINED),
+    "schedule": (composes, rates, builds, learns, resumes),
+    "data": (composes, prepares, builds, *TRAINED),
+    "tokenizer": (composes, encodes, prepares, builds, learns, resumes),
+    "tracker": (composes, learns, resumes),
+    "launcher": (composes, grid),
+}
+FIRST = ("composes", "learns")  # where one of them does not end well, what comes after it would not either
+
+
+def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
+    """Run the checks one after the other, or `only` the one of this name, after `composes`: ok, FAIL or skip, the check's name, and
+    what it says. A failure's traceback, with what the training said, is kept in the trial's folder."""
+    for check in CHECKS[trial.group]:
+        name, began, log = check.__name__, time.monotonic(), ""
+        if name not in ("composes", only or name):
+            continue
+        try:
+            status, detail = "ok", check(trial)
+        except SkippedError as error:
+            status, detail = "skip", str(error)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # anything that the option raises when it is tried; a library's panic is no Exception
+            status, detail = "FAIL", str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            path = trial.folder / f"{name}.log"
+            path.write_text(traceback.format_exc())
+            log = f"  (see {path})"
+        if name == (only or name) or status != "ok":
+            yield status, name, f"{' '.join(detail.split()):.400}{log}  {time.monotonic() - began:.1f} s"
+        if name in FIRST and status != "ok":
+            return
+
+
+# --- what they share ---------------------------------------------------------------------------------------------------------------
+
+
+def _moved(trial: Trial) -> LanguageModel:
+    """The model with every weight moved a little from its start: a weight that starts at zero would hide an error."""
+    configure_numerics(trial.run)
+    model = build_model(trial.run, vocab_size=trial.data.vocab_size)
+    trial.run.attention.prepare(trial.run, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+@torch.no_grad()
+def _logits(model: LanguageModel, tokens: Tensor) -> Tensor:
+    torch.manual_seed(0)  # an option that draws, draws the same again
+    return model.logits(tokens)
+
+
+def _steps(trial: Trial, run: Run, n: int) -> tuple[Trainee, list[float]]:
+    """Built as the trainer does it, and its first steps' losses."""
+    configure_numerics(run)
+    job = Job(
+        run=run,
+        train_shards=trial.data.train,
+        val_shards=trial.data.val,
+        vocab_size=trial.data.vocab_size,
+        run_dir=trial.folder,
+        world=join(run.trainer.device),
+        started=time.monotonic(),
+    )
+    trainee, ledger = build(job), Ledger(started=job.started)
+    return trainee, [take_step(job, trainee, ledger, step=step).loss for step in range(n)]
+
+
+def _rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

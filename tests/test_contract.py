@@ -1,0 +1,30 @@
+"""What `nocap check` runs on options from outside, on nocap's own: each that a yaml chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nocap.checks.contract import CHECKS, TRAINED, grid
+from nocap.checks.trial import SkippedError, Trial
+from nocap.config import registry
+
+FAR = ("fineweb", "gpt2")  # their bytes are not on this machine
+BESIDE = {"schedule_free": ("schedule=constant",)}
+OPTIONS = [(group, name) for group in CHECKS for name in registry.yamls(group) if name not in FAR]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
+@pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda word: word)
+def test_an_option_of_nocaps_own_passes(group: str, name: str, tmp_path: Path) -> None:
+    """Without the checks that train in processes: those are of sets of ideas in `test_together`, and of the strangers' options."""
+    trial = Trial(group=group, name=name, more=BESIDE.get(name, ()), folder=tmp_path)
+    for check in CHECKS[group]:
+        if check not in (*TRAINED, grid):
+            try:
+                print(check.__name__, check(trial))
+            except SkippedError as error:
+                pytest.skip(f"{check.__name__}: {error}")
