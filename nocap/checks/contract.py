@@ -270,7 +270,8 @@ FIRST = ("composes", "learns")  # where one of them does not end well, what come
 
 def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
     """Run the checks one after the other, or `only` the one of this name, after `composes`: ok, FAIL or
-    skip, the check's name, and what it says. A failure's traceback, with what the training said, is kept in the trial's folder."""
+    skip, the check's name, and what it says. A failure's traceback, with what the training said, is kept in
+    the trial's folder."""
     for check in CHECKS[trial.group]:
         name, began, log = check.__name__, time.monotonic(), ""
         if name not in ("composes", only or name):

@@ -32,7 +32,7 @@ BASE = {
     "data": ("data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000"),
     "tracker": ("tracker=none",),
 }
-SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")  # nano's, for any model
+SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")  # nano's
 TRAINER = (
     *("trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8", "trainer.val_tokens=4096"),
     *("trainer.batch_tokens=2048", "trainer.micro_batch=8", "trainer.device=cpu", "trainer.precision=fp32"),
