@@ -81,7 +81,7 @@ def _check(options: argparse.Namespace) -> bool:
 
 
 def _check_option(group: str, name: str, words: Sequence[str], only: str, beside: Collection[tuple[str, str]]) -> Counter[str]:
-    """Print a line as each check ends; how they ended. Of the ideas `beside` it in its folder, only the chosen get their keys."""
+    """Print a line as each check ends; how they ended. Keys of unchosen ideas `beside` it are left out."""
     from nocap.checks.contract import results
     from nocap.checks.trial import Trial
 

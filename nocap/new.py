@@ -1,4 +1,4 @@
-"""`python -m nocap.new GROUP NAME`: write an option that works, its yaml and its test, to start from; or a study that runs."""
+"""`python -m nocap.new GROUP NAME`: an option that works, its yaml and its test; or a study that runs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OPTIONS = [(group, name) for group in CHECKS for name in registry.yamls(group) i
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda word: word)
 def test_an_option_of_nocaps_own_passes(group: str, name: str, tmp_path: Path) -> None:
-    """Without the checks that train in processes: those are of sets of ideas in `test_together`, and of the strangers' options."""
+    """Without the checks that train in processes, which sets of ideas and the strangers' options take."""
     trial = Trial(group=group, name=name, more=BESIDE.get(name, ()), folder=tmp_path)
     for check in CHECKS[group]:
         if check not in (*TRAINED, grid):

@@ -1,6 +1,6 @@
-"""What an option of each group must pass: `nocap check` runs it on those of a folder, the test suite on nocap's own.
+"""What an option of each group must pass. `nocap check` runs it on a folder's, the test suite on nocap's own.
 
-A check takes a `Trial`, is named as its function, and returns what it measured, in a line. It fails by raising.
+A check takes a `Trial` and returns what it measured, in a line. It fails by raising.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ from nocap.training.world import join
 
 TEXT = "Über 12 naïve cafés, 東京\n\tdef f(x): return x  # 😀\r\n\x00end"
 DECODED = 128  # tokens
-LAYERS, COMPILED = 4, 2  # a block of four layers is compiled so often at most: once, and once more for another kind of layer
+# A block of four layers is compiled so often at most: once, and once more for another kind of layer.
+LAYERS, COMPILED = 4, 2
 MODES = ("training", "validation")
 RELATIVE = 1e-5  # of a loss, between one rank and two
 NOISE = ("clock/", "perf/", "memory/")
 
-# --- the option by itself ----------------------------------------------------------------------------------------------------------
+# --- the option by itself ----------
 
 
 def composes(trial: Trial) -> str:
@@ -65,7 +66,7 @@ def composes(trial: Trial) -> str:
 
 
 def rates(trial: Trial) -> str:
-    """Factors in [0, 1] for every step, after a warm-up that rises to the peak; and what `free_until` says is so."""
+    """Factors in [0, 1] for every step, a warm-up that rises to the peak, and a `free_until` that is so."""
     schedule, steps = trial.run.schedule, trial.run.trainer.steps
     factors = [schedule.multiplier(step=step, steps=steps) for step in range(steps)]
     for step, factor in enumerate(factors):
@@ -80,7 +81,7 @@ def rates(trial: Trial) -> str:
 
 
 def prepares(trial: Trial) -> str:
-    """Made twice it is the same, and every byte verifies. With a cache of the user's, nothing is fetched twice."""
+    """Made twice it is the same, and every byte verifies. In a user's cache, nothing is fetched twice."""
     run, data, cache = trial.run, trial.data, cache_root(trial.run.cache_dir)
     another = trial.folder / "another" if trial.folder in cache.parents else cache
     again = prepare(run.data, run.tokenizer, cache_dir=another).fingerprint
@@ -105,7 +106,7 @@ def encodes(trial: Trial) -> str:
     return f"{tokenizer.name}: {n:,} tokens; {n_bytes} bytes in {len(ids)}"
 
 
-# --- in the model ------------------------------------------------------------------------------------------------------------------
+# --- in the model ----------
 
 
 def builds(trial: Trial) -> str:
@@ -118,7 +119,7 @@ def builds(trial: Trial) -> str:
 
 
 def causal(trial: Trial) -> str:
-    """No logit changes with a later token, or with another sequence of the batch; in training, and in validation."""
+    """In training and validation, no logit changes with a later token, or with another sequence."""
     model, tokens, V = _moved(trial), trial.tokens[:, :-1], trial.data.vocab_size
     for mode in MODES:
         model.train(mode == "training")
@@ -132,7 +133,7 @@ def causal(trial: Trial) -> str:
 
 
 def scores(trial: Trial) -> str:
-    """Validation is the plain next-token loss of the logits; the training loss is the sum of its parts, that one among them."""
+    """Validation is the plain next-token loss of the logits; the training loss is the sum of its parts."""
     model, inputs, targets = _moved(trial), trial.tokens[:, :-1], trial.tokens[:, 1:]
     for mode in MODES:
         model.train(mode == "training")
@@ -195,7 +196,7 @@ def decodes(trial: Trial) -> str:
     return "from the cache as from the whole prefix"
 
 
-# --- in training, as a user starts it: in processes of its own ---------------------------------------------------------------------
+# --- in training, as a user starts it: in processes of its own ----------
 
 
 def learns(trial: Trial) -> str:
@@ -207,7 +208,7 @@ def learns(trial: Trial) -> str:
 
 
 def resumes(trial: Trial) -> str:
-    """With what a kill past its first checkpoint leaves, it ends as the run that was not disturbed, bit for bit."""
+    """From what a kill past its first checkpoint leaves, it ends as if undisturbed, bit for bit."""
     left = shutil.copytree(trial.clean, trial.folder / "killed" / "runs" / trial.clean.name)
     first, *later = sorted((left / "checkpoints").iterdir())
     for path in later:
@@ -248,7 +249,7 @@ def grid(trial: Trial) -> str:
     return "2 cells finished"
 
 
-# --- which group has which, and how they are run -----------------------------------------------------------------------------------
+# --- which group has which, and how they are run ----------
 
 Check = Callable[[Trial], str]
 
@@ -268,8 +269,9 @@ FIRST = ("composes", "learns")  # where one of them does not end well, what come
 
 
 def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
-    """Run the checks one after the other, or `only` the one of this name, after `composes`: ok, FAIL or skip, the check's name, and
-    what it says. A failure's traceback, with what the training said, is kept in the trial's folder."""
+    """Run the checks one after the other, or `only` the one of this name, after `composes`: ok, FAIL or
+    skip, the check's name, and what it says. A failure's traceback, with what the training said, is kept in
+    the trial's folder."""
     for check in CHECKS[trial.group]:
         name, began, log = check.__name__, time.monotonic(), ""
         if name not in ("composes", only or name):
@@ -280,7 +282,7 @@ def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
             status, detail = "skip", str(error)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # anything that the option raises when it is tried; a library's panic is no Exception
+        except BaseException as error:  # whatever the option raises; a library's panic is no Exception
             status, detail = "FAIL", str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             path = trial.folder / f"{name}.log"
             path.write_text(traceback.format_exc())
@@ -291,11 +293,11 @@ def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
             return
 
 
-# --- what they share ---------------------------------------------------------------------------------------------------------------
+# --- what they share ----------
 
 
 def _moved(trial: Trial) -> LanguageModel:
-    """The model with every weight moved a little from its start: a weight that starts at zero would hide an error."""
+    """The model with every weight moved a little: one that starts at zero would hide an error."""
     configure_numerics(trial.run)
     model = build_model(trial.run, vocab_size=trial.data.vocab_size)
     trial.run.attention.prepare(trial.run, torch.device("cpu"))

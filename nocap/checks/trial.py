@@ -1,4 +1,4 @@
-"""An option on trial: its overrides, its small run, and the processes that train it, all in a folder of its own."""
+"""An option on trial: its overrides, its small run, and the processes that train it, in one folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BASE = {
     "data": ("data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000"),
     "tracker": ("tracker=none",),
 }
-SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")  # nano's, for a model of any size
+SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")  # nano's
 TRAINER = (
     *("trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8", "trainer.val_tokens=4096"),
     *("trainer.batch_tokens=2048", "trainer.micro_batch=8", "trainer.device=cpu", "trainer.precision=fp32"),
@@ -117,7 +117,8 @@ class Trial:
 
     def train(self, output: str, *more: str) -> list[Path]:
         """Run `nocap train` as a user does, to its end; the folders of its runs."""
-        on_the_way = f"trainer.keep_steps=[{max(1, self.run.trainer.steps // 3)}]"  # a checkpoint that outlives the run
+        # A checkpoint that outlives the run.
+        on_the_way = f"trainer.keep_steps=[{max(1, self.run.trainer.steps // 3)}]"
         words = [*self.overrides(on_the_way, *more), quoted("output_dir", self.folder / output)]
         command = [sys.executable, "-m", "nocap.train", *words]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S)

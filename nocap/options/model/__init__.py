@@ -31,7 +31,8 @@ class ResidualScale(Enum):
     both = "both"
 
 
-BLOCK_KEYS = ("model.norm_placement", "model.residual_scale", "trainer.activation_checkpointing")  # that nocap's own block reads
+# What nocap's own block reads, and what the rest of its model does.
+BLOCK_KEYS = ("model.norm_placement", "model.residual_scale", "trainer.activation_checkpointing")
 WHOLE_KEYS = ("model.residual_precision", "model.tie_head", "model.pad_logits", "model.fp8_head", "model.logit_softcap")
 
 
