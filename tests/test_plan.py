@@ -12,7 +12,7 @@ from nocap.config.defaults import COLD_S
 from nocap.launch.grid import check
 from nocap.launch.multirun import multirun
 from nocap.study import grid_plan
-from nocap.study.sessions import Session
+from nocap.study.tasks import Session
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.steps=20", "trainer.threads=1")
 
