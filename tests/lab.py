@@ -47,7 +47,9 @@ class Lab:
     # --- the study -----------------------------------------------------------------------------------------------------------------
 
     def plan(self, out: str = "out", folder: str = "made", **changed: Any) -> StudyPlan:
-        return prepare(loaded(self.root / folder, study(**changed)), "cpu", output_dir=str(self.root / out))
+        """Of the first scale."""
+        made = loaded(self.root / folder, study(**changed))
+        return prepare(made, next(iter(made.scales)), output_dir=str(self.root / out))
 
     def done(self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any) -> Done:
         self.said.clear()
