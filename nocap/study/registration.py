@@ -111,7 +111,7 @@ def provenance(plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence
         for line in _unknowing(log, number, first, kept):
             # What is timed is timed anew in each study; what another study trained is the same run.
             if _is_of(line, claim, contents) and (number == 0 or line["event"] == "run"):
-                known.append(name_of(line))
+                known.append(name_of({**line, "arm": claim.arm}))  # by the name that it has now, as evidence has it
             elif line["event"] == "registration" and line["subject"] == mine.subject and line["hash"] != mine.hash:
                 together = first is not None and (line["at"], line["machine"]) == (first["at"], first["machine"])  # knowing nothing
                 others |= set() if together else {line["hash"]}
@@ -152,7 +152,7 @@ def _unknowing(log: Log, number: int, registration: Line | None, kept: set[int])
 def _again(claim: Claim, contents: Mapping[str, set[str]], log: Log, machine: str) -> list[str]:
     """`measured 2 times: mqa, seed 0`."""
     lines = [line for line in log.lines if line["machine"] == machine and _is_of(line, claim, contents)]
-    slots = Counter(slot for slot, _ in dict.fromkeys((name_of(line), line["started"]) for line in lines))
+    slots = Counter(slot for slot, _ in dict.fromkeys((name_of({**line, "arm": claim.arm}), line["started"]) for line in lines))
     times = sorted({n for n in slots.values() if n > 1})
     return [f"measured {n} times: {shorten([slot for slot in slots if slots[slot] == n], most=2)}" for n in times]
 
