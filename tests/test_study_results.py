@@ -136,7 +136,7 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
 @pytest.mark.parametrize(
     ("noise", "reason"),
     [
-        ({"speed": NOISE_OF_A_PAIR}, "noise must be of val_loss, "),
+        ({"speed": NOISE_OF_A_PAIR}, "noise must be one of val_loss, "),
         ({"val_loss": {"sd": 0.0, "df": 8, "source": "x"}}, "noise.sd must be above 0 and finite, got 0.0"),
         ({"val_loss": {"sd": 0.1, "df": 8}}, "source"),
     ],
