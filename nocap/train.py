@@ -54,11 +54,11 @@ def _main() -> None:
             answer(flags)
         elif flags.plan:
             from nocap.launch.multirun import multirun
-            from nocap.study.grid_plan import render
+            from nocap.study.preview import of_grid
             from nocap.study.tasks import FailedError
 
             try:
-                raise SystemExit(multirun(flags.overrides, look=render))
+                raise SystemExit(multirun(flags.overrides, look=of_grid))
             except FailedError as error:
                 print(f"nocap: {error}", file=sys.stderr)
                 raise SystemExit(EXIT_CODES["failed"]) from error

@@ -66,7 +66,7 @@ SHAPES: dict[str, Shape] = {
     "grid.json": {"name": str, "cells": [_each(str, "identity run arm key") | {"seed": int}]},
     "results.*.json": Whole(
         _each(str, "kind study scale question date command baseline")
-        | {"hardware": _HARDWARE, "shapes": {...: dict}, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
+        | {"hardware": _HARDWARE, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
     ),
     "state.json": {"step": int, "run": str, "clock_s": _NUMBERS, "losses": [float], "optimizer": dict},
 }

@@ -29,6 +29,7 @@ from nocap.study.evidence import PLACE_OF, Evidence, judge
 from nocap.study.log import FILE, Line, Log, append, read, writable
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter
 from nocap.study.registration import Provenance, content_of, provenance, registrations
+from nocap.study.spec import FILE as STUDY
 from nocap.study.tasks import FailedError, Session, StoppedError, Training, Trainings, sessions, trainings
 
 FIGURE = {"steps": "tokens_per_s", "parts": "step_ms", "lengths": "exponent", "decoding": "decode_tokens_per_s"}  # of a kind, for the log
@@ -55,11 +56,6 @@ class Done:
     trials: list[TuningTrial] = field(default_factory=list)
     records: list[tuple[Training, Record]] = field(default_factory=list)  # of this machine, trials and shorter runs too
     problems: list[str] = field(default_factory=list)  # sessions that failed, records that cannot be read whole
-
-    def picked(self, plan: StudyPlan, arm: str) -> list[TuningTrial]:
-        """The trials that an arm's overrides were searched with."""
-        tune = plan.study.tune
-        return [trial for trial in self.trials if tune and trial.arm == tune.follow.get(arm, arm)]
 
 
 def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT) -> Done:
@@ -150,8 +146,8 @@ class _Conductor:
 
     def analysed(self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]) -> dict[str, Provenance]:
         """Where each claim stands by the log and by those of the studies beside it. What is said of it is written where it is new."""
-        beside = sorted(self.path.parents[1].glob(f"*/{FILE}")) if self.path else []
-        logs = [read(self.path) if self.path else Log(), *(read(path) for path in beside if path != self.path)]
+        beside = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path] if self.path else []
+        logs = [read(self.path) if self.path else Log(), *(read(path) for path in beside if path.with_name(STUDY).exists())]
         stands = {claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"]) for claim in plan.study.claims}
 
         def new(log: Log) -> list[Line]:
@@ -228,10 +224,8 @@ class _Conductor:
 
     def measure(self, plan: StudyPlan, trials: Sequence[TuningTrial]) -> Evidence:
         """Train and time what is missing, and collect what there is."""
-        tune = plan.study.tune
         best = {trial.arm: trial.words for trial in trials if trial.picked}
-        leaders = tune.follow if tune else {}
-        arms = {name: more(arm, *best.get(leaders.get(name, name), ())) for name, arm in plan.train.items()}
+        arms = {name: more(arm, *best.get(name, ())) for name, arm in plan.train.items()}
         timed = Timings(plan, arms, log=self.log)
         due = partial(self._hold, timed, wait=False)
         needed = seeds_of(plan, list(arms))

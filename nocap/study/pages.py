@@ -275,7 +275,6 @@ def _section(results: Json, some: Sequence[Row]) -> list[str]:
         "",
         f"```sh\n{one_line(results['command'])}\n```",
         "",
-        *(f"{place}: {words.shape(shape)}  " for place, shape in results["shapes"].items()),
         f"seeds {results['seeds']}; judged at commit {str(results['commit'])[:12]}",
         "",
         *claims(some, CLAIM_HEAD).markdown(),

@@ -63,8 +63,7 @@ def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[Any]:
         side.append(plan.content(plan.train[arm], "identity"))
         if tune is not None:
             trials = compose_trials(plan.study, plan.train)
-            leader = tune.follow.get(arm, arm)
-            side.append([tune.seeds, [plan.content(made, "identity") for (name, _), made in trials.items() if name == leader]])
+            side.append([tune.seeds, [plan.content(made, "identity") for (name, _), made in trials.items() if name == arm]])
     if arm in plan.bench and used - {"train", "pace"}:
         side.append(plan.content(plan.bench[arm], "step"))
         side.append(engine_of(plan.study, plan.at, arm) if "decoding" in used else None)
@@ -150,11 +149,13 @@ def _unknowing(log: Log, number: int, registration: Line | None, kept: set[int])
 
 
 def _again(claim: Claim, contents: Mapping[str, set[str]], log: Log, machine: str) -> list[str]:
-    """`measured 2 times: mqa, seed 0`."""
+    """`2 outcomes of mqa, seed 0`: what was measured again and came out otherwise."""
     lines = [line for line in log.lines if line["machine"] == machine and _is_of(line, claim, contents)]
-    slots = Counter(slot for slot, _ in dict.fromkeys((name_of({**line, "arm": claim.arm}), line["started"]) for line in lines))
+    named = [(name_of({**line, "arm": claim.arm}), line) for line in lines]
+    outcomes = dict.fromkeys((name, str(line["val_loss"] if line["event"] == "run" else line["measured"])) for name, line in named)
+    slots = Counter(name for name, _ in outcomes)
     times = sorted({n for n in slots.values() if n > 1})
-    return [f"measured {n} times: {shorten([slot for slot in slots if slots[slot] == n], most=2)}" for n in times]
+    return [f"{n} outcomes of {shorten([slot for slot in slots if slots[slot] == n], most=2)}" for n in times]
 
 
 def name_of(line: Line) -> str:

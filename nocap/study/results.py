@@ -31,7 +31,7 @@ Results = dict[str, Any]
 def results(done: Done, *, hardware: Mapping[str, Any], command: str) -> Results:
     """Everything that a report shows."""
     plan = done.part
-    study, git, arms = plan.study, git_state(), {"train": plan.train, "bench": plan.bench}
+    study, git = plan.study, git_state()
     return {
         "kind": "study",
         "study": study.name,
@@ -41,7 +41,6 @@ def results(done: Done, *, hardware: Mapping[str, Any], command: str) -> Results
         "command": command,
         "commit": f"{git['commit']}{'+' if git['diff_sha256'] else ''}" if git else None,
         "hardware": {key: value for key, value in hardware.items() if key != "host"},
-        "shapes": {place: shape(next(iter(composed.values()))) for place, composed in arms.items() if composed},
         "limitations": plan.at.limitations,
         "baseline": study.baseline,
         "seeds": done.seeds,
@@ -210,10 +209,10 @@ def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: st
 def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
     study, evidence = plan.study, done.evidence
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
-    finished = [run for run in runs if run.status == "finished"]  # a diverged one has the loss of its last validation
+    ends = [run.val_loss for run in runs if run.status == "finished" and run.val_loss is not None]  # a diverged one has its last
     places = ("pace", "curve", "decoding") if runs else ("pace", "bench", "curve", "decoding")
     known: Mapping[str, Any] = next((row for place in places if (row := evidence.first(place, name))), {})
-    trials = done.picked(plan, name)
+    trials = [trial for trial in done.trials if trial.arm == name]
     return {
         "arm": name,
         "words": [*study.arms[name], *plan.at.own.get(name, [])],
@@ -223,10 +222,8 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
         "flops_per_token": known.get("flops_per_token") or (runs[0].number("flops_per_token") if runs else None),
         "kernel": known.get("kernel"),
         "tokens": runs[0].number("tokens") if runs else None,
-        "val_loss": _spread([run.val_loss for run in finished]),
-        "val_bpb": _spread([run.number("val_bpb") for run in finished]),
+        "val_loss": {"mean": fmean(ends), "all": ends} if ends else None,
         "diverged": [run.seed for run in runs if run.status == "diverged"],
-        "shorter": _shorter(name, study, evidence),
         "pace": _speed("pace", name, evidence),
         "bench": _speed("bench", name, evidence),
         "runs": [run.identity for run in runs],
@@ -241,27 +238,11 @@ def _speed(place: str, name: str, evidence: Evidence) -> Results | None:
     return {"tokens_per_s": [row["tokens_per_s"] for row in rows], "memory_mib": memory, "step_ms": [row["step_ms"] for row in rows]}
 
 
-def _spread(values: list[float | None]) -> Results | None:
-    whole = [value for value in values if value is not None]
-    return {"mean": fmean(whole), "all": whole} if whole else None
-
-
-def _shorter(name: str, study: Study, evidence: Evidence) -> dict[str, list[float | None]]:
-    """Steps → the final losses, seed by seed."""
-    losses: dict[str, list[float | None]] = {}
-    for seed in study.seeds:
-        for steps, run in evidence.shorter.get((name, seed), {}).items():
-            losses.setdefault(str(steps), []).append(run.val_loss if run.status == "finished" else None)
-    return losses
-
-
-def sigma(at: ScaleConfig, runs: Mapping[tuple[str, int], Record]) -> tuple[float | None, str]:
-    """One run's standard deviation of the final loss between seeds, pooled within arms, and where it is from."""
+def sigma(runs: Mapping[tuple[str, int], Record]) -> float | None:
+    """One run's standard deviation of the final loss between seeds, pooled within arms, once there are enough."""
     groups: dict[str, list[float]] = {}
     for (arm, _), run in runs.items():
         if run.val_loss is not None and run.status == "finished":
             groups.setdefault(arm, []).append(run.val_loss)
-    found = pooled(list(groups.values()))
-    if found is not None and found.df >= LEAST_PAIRS:
-        return found.sd, f"measured: {sum(map(len, groups.values()))} runs of {len(groups)} arms"
-    return (at.sigma, "declared") if at.sigma is not None else (None, "unknown: declare scales.….sigma, or run the study")
+    noise = pooled(list(groups.values()))
+    return noise.sd if noise is not None and noise.df >= LEAST_PAIRS else None

@@ -26,6 +26,7 @@ from nocap.store.metrics import Metric
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
 CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")  # keys that are no study's
+SEEDS = [0, 1, 2]  # of a study that names none
 ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
 # Kind of a task → the key of a scale with its settings there.
@@ -59,7 +60,6 @@ class ScaleConfig:
     own: dict[str, list[str]] = field(default_factory=dict)  # arm → overrides that it has at this scale only
     curve: list[int] = key(ge=1, le=2**24, default_factory=list)  # sequence lengths of an exponent
     decode: Decode | None = None
-    sigma: float | None = key(gt=0, le=100, default=None)  # of one run's final loss between seeds, until it is measured
     noise: dict[str, Declared] = field(default_factory=dict)  # metric → of one pair's gain, from earlier studies
     limitations: str = ""  # what its verdicts cannot be about; "" where the scale is the claim's own
 
@@ -77,7 +77,6 @@ class Tune:
 
     seeds: list[int] = key(ge=0, lt=2**63)
     trials: dict[str, list[list[str]]] = field(default_factory=dict)  # arm → overrides of each trial
-    follow: dict[str, str] = field(default_factory=dict)  # arm → the arm whose winner it takes too
 
     def __post_init__(self) -> None:
         check_keys("tune", self)
@@ -85,8 +84,6 @@ class Tune:
         counts = {arm: len(trials) for arm, trials in self.trials.items()}
         rule = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
         require(len(set(counts.values())) == 1 and min(counts.values()) >= 2, "tune.trials", rule, counts or "none")
-        lost = [arm for arm, leader in self.follow.items() if leader not in self.trials or arm in self.trials]
-        require(not lost, "tune.follow", "lead from an arm without trials to one with them", ", ".join(lost))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,9 +109,9 @@ class Study:
     question: str
     method: str = ""  # what a reader should know beyond the arms
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
-    baseline: str
     arms: dict[str, list[str]]
-    seeds: list[int] = key(ge=0, lt=2**63, default_factory=list)  # all that may be needed, analysis by analysis
+    baseline: str = ""  # "": the first of the arms
+    seeds: list[int] = key(ge=0, lt=2**63, default_factory=SEEDS.copy)  # all that may be needed, analysis by analysis
     scales: dict[str, ScaleConfig]
     claims: list[Claim] = field(default_factory=list)
     tune: Tune | None = None
@@ -132,6 +129,7 @@ class Study:
             value = getattr(self, name)
             require(bool(value.strip() if isinstance(value, str) else value), name, "be given", repr(value))
         require(bool(self.claims) or self.propose is not None, "claims", "have at least one, unless propose is given", "none")
+        self.baseline = self.baseline or next(iter(self.arms))
         _known("baseline", [self.baseline], self.arms)
         enough = len(self.seeds) >= LEAST_PAIRS or not self.claims
         require(enough, "seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
@@ -176,11 +174,11 @@ class Study:
             require(not racing, f"scales.{name}.lengths", f"be given for claim {claim.id}: the shortest schedule that ends there", "none")
 
     def _check_tune(self, tune: Tune) -> None:
-        _known("tune", [*tune.trials, *tune.follow], self.trained)
+        _known("tune.trials", tune.trials, self.trained)
         shared = [seed for seed in tune.seeds if seed in self.seeds]
         require(not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared)
-        bare = [arm for arm in self.trained if arm not in tune.trials and arm not in tune.follow]
-        require(not bare, "tune", "be for every trained arm, by trials or by follow", ", ".join(bare))
+        bare = [arm for arm in self.trained if arm not in tune.trials]
+        require(not bare, "tune.trials", "be for every trained arm", ", ".join(bare))
 
     def against(self, claim: Claim) -> str:
         """The arm a claim's gains and guards are measured against."""
@@ -219,8 +217,7 @@ def select_claims(study: Study, scale: str) -> Study:
     if tune is None or not some.trained:
         return some
     trials = {arm: listed for arm, listed in tune.trials.items() if arm in some.trained}
-    follow = {arm: leader for arm, leader in tune.follow.items() if arm in some.trained}
-    return replace(some, tune=replace(tune, trials=trials, follow=follow))
+    return replace(some, tune=replace(tune, trials=trials))
 
 
 def _known(place: str, names: Sequence[str] | dict[str, Any], known: Sequence[str] | dict[str, Any]) -> None:
@@ -281,7 +278,7 @@ def _typed(plain: dict[str, Any]) -> Study:
         except (OmegaConfBaseException, ValueError) as error:  # of a list's item OmegaConf does not say which
             raise ValueError(f"claims[{i}].{_explained(error)}") from error
     if isinstance(claims, list):
-        plain = {**plain, "claims": [{"seeds": plain.get("seeds", []), **claim} for claim in claims]}
+        plain = {**plain, "claims": [{"seeds": plain.get("seeds", SEEDS), **claim} for claim in claims]}
     study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Study), OmegaConf.create(plain)))
     assert isinstance(study, Study)
     return study

@@ -288,7 +288,6 @@ def test_a_table_says_no_more_than_was_measured(door: Door, tmp_path: Path) -> N
 # --- 10: repeated keys --------------------------------------------------------------------------------------
 
 
-@not_yet("10: of a repeated key in study.yaml the last wins")
 def test_a_repeated_key_is_refused(door: Door, tmp_path: Path) -> None:
     def judged(folder: Path) -> Finished:
         return door(str(folder), "scale=cpu", "--judge", module="nocap.study")
@@ -323,7 +322,6 @@ socket.gethostname = lambda: name
 """
 
 
-@not_yet("11: six ways to a confirmed claim with no label or a weak one")
 def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(door: Door, tmp_path: Path) -> None:
     """Each way ends refused, in another word than confirmed, or labelled exploratory; and a verdict of another machine is shown."""
     written(tmp_path / "host/sitecustomize.py", ANOTHER_HOST)
