@@ -38,6 +38,7 @@ class Lab:
     root: Path
     loss: Callable[[Training], float | None] = lambda run: 3.0 + 0.001 * run.seed  # null: it diverges
     speed: Callable[[str, int], float] = lambda arm, number: 1000.0 * (1.25 if arm == "mqa" else 1) + number
+    train_s: float = 0.0  # of a run
     host: str = "here"  # this machine's name
     dies_after: float = float("inf")  # of so many tasks: the process is killed when the next one begins
     said: list[str] = field(default_factory=list)  # by the last study
@@ -121,6 +122,7 @@ class Lab:
                     self._begin()
                     steps, machine = run.composed.run.trainer.steps, hardware.describe(run.composed.run.trainer.device, 1)
                     of = record(run.arm, seed, steps, self.loss(run), started=self.now(), hardware=machine)
+                    self._clock.value += self.train_s
                     made.run_dir.mkdir(parents=True)
                     (made.run_dir / RECORD).write_bytes(pickle.dumps(replace(of, folder=made.run_dir, identity=made.identity)))
                     self._end(f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else ""))
@@ -131,7 +133,7 @@ class Lab:
             self._begin()
             started = self.now()
             self._clock.value += SESSION_S
-            rows = {arm: {**SEEN, "tokens_per_s": self.speed(arm, one.number), "step_ms": 1.0} for arm in one.arms}
+            rows = {arm: {**SEEN, "kv_bytes": 8.0, "tokens_per_s": self.speed(arm, one.number), "step_ms": 1.0} for arm in one.arms}
             asked = {"kind": one.kind, "place": one.place, "key": one.key, "number": one.number, "how": dict(one.how)}
             words = {arm: list(made.overrides) for arm, made in one.arms.items()}
             times = {"started": started, "ended": self.now()}

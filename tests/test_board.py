@@ -58,31 +58,33 @@ def test_every_generated_part_is_what_the_committed_results_give(written: dict[P
     assert stale == [], "write them anew: python -m nocap.study --board experiments"
 
 
+def copied(name: str, folder: Path) -> Path:
+    """A committed study's folder; its results at scale cpu."""
+    (folder / name).mkdir()
+    for source in (STUDIES / name).iterdir():
+        (folder / name / source.name).write_bytes(source.read_bytes())
+    (results,) = folder.glob(f"{name}/results.cpu.*.json")
+    return results
+
+
 @pytest.mark.parametrize(("old", "new"), [(r'("mid": 1\.10)5', r"\g<1>9"), (r'"word": "refuted"', '"word": "confirmed"')])
-def test_an_edited_result_is_refused(tmp_path: Path, written: dict[Path, str], old: str, new: str):
-    """Its measurements and its ledger say otherwise."""
-    (tmp_path / "gqa").mkdir()
-    for source in (STUDIES / "gqa").iterdir():
-        (tmp_path / "gqa" / source.name).write_bytes(source.read_bytes())
-    pages = leaderboard.pages(tmp_path, None)
-    assert pages[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
-    (result,) = tmp_path.glob("gqa/results.cpu.*.json")
-    result.write_text(re.sub(old, new, result.read_text(), count=1))
-    with pytest.raises(ValueError, match=r"gqa, results at scale cpu: claim A1.speed must be what its measurements say"):
-        leaderboard.pages(tmp_path, None)
+def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, str], old: str, new: str):
+    """Pages are of what the measurements say."""
+    results = copied("gqa", tmp_path)
+    text = re.sub(old, new, results.read_text(), count=1)
+    assert text != results.read_text()
+    results.write_text(text)
+    assert board.board(tmp_path, tmp_path / "none")[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
 
 
-def test_a_loss_that_the_ledger_has_not_is_refused(tmp_path: Path):
-    (tmp_path / "norms").mkdir()
-    for source in (STUDIES / "norms").iterdir():
-        (tmp_path / "norms" / source.name).write_bytes(source.read_bytes())
-    (result,) = tmp_path.glob("norms/results.cpu.*.json")
-    found = json.loads(result.read_text())
+def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
+    results = copied("norms", tmp_path)
+    found = json.loads(results.read_text())
     row = next(row for row in found["measurements"] if row["claim"] == "A16.qk" and row["repeat"] == 11)
     row["value"] += 1e-9  # no word and no figure that is shown changes
-    result.write_text(json.dumps(found))
-    with pytest.raises(ValueError, match=r"claim A16.qk must .*(ledger|measurements)"):
-        leaderboard.pages(tmp_path, None)
+    results.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
+        board.board(tmp_path, tmp_path / "none")
 
 
 # --- what a row says ---------------------------------------------------------------------------------------------------------------
@@ -193,13 +195,10 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     assert not any("depends" in note for row in pages.rows([small, small], {"made": one}) for note in row.notes)
 
 
-def test_notes_of_the_ledger_and_of_results_without_one(tmp_path: Path, shown: dict[str, Row]):
-    assert shown["A0"].notes == ["depends on shape: inconclusive at 1 × 1,024 tokens, CPU", "looked at with 3 and 5 pairs"]
+def test_what_the_log_says_is_in_the_notes(shown: dict[str, Row]):
+    registered, *_ = [note for note in shown["A0"].notes if note.startswith("exploratory: ")]
+    assert registered == "exploratory: registered after 3 runs (three, seed 0 and 2 more)"
     assert shown["A1.kv"].notes == []
-    results = resulted(loaded(tmp_path / "made", study(claims=[LOSS])), speeds(FAST, SAME))
-    results["claims"][0]["ledger"] = ["registered after 2 runs", "3 analyses"]
-    (row,) = pages.rows([results], {})
-    assert row.notes == ["registered after 2 runs", "3 analyses"]
 
 
 # --- words -------------------------------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "made" / "study.yaml").write_text("question: [")
     assert "study.yaml: while parsing a flow node" in refused(tmp_path, capsys)
     (tmp_path / "made" / "study.yaml").write_text("- a\n- list\n")
-    assert "study.yaml must hold keys and values, got list" in refused(tmp_path, capsys)
+    assert "study.yaml: a study must hold keys and values, got ['a', 'list']" in refused(tmp_path, capsys)
     assert "FOLDER must be given: a study's folder" in refused(tmp_path, capsys, folder=Path("scale=cpu"))
 
 

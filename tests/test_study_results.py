@@ -99,12 +99,10 @@ def test_what_is_said_of_each_verdict(tmp_path: Path, ratios: list[float], losse
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     one = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
     evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
-    evidence.shorter["mqa", 0][200] = record("mqa", 0, 200, None)  # type: ignore[index]
     found = resulted(one, evidence)
     mha, mqa = found["arms"]
     assert (mha["val_loss"]["all"], mha["diverged"]) == ([law(400) + x for x in NOISE.values()], [])
     assert (mqa["val_loss"]["all"], mqa["diverged"]) == ([law(400) + NOISE[0], law(400) + NOISE[2]], [1])
-    assert mqa["shorter"]["200"] == [None, law(200) + NOISE[1], law(200) + NOISE[2]]
     (line,) = (line for line in rendered(one, found).splitlines() if line.startswith("mqa "))
     assert ", 1 diverged" in line
 
