@@ -41,7 +41,7 @@ from nocap.config.trainer import Device
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.git import git_state
-from nocap.study.ledger import ENDED, FILE
+from nocap.study.log import FILE
 from tests.conftest import REPO, SMALL
 from tests.studies import LOSS
 
@@ -69,7 +69,7 @@ GONE_S = 10.0  # in which the last process of a command that ended goes
 # What may differ between twins: times, what is made of them, checksums of files with them or a path, how often and where each began.
 TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib", "when", "at", "started", "date", "pace"}
 TIMES |= {"state.json", "metrics.jsonl", "manifest.json", "summary.json", "config.yaml", "attempts", "git", "commit"}
-OF_A_LINE = {"previous", "folder", "measured", "was"}  # what a ledger's line has of times and places
+OF_A_LINE = {"previous", "measured"}  # what a log's line has of times
 ROW_TIMES = ("clock/", "perf/", "memory/")
 
 
@@ -213,10 +213,9 @@ def _content(path: Path, root: Path) -> Any:
     return [_timeless(json.loads(line)) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])]
 
 
-def said(ledger: list[Json]) -> list[str]:
-    """What a study's ledger says in the end, in whatever order: how often a run was begun or killed is nobody's twin."""
-    kept = [line for line in ledger if line.get("status", ENDED[0]) in ENDED]
-    return sorted(json.dumps({key: value for key, value in _timeless(line).items() if key not in OF_A_LINE}) for line in kept)
+def said(log: list[Json]) -> list[str]:
+    """What a study's log says in the end, in whatever order."""
+    return sorted(json.dumps({key: value for key, value in _timeless(line).items() if key not in OF_A_LINE}) for line in log)
 
 
 def _timeless(content: Any) -> Any:
