@@ -69,7 +69,7 @@ GONE_S = 10.0  # in which the last process of a command that ended goes
 # What may differ between twins: times, what is made of them, checksums of files with them or a path, how often and where each began.
 TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib", "when", "at", "started", "date", "pace"}
 TIMES |= {"state.json", "metrics.jsonl", "manifest.json", "summary.json", "config.yaml", "attempts", "git", "commit"}
-OF_A_LINE = {"previous", "measured"}  # what a line of a study's log has of times and of the lines before it
+OF_A_LINE = {"previous", "measured"}  # what a log's line has of times
 ROW_TIMES = ("clock/", "perf/", "memory/")
 
 

@@ -20,7 +20,7 @@ from nocap.study import board, pages, words
 from nocap.study.pages import Row, Standing
 from nocap.study.spec import load
 from tests.made_grid import EVIL
-from tests.studies import LOSS, SPEED, at, loaded, study
+from tests.studies import SPEED, at, loaded, study
 from tests.test_report import text_of
 from tests.test_study_results import FAST, SAME, resulted, speeds
 

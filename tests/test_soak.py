@@ -61,12 +61,12 @@ def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp
 
 
 def test_twins_logs_say_the_same_in_the_end() -> None:
-    run = {"event": "run", "identity": "a", "val_loss": 3.0, "at": "now", "started": "now", "previous": []}
-    other = {**run, "identity": "b"}
-    assert said([run, other]) == said([{**other, "at": "later"}, {**run, "started": "later", "previous": ["0"]}])
-    assert said([run, other]) != said([run])
-    assert said([run, run]) != said([run])
-    assert said([run]) != said([{**run, "val_loss": 2.0}])
+    line = {"event": "run", "arm": "a", "seed": 1, "at": "12:00", "started": "11:59", "previous": ["c"], "val_loss": 3.0}
+    other, again = {**line, "seed": 2}, {**line, "at": "12:01", "started": "12:00", "previous": []}
+    assert said([line, other]) == said([other, again])
+    assert said([line, other]) != said([line])
+    assert said([line, line]) != said([line])
+    assert said([line]) != said([{**line, "val_loss": 2.0}])
 
 
 @pytest.mark.parametrize(("value", "lost"), [(1, None), (2, "AssertionError: rows.json differs (see ")])
