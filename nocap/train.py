@@ -55,13 +55,8 @@ def _main() -> None:
         elif flags.plan:
             from nocap.launch.multirun import multirun
             from nocap.study.preview import of_grid
-            from nocap.study.tasks import FailedError
 
-            try:
-                raise SystemExit(multirun(flags.overrides, look=of_grid))
-            except FailedError as error:
-                print(f"nocap: {error}", file=sys.stderr)
-                raise SystemExit(EXIT_CODES["failed"]) from error
+            raise SystemExit(multirun(flags.overrides, look=of_grid))
         elif not flags.grid:
             cell.single(flags.overrides)
         elif "RANK" in os.environ:

@@ -23,6 +23,12 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, Recursi
 LONGEST = 1000  # characters of a line: a value in it may be a book
 
 
+class EndedError(Exception):
+    """A command ends with a line and this exit code."""
+
+    code = EXIT_CODES["failed"]
+
+
 def refuse(message: object) -> NoReturn:
     """Print it on stderr and leave with exit code 2."""
     for line in str(message).splitlines():
@@ -51,6 +57,9 @@ def _exits() -> Iterator[None]:
         if is_fault(error):
             _fail(error)
         refuse(error)
+    except EndedError as error:
+        print(f"nocap: {error}", file=sys.stderr)
+        raise SystemExit(error.code) from error
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
         raise SystemExit(EXIT_CODES["failed"]) from None

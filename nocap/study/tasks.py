@@ -16,6 +16,7 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.compose import Composed, to_plain
+from nocap.config.errors import EXIT_CODES, EndedError
 from nocap.config.paths import cache_root
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
@@ -34,11 +35,13 @@ WORKER = "nocap.study.session"
 PROFILE_REPEATS = 2  # of a step, in each session
 
 
-class StoppedError(Exception):
+class StoppedError(EndedError):
     """A request to stop: what was trained and timed is kept, and the same command goes on."""
 
+    code = EXIT_CODES["preempted"]
 
-class FailedError(RuntimeError):
+
+class FailedError(EndedError):
     """A run or session failed that later ones need."""
 
 

@@ -1,0 +1,139 @@
+"""What `python -m nocap.study` does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nocap.config import defaults, hardware
+from nocap.config.compose import from_overrides
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
+from nocap.config.trainer import Device
+from nocap.store import lease
+from nocap.store.files import write_file
+from nocap.study import board as leaderboard
+from nocap.study import conduct, evidence, log, pages, preview, results, rows, spec
+from nocap.study.plan import StudyPlan, prepare
+from nocap.study.propose import answer
+from nocap.study.spec import Study
+from nocap.study.tasks import FailedError
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The overrides of a study on the command line."""
+
+    scale: str = ""  # "": gpu where there is one and the study has it, else cpu
+    steps: int | None = None  # of a run, instead of what the scale says
+    sessions: int | None = None  # of timing, more than the scale has, such as on other days
+    output_dir: str = "outputs"
+
+
+def board(folder: Path) -> int:
+    for path in leaderboard.write(folder, Path("README.md")):
+        print(f"written: {path}")
+    return EXIT_CODES["finished"]
+
+
+def _given(asked: argparse.Namespace) -> tuple[list[Path], Options]:
+    folders = [spec.folder_of(word) for word in asked.overrides if "=" not in word]
+    require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
+    return folders, from_overrides(Options, [word for word in asked.overrides if "=" in word])
+
+
+def _loaded(folder: Path, options: Options) -> tuple[Study, str]:
+    """A folder's study, and the scale that is asked for."""
+    study = spec.load(spec.source_of(folder))
+    study.folder = str(folder.resolve())
+    on_gpu = defaults.device() is Device.cuda and "gpu" in study.scales
+    return study, options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales)))
+
+
+def studies(asked: argparse.Namespace) -> int:
+    """One study after the other; the worst exit code.
+
+    Errors:
+        ValueError: no such folder, an invalid study. All are checked before the first one runs.
+    """
+    folders, options = _given(asked)
+    plans, codes = [_prepared(folder, options) for folder in folders], []
+    for folder, plan in zip(folders, plans, strict=True):
+        try:
+            codes.append(_study(folder, plan, asked))
+        except FailedError as failed:
+            print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
+            codes.append(failed.code)
+    return max(codes)
+
+
+def _prepared(folder: Path, options: Options) -> StudyPlan:
+    study, scale = _loaded(folder, options)
+    pages.check_readme(folder)
+    require(bool(study.claims), "--propose", "be given for a study without claims", "none")
+    if options.sessions is not None and scale in study.scales:
+        at = study.scales[scale]
+        require(options.sessions > at.sessions, "sessions", f"be more than the {at.sessions} that scale {scale} has", options.sessions)
+        study.scales[scale] = replace(at, sessions=options.sessions)
+    return prepare(study, scale, output_dir=options.output_dir, steps=options.steps)
+
+
+def _study(folder: Path, plan: StudyPlan, asked: argparse.Namespace) -> int:
+    """Its results, printed as text or JSON and written; the exit code."""
+    if asked.plan:
+        print(preview.render(plan))
+        return EXIT_CODES["finished"]
+    run = not asked.judge
+    with redirect_stdout(sys.stderr if asked.json else sys.stdout):
+        if run and (source := spec.source_of(folder)) != folder:
+            write_file(folder / spec.FILE, (source / spec.FILE).read_bytes())
+            print(f"written: {folder / spec.FILE}, as it comes with nocap")
+        done = conduct.carry_out(plan, run=run)
+        evidence.check_targets(plan.study, done.evidence)
+        steps = "" if (given := _given(asked)[1].steps) is None else f" steps={given}"
+        command = f"python -m nocap.study {folder} scale={plan.scale}{steps}"
+        content = results.results(done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command)
+        print(pages.render(content, pages.rows([content], {plan.study.name: plan.study})))
+        written = pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
+        for path in [*written, *([rows.write(plan, done.records)] if asked.rows else [])]:
+            print(f"written: {path}")
+        for problem in done.problems:
+            print(f"nocap: {problem}", file=sys.stderr)
+    if asked.json:
+        print(json.dumps(content, allow_nan=False), flush=True)
+    missing = any(claim["missing"] for claim in content["claims"])
+    return EXIT_CODES["failed" if done.problems or missing else "finished"]
+
+
+def propose(asked: argparse.Namespace) -> int:
+    """Exit code 0 where all were answered, whatever the answer is."""
+    folders, options = _given(asked)
+    require(len(folders) == 1, "FOLDER", "be one with --propose", ", ".join(map(str, folders)))
+    require(options.sessions is None, "sessions", "be left out with --propose: losses are compared", options.sessions)
+    study, scale = _loaded(folders[0], options)
+    proposals = [_words(text) for text in asked.propose]
+    with lease.acquire(folders[0]):
+        for line in answer(study, scale, proposals, output_dir=options.output_dir, steps=options.steps):
+            print(json.dumps(line) if asked.json else _said(line), flush=True)
+    return EXIT_CODES["finished"]
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"--propose must be overrides, with quotes in pairs, got {text!r}") from error
+
+
+def _said(line: dict[str, object]) -> str:
+    gain = line["gain"]
+    loss = f": {'lower' if gain >= 0 else 'higher'} loss by {abs(gain):.4f}" if isinstance(gain, float) else ""
+    diverged = ", a run diverged" if line["diverged"] else ""
+    overrides: Sequence[str] = line["overrides"]  # type: ignore[assignment]
+    return f"{line['word']}: {shlex.join(overrides)}{loss}{diverged}, {line['pairs']} pairs (proposal {line['number']})"
