@@ -31,7 +31,6 @@ from nocap.config.paths import expanded
 ENTRY_POINTS = "nocap.options"
 PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names otherwise
 VARIABLE = "NOCAP_OUTSIDE"
-SOURCE_BYTES = 1 << 20
 FLAGS = ("--config-dir", "-cd")  # Hydra's own names
 LOADED = set(sys.modules)  # before any option from outside
 __path__: list[str] = []
@@ -149,7 +148,7 @@ def _set(used: Sequence[Path]) -> None:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return read_bytes(path, SOURCE_BYTES)
+        return read_bytes(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} must be there and readable ({error})") from error
 

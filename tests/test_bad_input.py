@@ -174,7 +174,7 @@ STARTS = {
     "bench": ["measure.bench.bench"],
     "profile": ["measure.profile.profile"],
     "generate": ["generate._load"],
-    "study": ["study.conduct.carry_out", "study.preview.render", "study.__main__._judge"],
+    "study": ["study.conduct.carry_out", "study.preview.render"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],
     "check": ["check._failures"],

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
 from nocap.config import hardware, registry
-from nocap.config.bounded import DIGITS, parse_yaml, read_text
+from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.defaults import reasons
 from nocap.config.errors import CONFIG_ERRORS, explain, suggest
 from nocap.config.keys import check_keys, check_text, require
@@ -176,8 +176,6 @@ def parsed(word: str) -> Override:
     """
     key = word.partition("=")[0]
     check_text(key if key.isprintable() else repr(key)[:80], word)
-    long = re.search(rf"(?<![\w.])[\d_]{{{DIGITS + 1},}}(?![\w.])", word)
-    require(not long, key[:80], f"have integers of at most {DIGITS} digits", f"{word[:80]}…")
     (override,) = OverridesParser.create().parse_overrides([word])
     return override
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import JSON_BYTES, parse_json, read_bytes
+from nocap.config.bounded import parse_json, read_bytes
 from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.config.plain import load
@@ -76,7 +76,7 @@ def _read(path: Path) -> tuple[int, str, float]:
         raise ValueError(f"{KEY} must {rule}, got {path} without manifest.json")
     try:
         tensors = digest({name: sums[name] for name in TENSORS})
-        content = read_bytes(path / "state.json", JSON_BYTES)
+        content = read_bytes(path / "state.json")
         state = parse_json(content.decode())
         check_shape(state, SHAPES["state.json"], path / "state.json")
         step, clock_s = state["step"], float(sum(state["clock_s"].values()))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from nocap.config.bounded import JSON_BYTES, parse_json, read_text
+from nocap.config.bounded import parse_json, read_text
 
 FOLDER = "checkpoints"  # in a run's folder
 MANIFEST = "manifest.json"  # in a checkpoint: the files' SHA-256
@@ -89,7 +89,7 @@ def _inside(folder: Path) -> list[Path]:
 
 def _is_whole(path: Path) -> bool:
     try:
-        sums = parse_json(read_text(path / MANIFEST, JSON_BYTES))
+        sums = parse_json(read_text(path / MANIFEST))
         return all((path / name).is_file() and sha256(path / name) == digest for name, digest in sums.items())  # a pipe would be waited for
     except (OSError, ValueError, AttributeError):
         return False

@@ -42,7 +42,6 @@ NAME, HOLDER = ".lease", "holder"
 BEAT_S = 15.0  # between heartbeats: a thousand cells are seventy small requests a second to a file server
 LEASE_S = 90.0  # without one, a claim of another machine is dead: more than the minute for which NFS may show old times
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
-_HOLDER_BYTES = 4096
 _LONGEST_PAUSE_S = 2.0  # between looks at a claim that is waited for
 _OWN = set[Path]()  # claims of this process: on NFS a process does not hold up its own locks
 
@@ -233,7 +232,7 @@ def _alive(claim: Path, now: float) -> str | None:
     """Who holds a claim that is alive."""
     path = claim / HOLDER
     try:
-        name, of, *_ = [*read_text(path, _HOLDER_BYTES).splitlines(), "", ""]
+        name, of, *_ = [*read_text(path).splitlines(), "", ""]
         with open(path, "r+", opener=not_elsewhere) as file:  # opening asks the file server for the times of now
             if claim in _OWN:
                 return name or "a process"

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nocap.config.bounded import JSON_BYTES, parse_json, read_bytes, read_text
+from nocap.config.bounded import parse_json, read_bytes, read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.store import lease
@@ -125,7 +125,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         ValueError: the file is there and holds no JSON object, or a key holds something else.
     """
     try:
-        content = parse_json(read_text(path, JSON_BYTES))
+        content = parse_json(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -232,7 +232,7 @@ class Metrics:
 
     def _read(self) -> bytes:
         try:
-            return read_bytes(self.path, JSON_BYTES)
+            return read_bytes(self.path)
         except FileNotFoundError:
             return b""
         except (OSError, ValueError) as error:

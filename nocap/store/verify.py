@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nocap.config.bounded import JSON_BYTES, read_bytes
+from nocap.config.bounded import read_bytes
 from nocap.config.keys import InputError
 from nocap.config.outward import redact
 from nocap.store.files import write_file
@@ -51,7 +51,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | Non
 
 def _digests(folder: Path) -> dict[str, str]:
     """File → its SHA-256; nothing where there is no such file."""
-    return {name: hashlib.sha256(read_bytes(path, JSON_BYTES)).hexdigest() for name in SEALED if (path := folder / name).exists()}
+    return {name: hashlib.sha256(read_bytes(path)).hexdigest() for name in SEALED if (path := folder / name).exists()}
 
 
 def _own_digest(summary: Mapping[str, Any]) -> str:
@@ -99,7 +99,7 @@ def read_ended(folder: Path, *, identity: str | None = None) -> Ended | None:
     if (read_json(folder / SUMMARY) or {}).get("status") not in ENDED:
         return None
     _, summary = check(folder, identity=identity)
-    content = read_bytes(folder / "metrics.jsonl", JSON_BYTES)
+    content = read_bytes(folder / "metrics.jsonl")
     rows, bad = read_rows(content)
     return Ended(summary=summary, rows=rows, bad_lines=bad, content=hashlib.sha256(content).hexdigest())
 

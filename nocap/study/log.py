@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import JSON_BYTES, parse_json, read_text
+from nocap.config.bounded import parse_json, read_text
 from nocap.config.outward import redact
 from nocap.store.files import not_elsewhere
 from nocap.store.measurement import now
@@ -63,7 +63,7 @@ def read(path: Path) -> Log:
     Errors:
         ValueError: a line is damaged; its number is named.
     """
-    text = read_text(path, JSON_BYTES) if os.path.lexists(path) else ""
+    text = read_text(path) if os.path.lexists(path) else ""
     lines = [_parsed(line, path, number) for number, line in enumerate(text.splitlines(keepends=True), start=1)]
     places, broken, named, after = dict[str, int](), list[int](), set[str](), list[frozenset[int]]()
     for i, (line, raw) in enumerate(zip(lines, text.splitlines(), strict=True)):

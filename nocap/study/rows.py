@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import JSON_BYTES, parse_json, read_text
+from nocap.config.bounded import parse_json, read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.store.files import write_file
@@ -65,7 +65,7 @@ def write(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> Path:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    return [parse_json(line) for line in read_text(path, JSON_BYTES).splitlines()] if path.is_file() else []
+    return [parse_json(line) for line in read_text(path).splitlines()] if path.is_file() else []
 
 
 def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Training, Record]]:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nocap.config.bounded import JSON_BYTES, parse_json, read_text
+from nocap.config.bounded import parse_json, read_text
 from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.model.language_model import LanguageModel
@@ -241,7 +241,7 @@ def _problem(path: Path) -> str | None:
     if not is_folder(path):
         return "it must be a folder, and no link to one"
     try:
-        sums = parse_json(read_text(path / MANIFEST, JSON_BYTES))
+        sums = parse_json(read_text(path / MANIFEST))
         if set(sums) - {ROWS} != {MODEL, OPTIMIZER, STATE}:
             return f"{MANIFEST} names {sorted(sums)}, not {sorted((MODEL, OPTIMIZER, STATE, ROWS))}"
     except UNREADABLE as error:
@@ -269,7 +269,7 @@ def _file_problem(file: Path, expected: str) -> str | None:
 
 
 def _state(file: Path) -> dict[str, Any]:
-    state: dict[str, Any] = parse_json(read_text(file, JSON_BYTES))
+    state: dict[str, Any] = parse_json(read_text(file))
     check_shape(state, SHAPES[STATE], file)
     return {"step": -1, **state}
 
