@@ -2,101 +2,167 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+import multiprocessing
+import os
+import pickle
+import platform
+import signal
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nocap.config import hardware
+from nocap.launch.plan import Plan
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record
-from nocap.study import conduct, sittings
-from nocap.study.cells import Cells, Wanted
-from nocap.study.conduct import carry_out
-from nocap.study.keeper import Keeper
-from nocap.study.ledger import FILE, Ledger, read
+from nocap.study.conduct import Done, carry_out
+from nocap.study.log import FILE, read
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.results import results
-from nocap.study.sessions import Session
+from nocap.study.tasks import Session, Training, Trainings
 from tests.studies import SEEN, Json, loaded, record, study
+
+RECORD = "record.pickle"  # of a made run, in its folder
+FORK = multiprocessing.get_context("fork")
+BEGAN = datetime.fromisoformat("2025-11-22T12:00:00+00:00")
+SESSION_S = 60.0
 
 
 @dataclass
 class Lab:
     root: Path
-    loss: Callable[[Wanted], float] = lambda run: 3.0 + 0.001 * run.seed
-    speed: Callable[[str, int], float] = lambda arm, seed: 1000.0 * (1.25 if arm == "mqa" else 1) + seed
-    trained: list[Wanted] = field(default_factory=list)
-    timed: list[Session] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
-    dies_after: float = float("inf")  # of so many runs: the command is killed when the next one has begun
-    _made: dict[str, Record] = field(default_factory=dict)  # folder → its record
-    _clock: Any = field(default_factory=itertools.count)
+    loss: Callable[[Training], float | None] = lambda run: 3.0 + 0.001 * run.seed  # null: it diverges
+    speed: Callable[[str, int], float] = lambda arm, number: 1000.0 * (1.25 if arm == "mqa" else 1) + number
+    train_s: float = 0.0  # of a run
+    host: str = "here"  # this machine's name
+    dies_after: float = float("inf")  # of so many tasks: the process is killed when the next one begins
+    said: list[str] = field(default_factory=list)  # by the last study
+    waits: list[float] = field(default_factory=list)  # minutes
+    _clock: Any = field(default_factory=lambda: FORK.Value("d", 0.0))  # seconds; a killed process's go on
 
-    def now(self) -> str:
-        minutes, seconds = divmod(next(self._clock), 60)
-        return f"2025-11-22T12:{minutes:02}:{seconds:02}+00:00"
+    # --- the study -----------------------------------------------------------------------------------------------------------------
 
     def plan(self, out: str = "out", folder: str = "made", **changed: Any) -> StudyPlan:
-        return prepare(loaded(self.root / folder, study(**changed)), "cpu", output_dir=str(self.root / out))
+        """Of the first scale."""
+        made = loaded(self.root / folder, study(**changed))
+        return prepare(made, next(iter(made.scales)), output_dir=str(self.root / out))
+
+    def done(self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any) -> Done:
+        self.said.clear()
+        return carry_out(self.plan(out, folder, **changed), run=run, log=self.said.append)
 
     def carry(self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any) -> dict[str, Json]:
         """Claim → its row."""
-        self.log = []
-        plan = self.plan(out, folder, **changed)
-        done = carry_out(plan, run=run, log=self.log.append)
-        hardware = {"fingerprint": Keeper(plan, writes=False).common["machine"]}
-        ledger = read(plan.ledger) if plan.ledger else Ledger()
-        return {claim["id"]: claim for claim in results(plan, done, ledger=ledger, hardware=hardware, command="made")["claims"]}
+        done = self.done(out, folder, run=run, **changed)
+        t = done.part.trainer
+        content = results(done, hardware=hardware.describe(t.device, t.threads), command="made")
+        return {claim["id"]: claim for claim in content["claims"]}
+
+    def killed(self, after: int, *place: str, **changed: Any) -> None:
+        """The same in a process that gets SIGKILL when so many tasks are done, of all that there were."""
+        self.dies_after = after
+        child = FORK.Process(target=self.done, args=place, kwargs=changed)
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL
+        self.dies_after = float("inf")
 
     @property
-    def ledger(self) -> Path:
+    def log(self) -> Path:
         return self.root / "made" / FILE
 
     def lines(self, *events: str) -> list[Json]:
-        return [dict(line) for line in read(self.ledger).lines if not events or line["event"] in events]
+        return [dict(line) for line in read(self.log).lines if not events or line["event"] in events]
+
+    @property
+    def tasks(self) -> list[str]:
+        """What was done, in order, as the log's lines are named: `mqa, seed 0`, `bench session 1`."""
+        path = self.root / "tasks.txt"
+        return path.read_text().splitlines() if path.exists() else []
 
     # --- what stands in for the machine --------------------------------------------------------------------------------------------
 
-    def train(self, cells: Cells, before_seed: Callable[[], None] | None, watch: Any) -> None:
-        for run, cell in cells.of:
-            if before_seed:
-                before_seed()
-            folder = cell.plan.run_dir
-            if folder.exists():
-                continue
-            watch(run, cell, "begun")
-            if len(self.trained) >= self.dies_after:
-                raise KeyboardInterrupt
-            folder.mkdir(parents=True)
-            made = record(run.arm, run.seed, run.composed.run.trainer.steps, self.loss(run), started=self.now())
-            self._made[str(folder)] = replace(made, folder=folder, identity=cell.plan.identity)
-            self.trained.append(run)
+    def clock(self) -> datetime:
+        self._clock.value += 1
+        return BEGAN + timedelta(seconds=self._clock.value)
 
-    def records(self, cells: Cells, problems: list[str]) -> list[tuple[Wanted, Record]]:
-        return [(run, self._made[str(cell.plan.run_dir)]) for run, cell in cells.of if cell.plan.run_dir.exists()]
+    def now(self) -> str:
+        return self.clock().isoformat(timespec="seconds")
 
-    def run_all(self, sessions: Sequence[Session], folder: Path, *, log: Any) -> list[Json]:
-        for one in sessions:
-            if one.found(folder) is None:
-                arms = {arm: {**SEEN, "tokens_per_s": self.speed(arm, one.seed), "step_ms": 1.0} for arm in one.arms}
-                words = {arm: list(made.overrides) for arm, made in one.arms.items()}
-                content = {"kind": one.kind, "seed": one.seed, "started": self.now(), "arms": words, "measured": {"arms": arms}}
-                write_json(one.path(folder), content)
-                self.timed.append(one)
-        return [read_json(one.path(folder)) or {} for one in sessions]
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds / 60)
+        self._clock.value += seconds
+
+    def _begin(self) -> None:
+        if len(self.tasks) >= self.dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _end(self, task: str) -> None:
+        with (self.root / "tasks.txt").open("a") as file:
+            file.write(task + "\n")
+
+    def train(
+        self,
+        group: Trainings,
+        *,
+        between: Callable[[], None] = lambda: None,
+        without: Collection[int] = (),
+        watch: Callable[..., None] | None = None,
+    ) -> dict[str, Any]:
+        runs = [(run, cell.plan) for run, cell in group.cells if run.seed not in without]
+        for seed in dict.fromkeys(run.seed for run, _ in runs) if any(outcome(made) is None for _, made in runs) else ():
+            between()
+            for run, made in runs:
+                if run.seed == seed and outcome(made) is None:
+                    self._begin()
+                    steps, machine = run.composed.run.trainer.steps, hardware.describe(run.composed.run.trainer.device, 1)
+                    of = record(run.arm, seed, steps, self.loss(run), started=self.now(), hardware=machine)
+                    self._clock.value += self.train_s
+                    made.run_dir.mkdir(parents=True)
+                    (made.run_dir / RECORD).write_bytes(pickle.dumps(replace(of, folder=made.run_dir, identity=made.identity)))
+                    self._end(f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else ""))
+        return {}
+
+    def time(self, one: Session, folder: Path) -> Json:
+        if one.result(folder) is None:
+            self._begin()
+            started = self.now()
+            self._clock.value += SESSION_S
+            rows = {arm: {**SEEN, "kv_bytes": 8.0, "tokens_per_s": self.speed(arm, one.number), "step_ms": 1.0} for arm in one.arms}
+            asked = {"kind": one.kind, "place": one.place, "key": one.key, "number": one.number, "how": dict(one.how)}
+            words = {arm: list(made.overrides) for arm, made in one.arms.items()}
+            times = {"started": started, "ended": self.now()}
+            write_json(one.path(folder), {**asked, **times, "arms": words, "measured": {"arms": rows}})
+            self._end(f"{one.place} session {one.number}")
+        return read_json(one.path(folder)) or {}
+
+
+def outcome(plan: Plan) -> str | None:
+    return "finished" if (plan.run_dir / RECORD).exists() else None
+
+
+def records(group: Trainings, problems: list[str]) -> list[tuple[Training, Record]]:
+    ended = [(run, cell.plan) for run, cell in group.cells if outcome(cell.plan)]
+    return [(run, pickle.loads((made.run_dir / RECORD).read_bytes())) for run, made in ended]
 
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
-    monkeypatch.setattr(Cells, "train", lambda cells, before_seed=None, watch=None: made.train(cells, before_seed, watch))
-    monkeypatch.setattr(Cells, "records", lambda cells, problems: made.records(cells, problems))
-    for place in (conduct, sittings):
-        monkeypatch.setattr(place, "run_all", made.run_all)
-    monkeypatch.setattr("nocap.study.ledger.now", made.now)
-    for place in ("nocap.study.sessions", "nocap.store.identity"):  # a third of the time, and what they find stays the same
+    monkeypatch.setattr(Trainings, "train", lambda group, **how: made.train(group, **how))
+    monkeypatch.setattr(Trainings, "records", records)
+    monkeypatch.setattr(Session, "run", lambda one, folder: made.time(one, folder))
+    for place in ("conduct", "tasks"):
+        monkeypatch.setattr(f"nocap.study.{place}.outcome", outcome)
+    monkeypatch.setattr("nocap.study.log.now", made.now)
+    monkeypatch.setattr("nocap.study.conduct.datetime", SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat))
+    monkeypatch.setattr("nocap.study.conduct.time", SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0))
+    monkeypatch.setattr(platform, "node", lambda: made.host)
+    for place in ("nocap.study.tasks", "nocap.study.rows", "nocap.store.identity"):  # a third of the time; what comes out is the same
         monkeypatch.setattr(f"{place}.source_hashes", lambda run, of="identity": {})
     return made

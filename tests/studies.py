@@ -97,7 +97,7 @@ def record(
         status=status,
         started=started,
         config={"trainer.steps": steps},
-        parts={},
+        parts={"environment": {"torch": "made"}},
         manifest={},
         summary={"val_loss": points[-1][1], "status": status, **more},
         curve=Curve(step=[step for step, _ in points], val_loss=[loss for _, loss in points]),
@@ -108,14 +108,14 @@ def later(minutes: float, started: str = NOW) -> str:
     return (datetime.fromisoformat(started) + timedelta(minutes=minutes)).isoformat()
 
 
-def session(arms: Mapping[str, Mapping[str, Any]], *, seed: int = 0, started: str = NOW) -> Json:
+def session(arms: Mapping[str, Mapping[str, Any]], *, number: int = 1, started: str = NOW) -> Json:
     """A session's file."""
-    return {"seed": seed, "started": started, "measured": {"arms": {name: dict(seen) for name, seen in arms.items()}}}
+    return {"number": number, "started": started, "measured": {"arms": {name: dict(row) for name, row in arms.items()}}}
 
 
-def timed(seeds: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> list[Json]:
-    """Sessions that measured the same with every seed, each a sitting, ten minutes apart."""
-    return [session(arms, seed=seed, started=later(10 * i, started)) for i, seed in enumerate(seeds)]
+def timed(numbers: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> list[Json]:
+    """Sessions that measured the same, ten minutes apart."""
+    return [session(arms, number=number, started=later(10 * i, started)) for i, number in enumerate(numbers)]
 
 
 # --- arms by a law: a loss of A - B·ln(steps) --------------------------------------------------------------------------------------
@@ -136,13 +136,14 @@ def by_law(arm: str, *, worse: float = 0.0, noise: Mapping[int, float] = NOISE, 
     return {"runs": runs, "shorter": shorter}
 
 
-def both(mine: dict[str, Any], theirs: dict[str, Any], **more: Any) -> Evidence:
-    return Evidence(**{key: {**theirs[key], **mine[key]} for key in ("runs", "shorter")}, **more)
+def both(arm: dict[str, Any], baseline: dict[str, Any], **sessions: list[Json]) -> Evidence:
+    """`sessions`: by their place."""
+    return Evidence(**{key: {**baseline[key], **arm[key]} for key in ("runs", "shorter")}, sessions=sessions)
 
 
-def pace(faster: float, *, seeds: Sequence[int] = (0, 1, 2), started: str = NOW) -> list[Json]:
+def pace(faster: float, *, numbers: Sequence[int] = (1, 2, 3), started: str = NOW) -> list[Json]:
     arms = {"mha": {"tokens_per_s": 1000.0, "step_ms": 10.0}, "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster}}
-    return timed(seeds, {name: {**SEEN, **seen} for name, seen in arms.items()}, started=started)
+    return timed(numbers, {name: {**SEEN, **row} for name, row in arms.items()}, started=started)
 
 
 def tree(*folders: Path) -> dict[str, int]:

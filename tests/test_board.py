@@ -13,12 +13,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nocap.report import forest, words
+from nocap.report import forest
+from nocap.report import words as report_words
 from nocap.store.metrics import METRICS, Scale
-from nocap.study import board, leaderboard, report, rows, wording
+from nocap.study import board, pages, words
+from nocap.study.pages import Row, Standing
 from nocap.study.spec import load
 from tests.made_grid import EVIL
-from tests.studies import LOSS, SPEED, at, loaded, study
+from tests.studies import SPEED, at, loaded, study
 from tests.test_report import text_of
 from tests.test_study_results import FAST, SAME, resulted, speeds
 
@@ -27,15 +29,15 @@ STUDIES = REPO / "experiments"
 Json = dict[str, Any]
 
 
-def committed() -> list[rows.Row]:
+def committed() -> list[Row]:
     """The board's rows."""
     studies = {path.parent.name: load(path.parent) for path in STUDIES.glob("*/study.yaml")}
-    every = [one for folder in sorted(STUDIES.iterdir()) if folder.is_dir() for one in report.all_results(folder)]
-    return rows.in_order(rows.rows(every, studies))
+    every = [one for folder in sorted(STUDIES.iterdir()) if folder.is_dir() for one in pages.all_results(folder)]
+    return board.in_order(pages.rows(every, studies))
 
 
 @pytest.fixture(scope="module")
-def shown() -> dict[str, rows.Row]:
+def shown() -> dict[str, Row]:
     """By claim, and the scale where it is a second one."""
     return {row.claim["id"] + (f", {at}" if (at := row.one["scale"]) != "cpu" else ""): row for row in committed()}
 
@@ -45,7 +47,7 @@ def shown() -> dict[str, rows.Row]:
 
 @pytest.fixture(scope="module")
 def written() -> dict[Path, str]:
-    return leaderboard.pages(STUDIES, REPO / "README.md")
+    return board.board(STUDIES, REPO / "README.md")
 
 
 def test_every_generated_part_is_what_the_committed_results_give(written: dict[Path, str]):
@@ -56,31 +58,33 @@ def test_every_generated_part_is_what_the_committed_results_give(written: dict[P
     assert stale == [], "write them anew: python -m nocap.study --board experiments"
 
 
+def copied(name: str, folder: Path) -> Path:
+    """A committed study's folder; its results at scale cpu."""
+    (folder / name).mkdir()
+    for source in (STUDIES / name).iterdir():
+        (folder / name / source.name).write_bytes(source.read_bytes())
+    (results,) = folder.glob(f"{name}/results.cpu.*.json")
+    return results
+
+
 @pytest.mark.parametrize(("old", "new"), [(r'("mid": 1\.10)5', r"\g<1>9"), (r'"word": "refuted"', '"word": "confirmed"')])
-def test_an_edited_result_is_refused(tmp_path: Path, written: dict[Path, str], old: str, new: str):
-    """Its measurements and its ledger say otherwise."""
-    (tmp_path / "gqa").mkdir()
-    for source in (STUDIES / "gqa").iterdir():
-        (tmp_path / "gqa" / source.name).write_bytes(source.read_bytes())
-    pages = leaderboard.pages(tmp_path, None)
-    assert pages[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
-    (result,) = tmp_path.glob("gqa/results.cpu.*.json")
-    result.write_text(re.sub(old, new, result.read_text(), count=1))
-    with pytest.raises(ValueError, match=r"gqa, results at scale cpu: claim A1.speed must be what its measurements say"):
-        leaderboard.pages(tmp_path, None)
+def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, str], old: str, new: str):
+    """Pages are of what the measurements say."""
+    results = copied("gqa", tmp_path)
+    text = re.sub(old, new, results.read_text(), count=1)
+    assert text != results.read_text()
+    results.write_text(text)
+    assert board.board(tmp_path, tmp_path / "none")[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
 
 
-def test_a_loss_that_the_ledger_has_not_is_refused(tmp_path: Path):
-    (tmp_path / "norms").mkdir()
-    for source in (STUDIES / "norms").iterdir():
-        (tmp_path / "norms" / source.name).write_bytes(source.read_bytes())
-    (result,) = tmp_path.glob("norms/results.cpu.*.json")
-    found = json.loads(result.read_text())
+def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
+    results = copied("norms", tmp_path)
+    found = json.loads(results.read_text())
     row = next(row for row in found["measurements"] if row["claim"] == "A16.qk" and row["repeat"] == 11)
     row["value"] += 1e-9  # no word and no figure that is shown changes
-    result.write_text(json.dumps(found))
-    with pytest.raises(ValueError, match=r"claim A16.qk must .*(ledger|measurements)"):
-        leaderboard.pages(tmp_path, None)
+    results.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
+        board.board(tmp_path, tmp_path / "none")
 
 
 # --- what a row says ---------------------------------------------------------------------------------------------------------------
@@ -89,29 +93,29 @@ def test_a_loss_that_the_ledger_has_not_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "verdict", "measured"),
     [
-        ("A1.speed", "refuted at 1 × 512 tokens, CPU: worse than stated", "10.5% faster [7.0% to 14.2% faster], n=3 sittings"),
+        ("A1.speed", "refuted at 1 × 512 tokens, CPU: worse than stated", "10.5% faster [7.0% to 14.2% faster], n=3 sessions"),
         (
             "A4.speed, cpu_bytes",
-            "inconclusive at 1 × 1,024 tokens, CPU: 6 more sittings would decide",
-            "41.2% faster [26.7% to 57.3% faster], n=6 sittings",
+            "inconclusive at 1 × 1,024 tokens, CPU: 6 more sessions would decide",
+            "41.2% faster [26.7% to 57.3% faster], n=6 sessions",
         ),
         ("A1.kv", "confirmed at 1 × 512 tokens, CPU", "66.7% less cache, exact"),
         ("A12.params", "refuted at 4 × 512 tokens, CPU: above the stated range", "56.6M, exact"),
-        ("B1.speed", "exceeded at 1 × 512 tokens, CPU", "17.5% faster [11.2% to 24.1% faster], n=3 sittings"),
-        ("A10.head", "refuted at 4 × 512 tokens, CPU: above the stated range", "23.3% [21.4% to 25.1%], n=3 sittings"),
+        ("B1.speed", "exceeded at 1 × 512 tokens, CPU", "17.5% faster [11.2% to 24.1% faster], n=3 sessions"),
+        ("A10.head", "refuted at 4 × 512 tokens, CPU: above the stated range", "23.3% [21.4% to 25.1%], n=3 sessions"),
         (
             "A16.qk",
             "inconclusive at 4 layers, 128 wide, 262k tokens, CPU: 12 more seeds would decide",
             "higher loss by 0.0321 ± 0.0323, n=12",
         ),
-        ("C1.speed", "refuted at 4 layers, 256 wide, T=128, CPU: above the stated range", "148.6 tokens/s [66.38 to 332.8], n=6 sittings"),
+        ("C1.speed", "refuted at 4 layers, 256 wide, T=128, CPU: above the stated range", "148.6 tokens/s [66.38 to 332.8], n=6 sessions"),
     ],
 )
-def test_a_row_says_what_was_found_and_where(shown: dict[str, rows.Row], name: str, verdict: str, measured: str):
+def test_a_row_says_what_was_found_and_where(shown: dict[str, Row], name: str, verdict: str, measured: str):
     assert (shown[name].verdict, shown[name].measured) == (verdict, measured)
 
 
-def test_every_word_is_what_the_shown_interval_says(shown: dict[str, rows.Row]):
+def test_every_word_is_what_the_shown_interval_says(shown: dict[str, Row]):
     """Guards aside: wholly inside what was stated, wholly above, wholly below, or neither."""
     for name, row in shown.items():
         claim, found = row.claim, row.claim["measured"]
@@ -121,17 +125,17 @@ def test_every_word_is_what_the_shown_interval_says(shown: dict[str, rows.Row]):
         below = low is not None and found["high"] < low - bar
         above = high is not None and found["low"] > high + bar
         inside = (low is None or found["low"] >= low - bar) and (high is None or found["high"] <= high + bar)
-        words = {"refuted"} if below else {"refuted", "exceeded"} if above else {"confirmed"} if inside else {"inconclusive"}
-        assert claim["word"] in words | ({"inconclusive", "refuted"} if claim["guards"] else set()), name
+        allowed = {"refuted"} if below else {"refuted", "exceeded"} if above else {"confirmed"} if inside else {"inconclusive"}
+        assert claim["word"] in allowed | ({"inconclusive", "refuted"} if claim["guards"] else set()), name
 
 
-def test_no_effect_is_printed_with_a_sign(shown: dict[str, rows.Row]):
+def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
     for row in shown.values():
-        words = [wording.expected(row.claim), row.measured, wording.allowed(row.claim), *map(wording.guard, row.claim["guards"])]
-        assert not any(re.search(r"(?<![\w.])[-+−]\d", one) for one in words), (row.claim["id"], words)
+        said = [words.expected(row.claim), row.measured, words.allowed(row.claim), *map(words.guard, row.claim["guards"])]
+        assert not any(re.search(r"(?<![\w.])[-+−]\d", one) for one in said), (row.claim["id"], said)
 
 
-def test_places_are_the_arms_own(shown: dict[str, rows.Row]):
+def test_places_are_the_arms_own(shown: dict[str, Row]):
     assert shown["A13.flash"].where == "1 layer, 768 wide, T=64 to 1024, cpu"
     batch = "4 layers, 128 wide, T=256, bytes tokens, {} a step, bf16, cpu"
     assert shown["D2.stack"].where == f"{batch.format('512')}, against {batch.format('1,024')}"
@@ -142,13 +146,13 @@ def test_places_are_the_arms_own(shown: dict[str, rows.Row]):
 def test_results_name_both_shapes(tmp_path: Path):
     arms = {"mha": ["attention=flash"], "mqa": ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"]}
     (found,) = resulted(loaded(tmp_path / "made", study(arms=arms, claims=[SPEED])), speeds(FAST, SAME))["claims"]
-    timed, trained = wording.where(found).split("; its loss at ")
+    timed, trained = words.where(found).split("; its loss at ")
     assert timed == trained
     assert re.match(r"2 layers, 32 wide, T=32, \w+ tokens, 256 a step, .*, against 2 layers, 64 wide, T=32, \w+ tokens, 512 a step", timed)
 
 
-def test_what_is_counted_apart(shown: dict[str, rows.Row]):
-    found = rows.sections(list(shown.values()))
+def test_what_is_counted_apart(shown: dict[str, Row]):
+    found = board.sections(list(shown.values()))
     ids = {standing.name: {row.claim["id"] for row in some} for standing, some in found.items()}
     assert {"A1.kv", "A12.params", "A12.adamw", "C2.speed"} <= ids["there"]
     assert {"A0", "A1.speed", "A12.activations", "A4.scores"} <= ids["stand_in"]  # about a GPU
@@ -157,25 +161,25 @@ def test_what_is_counted_apart(shown: dict[str, rows.Row]):
 
 
 def test_a_gpus_result_stands_for_itself(tmp_path: Path):
-    one = loaded(tmp_path / "made", study(claims=[SPEED], scales=at(speaks_for="a CPU")))
+    one = loaded(tmp_path / "made", study(claims=[SPEED], scales=at(limitations="a CPU")))
     results = resulted(one, speeds(FAST, SAME))
-    for device, standing in (("cpu", rows.Standing.stand_in), ("cuda", rows.Standing.there)):
-        (row,) = rows.rows([{**results, "hardware": {**results["hardware"], "device": device}}], {"made": one})
+    for device, standing in (("cpu", Standing.stand_in), ("cuda", Standing.there)):
+        (row,) = pages.rows([{**results, "hardware": {**results["hardware"], "device": device}}], {"made": one})
         assert row.standing is standing
 
 
-def test_false_verdicts_to_expect(shown: dict[str, rows.Row]):
+def test_false_verdicts_to_expect(shown: dict[str, Row]):
     every = list(shown.values())
-    exact = {row.claim["id"] for row in every if wording.is_exact(row.claim)}
+    exact = {row.claim["id"] for row in every if words.is_exact(row.claim)}
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
-    noisy = sum(not wording.is_exact(row.claim) for row in every)
+    noisy = sum(not words.is_exact(row.claim) for row in every)
     said = f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to {0.05 * noisy:.1f} false verdicts are to be expected"
-    assert rows.errors(every).startswith(said)
+    assert board.errors(every).startswith(said)
 
 
-def test_bounds_that_were_passed_are_explained(shown: dict[str, rows.Row]):
-    beyond = {name for name, row in shown.items() if wording.BEYOND in row.notes}
+def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
+    beyond = {name for name, row in shown.items() if words.BEYOND in row.notes}
     assert beyond == {"A18.long.sliding", "A18.long.flash", "B1.speed", "B5.wide_speed"}
     assert all("FLOPs are no bound here" in "; ".join(shown[name].notes) for name in beyond - {"B1.speed"})
 
@@ -185,26 +189,23 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     small, large = (resulted(one, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052]))
     for shapes in large["claims"][0]["where"].values():
         shapes[0]["batch_tokens"] = 1024
-    first, second = rows.rows([small, large], {"made": one})
+    first, second = pages.rows([small, large], {"made": one})
     assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
     assert second.notes[0] == "depends on shape: confirmed at 16 × 32 tokens, CPU"
-    assert not any("depends" in note for row in rows.rows([small, small], {"made": one}) for note in row.notes)
+    assert not any("depends" in note for row in pages.rows([small, small], {"made": one}) for note in row.notes)
 
 
-def test_notes_of_the_ledger_and_of_results_without_one(tmp_path: Path, shown: dict[str, rows.Row]):
-    assert shown["A0"].notes == ["depends on shape: inconclusive at 1 × 1,024 tokens, CPU", "looked at with 3 and 5 pairs"]
+def test_what_the_log_says_is_in_the_notes(shown: dict[str, Row]):
+    registered, *_ = [note for note in shown["A0"].notes if note.startswith("exploratory: ")]
+    assert registered == "exploratory: registered after 3 runs (three, seed 0 and 2 more)"
     assert shown["A1.kv"].notes == []
-    results = resulted(loaded(tmp_path / "made", study(claims=[LOSS])), speeds(FAST, SAME))
-    results["claims"][0]["ledger"] = ["registered after 2 runs", "3 analyses"]
-    (row,) = rows.rows([results], {})
-    assert row.notes == ["registered after 2 runs", "3 analyses"]
 
 
 # --- words -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("metric", "scale", "low", "high", "words"),
+    ("metric", "scale", "low", "high", "text"),
     [
         ("tokens_per_s", "ratio", 1.2, 1.3, "20% to 30% faster"),
         ("tokens_per_s", "ratio", 1.0, None, "not slower"),
@@ -223,8 +224,8 @@ def test_notes_of_the_ledger_and_of_results_without_one(tmp_path: Path, shown: d
         ("exponent", "value", 1.75, None, "at least 1.75"),
     ],
 )
-def test_expected_in_words(metric: str, scale: str, low: float | None, high: float | None, words: str):
-    assert wording.expected({"metric": metric, "scale": scale, "expected": [low, high]}) == words
+def test_expected_in_words(metric: str, scale: str, low: float | None, high: float | None, text: str):
+    assert words.expected({"metric": metric, "scale": scale, "expected": [low, high]}) == text
 
 
 @pytest.mark.parametrize(
@@ -232,13 +233,13 @@ def test_expected_in_words(metric: str, scale: str, low: float | None, high: flo
     [(name, scale, x) for name in ("tokens_per_s", "val_loss", "memory_mib") for scale, x in (("ratio", 1.3), ("difference", 0.3))],
 )
 def test_worse_and_better_never_read_alike(metric: str, scale: str, x: float):
-    better, worse = (words.gain(one, METRICS[metric], Scale(scale)) for one in (x, 1 / x if scale == "ratio" else -x))
+    better, worse = (report_words.gain(one, METRICS[metric], Scale(scale)) for one in (x, 1 / x if scale == "ratio" else -x))
     assert METRICS[metric].gain in better
     assert METRICS[metric].loss in worse
 
 
-def test_guards_in_words(shown: dict[str, rows.Row]):
-    memory, loss = map(wording.guard, shown["A0"].claim["guards"])
+def test_guards_in_words(shown: dict[str, Row]):
+    memory, loss = map(words.guard, shown["A0"].claim["guards"])
     assert memory == "memory: 24.9% less memory, exact, allowed: no more memory"
     assert loss == "validation loss: 0.4% lower loss [10.1% higher loss to 10.0% lower loss], allowed: at most 2% higher loss"
 
@@ -292,12 +293,12 @@ def test_a_plot_draws_each_part_where_it_is():
 # --- the page ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str], shown: dict[str, rows.Row]):
+def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str], shown: dict[str, Row]):
     page = written[STUDIES / "board.html"]
     seen = text_of(page)
     for row in shown.values():
         assert f"{row.claim['statement']} {row.at}" in seen
-        assert f"{wording.metric(row.claim)}: {wording.expected(row.claim)}" in seen
+        assert f"{words.metric(row.claim)}: {words.expected(row.claim)}" in seen
         assert row.verdict in seen
         assert row.measured in seen
     assert page.count("<svg") == len(board.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
@@ -306,7 +307,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str
     assert "Without a figure" not in seen
 
 
-def test_the_page_is_one_small_file_without_scripts_or_other_files(written: dict[Path, str], shown: dict[str, rows.Row]):
+def test_the_page_is_one_small_file_without_scripts_or_other_files(written: dict[Path, str], shown: dict[str, Row]):
     page = written[STUDIES / "board.html"]
     assert len(page.encode()) < 300_000
     assert "<script" not in page
@@ -320,14 +321,14 @@ def test_a_claim_without_a_figure_is_named_beside_the_plots():
     results |= {
         "claims": [results["claims"][0] | {"id": "A1.lost", "measured": None, "word": "inconclusive", "reason": "missing", "missing": []}]
     }
-    assert f"Without a figure: {results['claims'][0]['statement']}." in text_of(board.render("made", rows.rows([results], {})))
+    assert f"Without a figure: {results['claims'][0]['statement']}." in text_of(board.html("made", pages.rows([results], {})))
 
 
 def test_names_and_values_stay_text(tmp_path: Path):
     results: Json = json.loads(next((STUDIES / "gqa").glob("results.*.json")).read_text())
     made = copy.deepcopy(results["claims"][0]) | {"id": EVIL, "statement": EVIL, "arm": EVIL}
     results |= {"claims": [made], "study": EVIL, "date": EVIL}
-    page = board.render(EVIL, rows.rows([results], {}))
+    page = board.html(EVIL, pages.rows([results], {}))
     assert EVIL not in page
     assert "<img" not in page
     assert "<script" not in page

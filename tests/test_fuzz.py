@@ -23,7 +23,7 @@ from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.store.files import append_text
 from nocap.study import __main__ as study
-from nocap.study.report import check_readme
+from nocap.study.pages import check_readme
 from tests.fuzz.doors import RUNS
 from tests.fuzz.judge import Bench, Case, Wound
 from tests.fuzz.library import DONE, HALF, copy_of, make, train

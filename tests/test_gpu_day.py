@@ -139,7 +139,7 @@ def test_lines_of_the_summary_and_rows_for_the_page(day: ModuleType, tmp_path: P
 def test_its_study_waits_for_nothing(day: ModuleType, tmp_path: Path) -> None:
     shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=None)
     folder = Path(day.study(shared, tmp_path / "study.json")[2])
-    assert load(folder).scales["gpu"].sittings == 1
+    assert load(folder).scales["gpu"].sessions == 1
 
 
 def test_the_arms_of_the_bench_compose(day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from nocap.store.files import append_text, write_text
 from nocap.store.identity import digest
 from nocap.store.record import Metrics, write_json
 from nocap.store.tracking import open_tracker
-from nocap.study import leaderboard, ledger
+from nocap.study import board, log
 from nocap.training.terminal import Reporter
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
@@ -166,8 +166,8 @@ def shaped(claim: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def studies(folder: Path, planned: Plan) -> None:
-    lines = [{"event": "registration", "claim": f"M.{i}.{text}", "hash": text} for i, text in enumerate(TEXTS)]
-    ledger.append(folder / ledger.FILE, lambda found: lines, {"machine": "abc", "folder": "abc", "scale": "cpu"})
+    lines = [{"event": "registration", "claim": f"M.{i}.{text}", "hash": text, "subject": text} for i, text in enumerate(TEXTS)]
+    log.append(folder / log.FILE, lambda found: lines, {"machine": "abc", "scale": "cpu"})
     results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
     claim = results["claims"][0]
     results["claims"] = [{**claim, "statement": text, "id": f"X{i}", "where": shaped(claim, text)} for i, text in enumerate(TEXTS)]
@@ -176,7 +176,7 @@ def studies(folder: Path, planned: Plan) -> None:
     (folder / "board" / "made").mkdir(parents=True)
     raw = folder / "board" / "made" / "results.cpu.x.json"
     raw.write_text(json.dumps({**results, "command": TEXTS[0]}))  # as somebody else's nocap may have written it
-    leaderboard.write(folder / "board", None)
+    board.write(folder / "board", folder / "none")
     raw.unlink()
 
 
@@ -328,8 +328,8 @@ def test_a_hostile_study_writes_no_markup(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "results.cpu.x.json").write_text(json.dumps(results))
     readme = tmp_path / "README-top.md"
-    readme.write_text(f"# Mine, <b>as I want it</b>\n{leaderboard.START}\n{leaderboard.END}\nAfter.\n")
-    leaderboard.write(tmp_path, readme)
+    readme.write_text(f"# Mine, <b>as I want it</b>\n{board.START}\n{board.END}\nAfter.\n")
+    board.write(tmp_path, readme)
     for path in (readme, tmp_path / "README.md"):
         text = path.read_text()
         assert controls(text) == []
@@ -338,9 +338,9 @@ def test_a_hostile_study_writes_no_markup(tmp_path: Path, capsys: pytest.Capture
         assert "]: data:" not in text
         assert "javascript:" not in text.replace("#javascript:", "")
     assert readme.read_text().startswith("# Mine, <b>as I want it</b>\n")
-    assert readme.read_text().count(leaderboard.END) == 1
-    leaderboard.write(tmp_path, readme)
-    assert readme.read_text().endswith(f"{leaderboard.END}\nAfter.\n")
+    assert readme.read_text().count(board.END) == 1
+    board.write(tmp_path, readme)
+    assert readme.read_text().endswith(f"{board.END}\nAfter.\n")
 
 
 def test_markdown_cells_end_where_they_should() -> None:

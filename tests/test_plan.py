@@ -1,4 +1,4 @@
-"""What a grid and a study would cost: a measured step, and the start of each run."""
+"""What a grid would cost: a measured step, and the start of each run."""
 
 from __future__ import annotations
 
@@ -7,48 +7,40 @@ from typing import Any
 
 import pytest
 
-from nocap.config.compose import composed
 from nocap.config.defaults import COLD_S
-from nocap.launch.grid import check
 from nocap.launch.multirun import multirun
-from nocap.study import grid_plan
-from nocap.study.sessions import Session
+from nocap.store.formats import duration
+from nocap.study import preview
+from nocap.study.tasks import Session
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.steps=20", "trainer.threads=1")
+TIMED = {"tokens_per_s": 1024.0, "step_ms": 1000.0, "memory_mib": {"parameters": 100.0, "optimizer": 200.0, "peak": 900.0}}
+LOST = {"tokens_per_s": None, "step_ms": None, "memory_mib": None}
 
 
-def test_the_start_of_a_run_is_a_process_that_imports_torch_and_a_guess_at_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_plan, "imports_s", lambda: 3.0)
-    starts = [
-        grid_plan._startup_s(check([[*WORDS, f"trainer.compile={how}"]], swept=(), compose=composed, log=print).cells[0])
-        for how in ("off", "regional")
-    ]
-    assert starts == [3.0, 3.0 + COLD_S]
+def measured(session: Session, folder: Path) -> dict[str, Any]:
+    return {"measured": {"arms": {arm: LOST if "-mqa-" in arm else TIMED for arm in session.arms}}}
 
 
 def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = {"tokens_per_s": 1024.0, "step_ms": 1000.0, "memory_mib": {"parameters": 100.0, "optimizer": 200.0, "peak": 900.0}}
-
-    def measured(session: Session, folder: Path) -> dict[str, Any]:
-        lost = {"tokens_per_s": None, "step_ms": None, "memory_mib": None}
-        return {"measured": {"arms": {arm: lost if "-mqa-" in arm else seen for arm in session.arms}}}
-
     monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(grid_plan, "_startup_s", lambda cell: 7.0)
+    monkeypatch.setattr(preview, "_imports_s", lambda: 7.0)
     monkeypatch.chdir(tmp_path)
     words = [*WORDS, "attention=flash,gqa", "seed=0,1", "trainer.keep_checkpoints=2", "trainer.batch_tokens=1024"]
-    assert multirun(words, look=grid_plan.render) == 0
+    assert multirun(words, look=preview.of_grid) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].endswith(": 4 cells, 0 done, 4 to train")
     assert [row.split() for row in out[2:4]] == [  # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice, for two cells
         [f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"] for arm in ("flash", "gqa")
     ]
-    assert out[4] == "together 2.0 min, one cell after the other; in it 7 s for each run's start"
+    assert out[4] == "together 2.0 min, one cell after the other"
     assert out[5].startswith("checkpoints 2.3 GiB at most, free ")
     assert not (tmp_path / "outputs" / "runs").exists()
-    assert multirun([*words[:-4], "attention=mqa"], look=grid_plan.render) == 0
-    assert "not in it: 1 arm whose step could not be timed" in capsys.readouterr().out
+    assert multirun([*words[:-4], "attention=mqa"], look=preview.of_grid) == 0
+    assert "not in it, for its step could not be timed: " in capsys.readouterr().out
+    assert multirun([*words, "trainer.compile=regional"], look=preview.of_grid) == 0
+    assert f" {duration(30 + COLD_S)} " in capsys.readouterr().out  # and a guess at compilation
     with pytest.raises(ValueError, match="--plan must be left out of a search"):
-        multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=grid_plan.render)
+        multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=preview.of_grid)

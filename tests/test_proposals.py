@@ -16,6 +16,7 @@ from scipy import stats
 
 from nocap.judge.interval import batches_above
 from nocap.study.__main__ import main
+from nocap.study.log import FILE
 from nocap.study.propose import ACCEPTED, MOST, Campaign, Line
 from nocap.study.spec import Propose
 from tests.conftest import REPO, SMALL, Door, Finished
@@ -86,7 +87,7 @@ def test_the_same_arm_gets_the_same_answer_and_spends_nothing():
     first = one.propose("arm", ["a"], trainer, against="base")
     asked, again = len(trainer.asked), one.propose("arm", ["another name"], trainer, against="base")
     assert (again, len(trainer.asked)) == (first, asked)
-    assert campaign(lines).propose("arm", [], trainer, against="base") == first  # from the ledger
+    assert campaign(lines).propose("arm", [], trainer, against="base") == first  # from the log
 
 
 def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
@@ -164,8 +165,8 @@ def study_door(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: 
             code = main([str(word) for word in words])
         except SystemExit as ended:
             code = int(ended.code or 0)
-        seen = capsys.readouterr()
-        return Finished(code, seen.out, seen.err)
+        printed = capsys.readouterr()
+        return Finished(code, printed.out, printed.err)
 
     return call
 
@@ -194,7 +195,7 @@ def test_a_proposal_that_would_not_be_fair_is_refused_before_anything_runs(study
     assert refused.err.startswith("nocap: ")
     assert line in refused.err
     assert refused.err.count("\n") == 1
-    assert not (folder / "ledger.jsonl").exists()
+    assert not (folder / FILE).exists()
 
 
 @pytest.mark.parametrize(

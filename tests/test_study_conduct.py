@@ -1,272 +1,271 @@
-"""What a study trains beside its arms: shorter schedules that branch, a search, as many steps as a budget allows."""
+"""How a study is carried out: analyses, a search, races, sessions apart in time, a killed command, runs of another machine."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nocap.store.measurement import Ending
-from nocap.store.record import read_json
-from nocap.study import conduct
+from nocap.study import rows
 from nocap.study.__main__ import main
-from nocap.study.cells import Cells, FailedError, Wanted
-from nocap.study.conduct import Tuned, carry_out
-from nocap.study.keeper import Keeper
-from nocap.study.measured import steps_to_target
-from nocap.study.plan import OVERHEAD, StudyPlan, prepare, shorter, steps_for
-from nocap.study.sessions import SessionError
-from tests.attempts import state_of
-from tests.conftest import REPO, Door, the_run
-from tests.studies import LOSS, RACE, STEPS, STUDY, Json, at, law, loaded, record, study, written
-from tests.test_search import fake as fake
+from nocap.study.plan import shorter
+from nocap.study.registration import name_of, registrations
+from nocap.study.tasks import FailedError, Session, StoppedError, Training
+from tests.lab import Lab, lab
+from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, written
 
-COSINE = [*STUDY["overrides"], "schedule=cosine"]
+__all__ = ["lab"]
+ARMS = STUDY["arms"]
 
 
-def prepared(tmp_path: Path, *claims: Json, **changed: Any) -> StudyPlan:
-    return prepare(loaded(tmp_path / "made", study(claims=list(claims), **changed)), "cpu", output_dir=str(tmp_path / "out"))
+# --- analyses ----------------------------------------------------------------------------------------------------------------------
+
+SURE, UNSURE = claim(LOSS, id="M.sure"), claim(LOSS, id="M.unsure", expected=[0.0, None], arm="gqa")
+THREE: Json = {"arms": {**ARMS, "gqa": ["attention=gqa"]}, "claims": [SPEED, SURE, UNSURE], "seeds": list(range(12))}
 
 
-def without_training(
-    monkeypatch: pytest.MonkeyPatch, losses: Callable[[Wanted], float | None] = lambda run: math.nan
-) -> list[list[Wanted]]:
-    """The runs of each call to train, of which none is trained. `losses`: null diverged, NaN not run."""
-    asked: list[list[Wanted]] = []
-
-    def records(cells: Cells, problems: list[str]) -> list[tuple[Wanted, Any]]:
-        ends = [(run, losses(run)) for run, _ in cells.of]
-        return [
-            (run, record(run.arm, run.seed, run.composed.run.trainer.steps, loss))
-            for run, loss in ends
-            if loss is None or not math.isnan(loss)
-        ]
-
-    monkeypatch.setattr(Cells, "train", lambda cells, before_seed=None, watch=None: asked.append([run for run, _ in cells.of]) or {})
-    monkeypatch.setattr(Cells, "records", records)
-    return asked
+def late(run: Training) -> float:
+    """gqa is unsure for six pairs, and better with twelve."""
+    gain = 0.0 if run.arm != "gqa" else [0.9, 0.3, 0.1, 0.7, 0.8, 0.6][run.seed % 6]
+    return 3.0 + 0.001 * run.seed - gain
 
 
-# --- shorter schedules -------------------------------------------------------------------------------------------------------------
+def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
+    lab.loss = late
+    claims = lab.carry(**THREE)
+    told = {name: (row["word"], row["n"], row["analysis"], row["notes"]) for name, row in claims.items()}
+    assert told["M.speed"] == ("confirmed", 3, 1, [])
+    assert told["M.sure"] == ("confirmed", 3, 1, [])
+    assert told["M.unsure"] == ("confirmed", 12, 3, ["3 analyses"])
+    first = [f"{arm}, seed {seed}" for seed in range(3) for arm in ("mha", "mqa", "gqa")]
+    then = [f"{arm}, seed {seed}" for seed in range(3, 12) for arm in ("mha", "gqa")]
+    assert [task for task in lab.tasks if "session" not in task] == first + then
+    said = [(line["number"], line["n"], line["word"]) for line in lab.lines("analysis") if line["claim"] == "M.unsure"]
+    assert said == [(1, 3, "inconclusive"), (2, 6, "inconclusive"), (3, 12, "confirmed")]
+    assert [text for text in lab.said if "session" not in text] == ["not decided, and another analysis follows: M.unsure"] * 2
 
 
-@pytest.mark.slow
-def test_a_shorter_schedule_is_the_run_it_would_have_been(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch):
-    """In a race arms are trained whole and at half; the halves begin at the whole run's step 5, where their decay does."""
-    monkeypatch.setenv("PYTHONPATH", str(REPO))
-    content = study(claims=[STEPS], scales=at(lengths=[0.5], least_length=0.5))
-    written(tmp_path / "made", content)
-    assert main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}"]) == 0
-    manifests = {path.parent: read_json(path) or {} for path in (tmp_path / "out").glob("runs/*-flash-*/manifest.json")}
-    assert len(manifests) == 6
-    steps = {folder: manifest["parts"]["config"]["trainer"]["steps"] for folder, manifest in manifests.items()}
-    whole = {manifests[folder]["identity"]: folder for folder, n in steps.items() if n == 12}
-    halves = [folder for folder, n in steps.items() if n == 6]
-    assert (len(whole), len(halves)) == (3, 3)
-    for half in halves:
-        begun = manifests[half]["init"]
-        assert begun["step"] == 5
-        base = whole[begun["identity"]]
-        assert begun["path"] == str(base / "checkpoints" / "step-00000005")
-        assert manifests[half]["parts"]["config"]["seed"] == manifests[base]["parts"]["config"]["seed"]
-
-    half = next(folder for folder in halves if "-s1-" in folder.name)
-    overrides = [*content["overrides"], *content["scales"]["cpu"]["train"], "attention=flash", "trainer.steps=6", "seed=1"]
-    scratch = door(*overrides, f"output_dir={tmp_path / 'scratch'}")
-    assert scratch.code == 0, scratch.err
-    again = the_run(tmp_path / "scratch")
-    assert (read_json(again / "manifest.json") or {})["init"] is None
-    losses = [(read_json(folder / "summary.json") or {})["val_loss"] for folder in (half, again)]
-    assert losses[0] == losses[1]
-    assert state_of(half)[0] == state_of(again)[0]
+def test_seeds_that_are_added_go_on_with_the_analyses(lab: Lab):
+    lab.loss = late
+    few = lab.carry(**{**THREE, "seeds": list(range(6))})["M.unsure"]
+    assert (few["word"], few["n"], few["exploratory"]) == ("inconclusive", 6, None)
+    tasks = lab.tasks
+    more = lab.carry(**THREE)["M.unsure"]
+    assert (more["word"], more["n"], more["exploratory"], more["hash"]) == ("confirmed", 12, None, few["hash"])
+    assert lab.tasks[: len(tasks)] == tasks
+    assert max(Counter(lab.tasks).values()) == 1
 
 
-@pytest.mark.slow
-def test_where_a_shorter_schedule_begins(tmp_path: Path):
-    """With wsd where its own decay does, if the long one is not decaying there yet; other schedules never run along."""
-
-    def begins(*overrides: str, lengths: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9)) -> list[tuple[int, int]]:
-        plan = prepared(tmp_path, LOSS, overrides=[*STUDY["overrides"], "trainer.steps=100", *overrides], scales=at(lengths=list(lengths)))
-        return [(short.composed.run.trainer.steps, short.branches_at) for short in shorter(plan, plan.train["mha"])]
-
-    # decay 5, 10, 16, 19 of 25, 50, 75, 90 steps; the whole decays from 79
-    assert begins() == [(25, 20), (50, 40), (75, 59), (90, 71)]
-    assert begins("schedule.decay_steps=40", lengths=(0.25 * 2, 0.9)) == [(50, 10), (90, 50)]
-    assert begins("schedule.decay_steps=30", "schedule.warmup_steps=20", lengths=(0.5,)) == [(50, 20)]
-    with pytest.raises(ValueError, match=r"^scales.cpu.lengths: 25 of 100 steps: schedule.decay_steps must leave room .*, got 40$"):
-        begins("schedule.decay_steps=40", lengths=(0.25,))
-    assert begins("schedule.decay_steps=2", lengths=(0.99,)) == [(99, 97)]
-    assert begins("schedule=cosine", lengths=(0.5,)) == begins("schedule=linear", lengths=(0.5,)) == [(50, 0)]
-
-
-def test_without_its_checkpoint_a_shorter_schedule_is_trained_from_its_start(tmp_path: Path):
-    plan = prepared(tmp_path, LOSS, scales=at(lengths=[0.5]))
-    (short,) = shorter(plan, plan.train["mha"])
-    assert short.branches_at == 5
-    alone = short.of("mha", 2, record("mha", 2, 12, 3.0))  # its folder is nowhere
-    assert alone is not None
-    assert alone.composed.run.trainer.init_from is None
-    assert (alone.composed.run.seed, alone.composed.run.trainer.steps) == (2, 6)
-    assert short.of("mha", 2, record("mha", 2, 12, None)) is None  # nothing is learnt from an arm that diverges
-    (short,) = shorter(plan, prepared(tmp_path, LOSS, overrides=COSINE).train["mha"])
-    assert short.branches_at == 0
+@pytest.mark.parametrize("after", [0, 2, 5, 12, 14, 20, 29])
+def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab, tmp_path: Path, after: int):
+    """Of 30 tasks: the same tasks, each once, and the same results as of one that was not."""
+    lab.loss = late
+    whole, tasks = lab.carry("whole", "elsewhere/whole", **THREE), lab.tasks
+    lab.killed(len(tasks) + after, **THREE)
+    assert len(lab.tasks) == len(tasks) + after
+    again = lab.carry(**THREE)
+    assert sorted(lab.tasks[len(tasks) :]) == sorted(tasks)
+    timeless = [{name: {**row, "registered": ""} for name, row in one.items()} for one in (whole, again)]
+    assert timeless[0] == timeless[1]
+    results = [name_of(line) for line in lab.lines("run", "session")]
+    assert sorted(results) == sorted(tasks)
+    before = lab.log.read_text()
+    lab.carry(**THREE)
+    assert lab.log.read_text() == before
 
 
-@pytest.mark.parametrize(
-    ("gain", "then", "ending"),
-    [
-        (5.0, [("mqa", 16), ("mqa", 8)], Ending.measured),  # 64/5 lies between
-        pytest.param(1.5, [], Ending.measured, marks=pytest.mark.slow),
-        (100.0, [("mqa", 16), ("mqa", 8)], Ending.at_most),  # and no shorter: the least length is an eighth
-        (0.3, [("mha", 16)], Ending.measured),  # the baseline reaches the arm's own end: there it is the one that goes on
-    ],
-)
-def test_a_race_goes_on_until_its_loss_lies_between_two_lengths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gain: float, then: list[tuple[str, int]], ending: Ending
-):
-    def loss(run: Wanted) -> float:
-        return law(run.composed.run.trainer.steps * (gain if run.arm == "mqa" else 1)) + 0.001 * run.seed
-
-    asked, log = without_training(monkeypatch, loss), list[str]()
-    scale = at(lengths=[0.5], least_length=0.125, train=["trainer.steps=64", "trainer.val_every=0"])
-    plan = prepared(tmp_path, STEPS, scales=scale)
-    monkeypatch.setattr(conduct, "places_of", lambda *args: [])
-    done = carry_out(plan, run=True, log=log.append)
-    ran = [{(one.arm, one.composed.run.trainer.steps) for one in runs} for runs in asked]
-    assert ran == [{("mha", 64), ("mqa", 64)}, {("mha", 32), ("mqa", 32)}, *({one} for one in then)]
-    assert [len(runs) for runs in asked[2:]] == [3] * len(then)
-    found = {ending for _, ending in steps_to_target(plan.study.claims[0], plan.study, done.evidence).values()}
-    assert found == {ending, Ending.measured}
-    assert log == [f"{arm} reaches the loss of its race in its shortest schedule: {steps} steps are next" for arm, steps in then]
-    again = carry_out(plan, run=False)
-    assert again.evidence.lengths == done.evidence.lengths
-    assert len(asked) == 2 + len(then)
+def test_a_scale_about_some_claims_needs_their_arms_alone_and_binds_them_the_same(lab: Lab):
+    trials = {arm: [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]] for arm in ("mha", "mqa", "relu2")}
+    three: Json = {"arms": {**ARMS, "relu2": ["mlp=relu2"]}, "claims": [LOSS, claim(LOSS, id="M.relu2", arm="relu2")]}
+    three |= {"notes": {"M.relu2": "a note"}, "tune": {"seeds": [7], "trials": trials}}
+    own = {"relu2": ["mlp.expansion=2"]}
+    whole, some = (lab.plan(**three, scales=at(own=own, **only)) for only in ({}, {"claims": ["M.loss"]}))
+    assert ([*some.train], [*whole.train]) == (["mha", "mqa"], ["mha", "mqa", "relu2"])
+    assert registrations(some) == {"M.loss": registrations(whole)["M.loss"]}
+    assert [*lab.carry(**three, scales=at(own=own, claims=["M.loss"]))] == ["M.loss"]
+    assert {task.partition(",")[0] for task in lab.tasks} == {"mha", "mqa"}
 
 
 # --- a search ----------------------------------------------------------------------------------------------------------------------
 
 LRS = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"], ["optimizer.lr=4e-3"]]
-SEARCH: Json = {"seeds": [7, 8], "trials": {"mha": LRS}, "follow": {"mqa": "mha"}}
+SEARCH: Json = {"claims": [LOSS], "tune": {"seeds": [7, 8], "trials": {"mha": LRS}, "follow": {"mqa": "mha"}}}
 
 
-@pytest.fixture
-def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
-    """Search without training: `losses` of learning rate and seed, null diverged, NaN not run."""
-
-    def found(losses: Callable[[float, int], float | None], *, run: bool = True) -> Tuned:
-        asked = without_training(monkeypatch, lambda wanted: losses(wanted.composed.run.optimizer.lr, wanted.seed))
-        plan = prepared(tmp_path, LOSS, tune=SEARCH)
-        tuned = conduct._tune(plan, Keeper(plan, writes=False), run=run, problems=[])
-        assert [len(runs) for runs in asked] == [6] * run
-        return tuned
-
-    return found
+def lr(run: Training) -> float:
+    return run.composed.run.optimizer.lr  # type: ignore[no-any-return]
 
 
-def test_the_lowest_mean_over_its_seeds_wins_and_the_follower_takes_it(search: Any):
-    table = {(1e-3, 7): 3.0, (1e-3, 8): 3.4, (2e-3, 7): 3.1, (2e-3, 8): 3.2, (4e-3, 7): 2.9, (4e-3, 8): 3.6}
-    found = search(lambda lr, seed: table[lr, seed])
-    assert found.overrides == {"mha": LRS[1], "mqa": LRS[1]}
-    assert [trial.val_loss for trial in found.trials] == [pytest.approx(3.2), pytest.approx(3.15), pytest.approx(3.25)]
-    assert [trial.picked for trial in found.trials] == [False, True, False]
-    assert [trial.words for trial in found.trials] == LRS
-    assert all((trial.arm, trial.seeds) == ("mha", [7, 8]) for trial in found.trials)
-    assert [found.n_trials(arm) for arm in ("mha", "mqa")] == [3, 3]
+@pytest.mark.parametrize(
+    ("losses", "means", "best"),
+    [
+        ([(3.0, 3.4), (3.1, 3.2), (2.9, 3.6)], [3.2, 3.15, 3.25], 1),
+        ([(1.0, 1.0), (0.1, None), (4.0, 4.0)], [1.0, None, 4.0], 0),
+        ([(None, None), (None, 1.0), (9.0, 9.0)], [None, None, 9.0], 2),
+    ],
+    ids=["the lowest mean over its seeds wins", "a trial that diverged on a seed is the worst", "the one that did not diverge"],
+)
+def test_a_search_picks_what_the_arm_and_its_follower_are_trained_with(
+    lab: Lab, losses: Sequence[tuple[float | None, float | None]], means: list[float | None], best: int
+):
+    table, trained = {1e-3: losses[0], 2e-3: losses[1], 4e-3: losses[2]}, dict[tuple[str, int], float]()
+
+    def loss(run: Training) -> float | None:
+        trained[run.arm, run.seed] = lr(run)
+        return table[lr(run)][run.seed - 7] if run.seed > 2 else 3.0 + 0.001 * run.seed
+
+    lab.loss = loss
+    done = lab.done(**SEARCH)
+    assert [trial.val_loss for trial in done.trials] == [mean if mean is None else pytest.approx(mean) for mean in means]
+    assert [trial.picked for trial in done.trials] == [i == best for i in range(3)]
+    assert [trial.words for trial in done.trials] == LRS
+    assert {rate for (_, seed), rate in trained.items() if seed < 3} == {[1e-3, 2e-3, 4e-3][best]}
+    assert all(done.picked(done.part, arm) == done.trials for arm in ARMS)
+    assert lab.tasks[0] == "mha, trial 1, seed 7"
+    assert len(lab.tasks) == 3 * 2 + 2 * 3
 
 
-def test_a_trial_that_diverged_on_any_seed_is_the_worst(search: Any):
-    assert search(lambda lr, seed: None if (lr, seed) == (2e-3, 8) else lr).overrides["mha"] == LRS[0]
-    found = search(lambda lr, seed: 9.0 if lr == 4e-3 else None)
-    assert found.overrides["mha"] == LRS[2]
-    assert [trial.val_loss for trial in found.trials] == [None, None, 9.0]
+def test_a_search_that_picks_nothing_ends_the_study(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    lab.loss = lambda run: None
     with pytest.raises(ValueError, match=r"^tune.trials.mha must have a trial that does not diverge, got 3 that all did$"):
-        search(lambda lr, seed: None)
-
-
-def test_a_trial_that_was_not_run_on_every_seed_picks_nothing(search: Any):
-    def half(lr: float, seed: int) -> float:
-        return math.nan if (lr, seed) == (4e-3, 8) else 3.0
-
-    found = search(half, run=False)
-    assert found.overrides == {}
-    assert not any(trial.picked for trial in found.trials)
-    assert found.trials[2].val_loss is None
+        lab.done(**SEARCH)
+    monkeypatch.setattr("nocap.study.tasks.Trainings.records", lambda group, problems: [])
     with pytest.raises(FailedError, match="the search of mha has runs that failed, and picks nothing"):
-        search(half)
+        lab.done(**SEARCH)
+    assert not any(trial.picked for trial in lab.done(run=False, **SEARCH).trials)
 
 
-def test_winners_are_what_the_arms_are_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked = without_training(monkeypatch, lambda wanted: abs(wanted.composed.run.optimizer.lr - 2e-3))
-    plan = prepared(tmp_path, LOSS, tune=SEARCH)
-    done = carry_out(plan, run=True)
-    assert [run.composed.run.optimizer.lr for run in asked[1]] == [2e-3] * 6
-    assert [done.arms["train"][arm].overrides[-1] for arm in ("mha", "mqa")] == LRS[1] * 2
-    assert carry_out(plan, run=True, only="mha").arms["train"].keys() == {"mha"}
-    assert [run.composed.run.optimizer.lr for run in asked[3]] == [2e-3] * 3
+# --- races -------------------------------------------------------------------------------------------------------------------------
 
 
-# --- a budget ----------------------------------------------------------------------------------------------------------------------
-
-PACE = {"mha": 1e-5, "mqa": 2e-5}  # seconds a token; 512 tokens a step
-
-
-def test_a_budgets_steps_by_hand(tmp_path: Path):
-    def steps(hours: float, *claims: Json, **changed: Any) -> int:
-        return steps_for(prepared(tmp_path, *claims, **changed), PACE, hours)
-
-    hours = 1.0
-    a_step = 3 * 1e-5 * 512 + 3 * 2e-5 * 512  # three seeds of each arm
-    assert steps(hours, LOSS) == math.floor(hours * 3600 / OVERHEAD / a_step / 16) * 16 == 67920
-    assert steps(hours, LOSS, scales=at(lengths=[0.25, 0.5])) == 67920  # nothing races
-    race = a_step * 1.75  # both again at a quarter and half
-    assert steps(hours, RACE, scales=at(lengths=[0.25, 0.5])) == math.floor(hours * 3600 / OVERHEAD / race / 16) * 16
-    tuned = a_step + 3 * 2 * 1e-5 * 512  # three trials on two seeds, of the arm that leads
-    assert steps(hours, LOSS, tune=SEARCH) == math.floor(hours * 3600 / OVERHEAD / tuned / 16) * 16
-    least = 16 * a_step * OVERHEAD / 3600
-    assert steps(least * 1.001, LOSS) == 16
-    with pytest.raises(ValueError, match=rf"^budget_h must allow 16 steps of every run, {least:.2g} h, got"):
-        steps(least * 0.999, LOSS)
+def test_a_race_trains_shorter_schedules_each_with_its_own_whole_decay(lab: Lab):
+    lab.loss = lambda run: None if (run.arm, run.seed) == ("mqa", 1) else 3.0 - 0.1 * (run.short or 12) - (run.arm == "mqa")
+    done = lab.done(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5]))
+    whole = [f"{arm}, seed {seed}" for seed in range(3) for arm in ARMS]
+    halves = [
+        f"{name}, {steps} steps" for steps in (3, 6) for name in whole if name != "mqa, seed 1"
+    ]  # nothing is learnt from one that diverged
+    assert [task for task in lab.tasks if "session" not in task] == whole + sorted(halves, key=lambda name: name.split(", ")[1])
+    assert [task for task in lab.tasks if "session" in task] == [f"pace session {n}" for n in (1, 2, 3)]
+    assert {key: sorted(of) for key, of in done.evidence.shorter.items()}["mha", 0] == [3, 6]
+    long = lab.plan(claims=[RACE], overrides=[*STUDY["overrides"], "trainer.steps=100"], scales=at(lengths=[0.01, 0.5]))
+    runs = [made.run for made in shorter(long, long.train["mha"])]
+    assert [(run.trainer.steps, run.schedule.warmup_steps <= run.trainer.steps) for run in runs] == [(1, True), (50, True)]
 
 
-def test_the_same_budget_goes_on_with_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pilots, log = list[list[str]](), list[str]()
-    asked = without_training(monkeypatch)
-
-    def run_all(sessions: Any, folder: Path, **how: Any) -> list[Json]:
-        pilots.append([one.what for one in sessions])
-        speed = 1 if len(pilots) == 1 else 2  # a second pilot would find another pace
-        return [{"measured": {"arms": {arm: {"tokens_per_s": speed / s} for arm, s in PACE.items()}}} for _ in sessions]
-
-    monkeypatch.setattr(conduct, "run_all", run_all)
-    plan = prepared(tmp_path, LOSS, scales=at(budget=True))
-    for _ in range(2):
-        done = carry_out(plan, run=True, budget_h=0.01, log=log.append)
-        assert {arm.run.trainer.steps for arm in done.arms["train"].values()} == {672}
-        assert {run.composed.run.trainer.steps for run in asked[-1]} == {672}
-    assert pilots == [["pace"]]
-    kept = json.loads((plan.folder / "budget-0.01h.json").read_text())
-    assert (kept["budget_h"], kept["steps"]) == (0.01, 672)
-    assert "0.01 h are 672 steps a run" in log
-
-    assert carry_out(plan, run=False, budget_h=0.01, log=log.append).arms["train"]["mha"].run.trainer.steps == 672
-    with pytest.raises(ValueError, match=r"budget_h must be one that the study was begun with, to be judged, got 0.02"):
-        carry_out(plan, run=False, budget_h=0.02)
-    carry_out(plan, run=True, budget_h=0.02, only="mha")  # the steps come from the whole study's arms, and from a new pilot
-    assert pilots == [["pace"], ["pace"]]
-    steps = math.floor(0.02 * 3600 / OVERHEAD / (0.5 * 3 * 512 * 3e-5) / 16) * 16
-    assert {run.composed.run.trainer.steps for run in asked[-1]} == {steps}
+# --- sessions ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_pilot_that_fails_ends_its_study_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def fails(*args: Any, **how: Any) -> None:
-        raise SessionError("pace, seed 0: no memory; see a.log")
+def spans(lab: Lab) -> list[tuple[int, str, str]]:
+    """Number, start and end of each session's file."""
+    files = sorted(lab.root.glob("out/studies/made/cpu/sessions/*.json"))
+    return [(one["number"], one["started"], one["ended"]) for one in map(json.loads, (path.read_text() for path in files))]
 
-    monkeypatch.setattr(conduct, "run_all", fails)
-    written(tmp_path / "made", study(scales=at(budget=True)))
-    assert main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}", "budget_h=1"]) == 1
-    assert capsys.readouterr().err == "nocap: made: pace, seed 0: no memory; see a.log\n"
-    assert not (tmp_path / "out" / "runs").exists()
+
+def test_sessions_are_apart_in_time(lab: Lab):
+    """What is trained in between is part of the wait."""
+    lab.carry(scales=at(apart_min=5))
+    assert lab.waits == [pytest.approx(5, abs=0.5)] * 2
+    assert "waiting 5.0 min: sessions of timing are 5 minutes apart" in lab.said
+    assert lab.tasks[:2] == ["bench session 1", "mha, seed 0"]
+    lab.train_s = 200
+    lab.waits.clear()
+    lab.carry("long", "long", scales=at(apart_min=5))
+    assert lab.waits == []
+    assert [i for i, task in enumerate(lab.tasks[9:]) if "session" in task] == [0, 3, 6]  # before each seed's runs
+
+
+def test_sessions_on_another_day_are_added(lab: Lab):
+    few = lab.carry(scales=at(sessions=2))["M.speed"]
+    assert (few["word"], few["reason"], few["n"]) == ("inconclusive", "missing", 2)
+    told = [lab.carry(scales=at(sessions=n))["M.speed"] for n in (3, 5, 6)]
+    assert [(row["n"], row["exploratory"], row["notes"]) for row in told] == [(3, None, []), (3, None, []), (6, None, ["2 analyses"])]
+    assert [number for number, _, _ in spans(lab)] == [1, 2, 3, 4, 5, 6]
+    assert [task for task in lab.tasks if "session" in task] == [f"bench session {n}" for n in range(1, 7)]
+    assert lab.carry(scales=at(sessions=3))["M.speed"]["n"] == 6  # what is there counts
+
+
+def test_what_is_counted_needs_one_session(lab: Lab):
+    cache = claim(SPEED, metric="kv_bytes", expected=[1.0, None], mechanism={"rule": "kv", "formula": "f"}, guards=[])
+    lab.carry(claims=[cache])
+    assert lab.tasks == ["bench session 1"]
+
+
+def test_a_session_that_fails_is_named_and_its_place_has_no_more(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    calls = list[int]()
+
+    def fails(one: Session, folder: Path) -> None:
+        calls.append(one.number)
+        raise FailedError("bench, session 1: no memory; see a.log")
+
+    monkeypatch.setattr(Session, "run", fails)
+    done = lab.done()
+    assert (done.problems, calls) == (["bench, session 1: no memory; see a.log"], [1])
+    assert {(arm, seed) for arm, seed in done.evidence.runs} == {(arm, seed) for arm in ARMS for seed in range(3)}
+    assert lab.carry(run=False)["M.loss"]["word"] == "confirmed"
+
+
+def test_a_request_to_stop_while_waiting_keeps_what_there_is(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab, "sleep", stop)
+    with pytest.raises(StoppedError, match="stopped while waiting; what was trained and timed is kept"):
+        lab.carry(scales=at(apart_min=5))
+    assert [task for task in lab.tasks if "session" in task] == ["bench session 1"]
+    assert len(lab.lines("run")) == 6
+
+
+# --- runs of another machine -------------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_another_machine_are_taken_a_seed_whole_or_not_at_all(lab: Lab):
+    done = lab.done(claims=[LOSS])
+    path = rows.write(done.part, done.records)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines if (row["arm"], row["seed"]) != ("mqa", 1)))
+    tasks, lab.host = lab.tasks, "there"
+    lab.loss = lambda run: 5.0
+    row = lab.carry("there", claims=[LOSS])["M.loss"]
+    assert lab.tasks[len(tasks) :] == ["mha, seed 1", "mqa, seed 1"]  # both, so that a pair is of one machine
+    assert (row["n"], row["exploratory"]) == (3, None)
+    taken = {(run.arm, run.seed) for run, _ in lab.done("there", claims=[LOSS]).records}
+    assert taken == {("mha", 1), ("mqa", 1)}
+
+
+def test_a_row_whose_loss_the_log_has_not_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]):
+    done = lab.done(claims=[LOSS])
+    path = rows.write(done.part, done.records)
+    path.write_text(path.read_text().replace('"val_loss": 3.001', '"val_loss": 2.001'))
+    lab.host = "there"
+    with pytest.raises(SystemExit, match="2"):
+        main([str(lab.root / "made"), f"output_dir={lab.root / 'there'}"])
+    err = capsys.readouterr().err
+    assert "rows.jsonl: mha, seed 1 must have a loss that the study's log has, got 2.001" in err
+    assert err.count("\n") == 1
+
+
+# --- the command -------------------------------------------------------------------------------------------------------------------
+
+
+def test_results_as_json_are_alone_on_stdout(lab: Lab, capsys: pytest.CaptureFixture[str]):
+    """And the same as those that are written."""
+    written(lab.root / "made", study())
+    assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}", "--json"]) == 0
+    printed = capsys.readouterr()
+    (path,) = (lab.root / "made").glob("results.*.json")
+    content = json.loads(path.read_text())
+    assert {"schema_version": content["schema_version"], **json.loads(printed.out)} == content
+    assert printed.out.count("\n") == 1
+    assert "M.loss" in printed.err
+
+
+def test_a_run_that_everything_depends_on_ends_the_study_in_a_line(lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: Any):
+    written(lab.root / "made", study(**SEARCH))
+    monkeypatch.setattr("nocap.study.tasks.Trainings.records", lambda group, problems: [])
+    assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1
+    assert capsys.readouterr().err == "nocap: made: the search of mha has runs that failed, and picks nothing\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,14 @@ from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.store.measurement import Ending, Per
 from nocap.store.metrics import HELD, METRICS
-from nocap.study.evidence import Evidence, bound, check_targets, older
-from nocap.study.measured import measurements
+from nocap.study.evidence import Evidence, bound, check_targets, measurements
+from nocap.study.plan import prepare, shorter
 from nocap.study.results import sigma
 from nocap.study.spec import Study
 from tests.studies import (
     LOSS,
     NOW,
     RACE,
-    SEEN,
     SPEED,
     STEPS,
     B,
@@ -33,7 +31,6 @@ from tests.studies import (
     both,
     by_law,
     claim,
-    later,
     loaded,
     pace,
     record,
@@ -73,25 +70,22 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
     never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))  # then it is the baseline that gets there sooner
     assert raced(steps, one, never) == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
     assert measured(race, one, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
-    unfinished = replace(evidence, lengths={"mqa": (50, 100, 200)})  # the missing length might have been the one
-    assert measured(steps, one, unfinished, "mqa") == {}
+    plan = prepare(one, "cpu", output_dir="outputs")
+    arms = {"train": {"mqa": [plan.train["mqa"], *shorter(plan, plan.train["mqa"])]}}
+    assert measured(steps, one, replace(evidence, arms=arms), "mqa") == {}  # the missing lengths might have been the ones
     short = both(by_law("mqa", worse=-0.7), by_law("mha"))  # 400·e^-1.75 = 70 steps would have done
     assert measured(steps, one, short, "mqa") == dict.fromkeys(range(3), (pytest.approx(100.0), Ending.at_most))
 
 
-def test_steps_are_seeds_and_their_time_is_the_sittings(tmp_path: Path):
-    """Six seeds and three sittings are three pairs, each with two seeds and a sitting of its own."""
-    seeds = list(range(6))
-    noise = {seed: 0.01 * seed for seed in seeds}
-    one = made(tmp_path, claim(RACE, seeds=seeds), seeds=seeds)
+def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
+    """Six seeds and three sessions are three pairs, each with two seeds and a session of its own."""
+    noise = {seed: 0.01 * seed for seed in range(6)}
+    one = made(tmp_path, RACE, seeds=list(noise))
     speeds = [1.0, 1.1, 1.3]
-    paces = [session(pace(speed)[0]["measured"]["arms"], seed=i, started=later(10 * i)) for i, speed in enumerate(speeds)]
+    paces = [session(pace(speed)[0]["measured"]["arms"], number=i) for i, speed in enumerate(speeds, start=1)]
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
     found = measured(one.claims[0], one, evidence, "mqa")
     assert found == {i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured) for i, speed in enumerate(speeds, start=1)}
-    close = [{**paced, "started": later(i)} for i, paced in enumerate(paces)]  # a minute apart: one sitting
-    geometric = math.exp(sum(map(math.log, speeds)) / 3)
-    assert measured(one.claims[0], one, replace(evidence, pace=close), "mqa")[1][0] == pytest.approx(4.0 * math.exp(-0.1 / B) / geometric)
 
 
 def test_a_race_with_what_diverged(tmp_path: Path):
@@ -154,17 +148,21 @@ PARTS: Json = {
 def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
     one = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
-    (found,) = measurements(one.claims[0], one, Evidence(parts=[session({"mqa": PARTS}, seed=1)]))
+    (found,) = measurements(one.claims[0], one, Evidence(sessions={"parts": [session({"mqa": PARTS})]}))
     assert (found.arm, found.repeat, found.metric, found.when) == ("mqa", 1, METRICS[changed["metric"]], NOW)
     assert found.value == pytest.approx(value)
-    assert found.per is (Per.sitting if changed["metric"] in ("share", "part_ms") else Per.exact)
+    assert found.per is (Per.session if changed["metric"] in ("share", "part_ms") else Per.exact)
 
 
 # --- bounds ------------------------------------------------------------------------------------------------------------------------
 
 
-def parts(seen: dict[tuple[str, int], Json]) -> Evidence:
-    return Evidence(parts=[session({arm: one}, seed=seed) for (arm, seed), one in seen.items()])
+def parts(profiles: dict[tuple[str, int], Json]) -> Evidence:
+    return Evidence(sessions={"parts": [session({arm: one}, number=number) for (arm, number), one in profiles.items()]})
+
+
+def bench(arms: dict[str, Any]) -> Evidence:
+    return Evidence(sessions={"bench": timed([1], arms)})
 
 
 def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> float | None:
@@ -181,10 +179,10 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     d12 = ("model=d12", "tokenizer=gpt2", "mlp=gelu4x", "trainer.device=cpu", "trainer.precision=fp32")
     arms = {"mha": "attention=flash", "mqa": "attention=gqa attention.n_kv_heads=4"}
     flops = {name: component_flops(compose([*d12, *own.split()]), vocab_size=V) for name, own in arms.items()}
-    counted = timed([0], {name: {"component_flops": of} for name, of in flops.items()})
-    assert bounded(tmp_path, "flops", Evidence(bench=counted)) == pytest.approx(whole / (whole - 12 * 2 * d**2 * 2 / 3), rel=1e-9)
-    assert bounded(tmp_path, "flops", Evidence(pace=counted)) == pytest.approx(1.0764, abs=1e-4)
-    apart = parts({(name, 0): {**PARTS, "component_flops": of} for name, of in flops.items()})
+    counted = {name: {"component_flops": of} for name, of in flops.items()}
+    assert bounded(tmp_path, "flops", bench(counted)) == pytest.approx(whole / (whole - 12 * 2 * d**2 * 2 / 3), rel=1e-9)
+    assert bounded(tmp_path, "flops", Evidence(sessions={"pace": timed([1], counted)})) == pytest.approx(1.0764, abs=1e-4)
+    apart = parts({(name, 1): {**PARTS, "component_flops": of} for name, of in flops.items()})
     by_parts = {"metric": "part_ms", "parts": ["qkv", "rotary", "scores", "attention_out"]}
     attention = 4 * d**2 + T * d
     assert bounded(tmp_path, "flops", apart, **by_parts) == pytest.approx(attention / (attention - 4 / 3 * d**2), rel=1e-9)
@@ -197,26 +195,26 @@ def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
         "mha": {"params": 300, "memory_mib": {"peak": 99.0, **dict.fromkeys(HELD, 10.0)}, "kv_bytes": 96.0},
         "mqa": {"params": 200, "memory_mib": {"peak": 50.0, **dict.fromkeys(HELD, 8.0)}, "kv_bytes": 8.0},
     }
-    evidence = replace(parts({("mha", 0): PARTS, ("mqa", 0): PARTS}), bench=timed([2], arms))
+    evidence = bench(arms)
     for rule, expected in {"params": 1.5, "memory": 1.25, "kv": 12.0}.items():
         assert bounded(tmp_path, rule, evidence) == pytest.approx(expected)
         assert bounded(tmp_path, rule, evidence, metric="part_mib", parts=["scores"]) == pytest.approx(expected)  # of the whole arm
         assert bounded(tmp_path, rule, Evidence()) is None
-        assert bounded(tmp_path, rule, Evidence(bench=timed([2], {"mha": arms["mha"]}))) is None
-    broken = timed([0], {"mha": arms["mha"], "mqa": {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": 8.0}})
-    assert [bounded(tmp_path, rule, Evidence(bench=broken)) for rule in ("params", "memory")] == [None, None]
+        assert bounded(tmp_path, rule, bench({"mha": arms["mha"]})) is None
+    broken = bench({"mha": arms["mha"], "mqa": {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": 8.0}})
+    assert [bounded(tmp_path, rule, broken) for rule in ("params", "memory")] == [None, None]
 
 
 def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
     slower = {**PARTS, "ms": {"scores": 25.0}}
-    evidence = parts({("mha", 0): PARTS, ("mha", 1): slower, ("mqa", 0): {**PARTS, "ms": {"scores": 90.0}}})
+    evidence = parts({("mha", 1): PARTS, ("mha", 2): slower, ("mqa", 1): {**PARTS, "ms": {"scores": 90.0}}})
     assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(1 / (1 - 0.25))  # the baseline's, and the largest seen
-    assert bounded(tmp_path, "amdahl", parts({("mqa", 0): PARTS})) is None
+    assert bounded(tmp_path, "amdahl", parts({("mqa", 1): PARTS})) is None
 
 
 def test_a_part_that_is_saved_in_part(tmp_path: Path):
     """A quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms."""
-    evidence = parts({("mha", 0): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0, "mlp_down": 30.0}}})
+    evidence = parts({("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0, "mlp_down": 30.0}}})
     mechanism = {"rule": "amdahl", "parts": ["scores", "mlp_up"], "saved": {"mlp_up": 0.25}, "formula": "f"}
     one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[]), LOSS]))
     assert bound(one.claims[0], one, evidence) == pytest.approx(1 / (1 - 0.2))
@@ -227,58 +225,26 @@ def test_a_given_bound_is_given(tmp_path: Path):
     assert bound(one.claims[0], one, Evidence()) == 1.08
 
 
-# --- registration ------------------------------------------------------------------------------------------------------------------
-
-BEFORE, AFTER = "2026-11-21T11:59:59+00:00", "2026-11-21T14:00:01+02:00"
+# --- what a claim rests on ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_began_before_its_claim_is_named(tmp_path: Path):
+def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
     one = made(tmp_path, RACE)
-    (race,) = one.claims
-
-    def timed_at(started: str) -> list[Json]:
-        return [one for seed in range(3) for one in pace(1.0, seeds=[seed], started=started)]
-
-    def found(*, arm: str = NOW, base: str = NOW, short: str = NOW, paced: str = NOW, at: str | None = NOW) -> tuple[list[str], list[str]]:
-        began = {"mqa": arm, "mha": base}
-        evidence = Evidence(
-            runs={(name, seed): record(name, seed, 400, 3.0, started=of) for name, of in began.items() for seed in range(3)},
-            shorter={("mqa", 0): {200: record("mqa", 0, 200, 3.1, started=short)}},
-            pace=[*timed_at(paced), *pace(1.0, seeds=[7], started=BEFORE)],  # no seed of the claim
-            bench=timed([0], {"mqa": SEEN}, started=BEFORE),  # a race needs no bench
-        )
-        seen = older(race, one, evidence, registered=None if at is None else datetime.fromisoformat(at))
-        return seen.arm, seen.baseline
-
-    paces = [f"pace session, seed {seed}" for seed in range(3)]
-    mha, mqa = ([f"{arm}, seed {seed}" for seed in range(3)] for arm in ("mha", "mqa"))
-    assert found() == found(arm=AFTER, base=AFTER) == ([], [])
-    assert found(base=BEFORE) == ([], mha)
-    assert found(arm=BEFORE) == (mqa, [])
-    assert found(short=BEFORE) == (["mqa, seed 0, 200 steps"], [])
-    assert found(paced=BEFORE) == (paces, [])
-    assert found(arm="", base="") == (mqa, mha)  # at no known time
-    assert found(at=None) == ([mqa[0], "mqa, seed 0, 200 steps", *mqa[1:], *paces], mha)
-
-
-def test_a_profile_of_the_baseline_alone_may_be_older(tmp_path: Path):
-    one = loaded(tmp_path / "made", study(claims=[claim(SPEED, metric="part_ms", parts=["scores"], guards=[]), LOSS]))
-    began = {"mha": BEFORE, "mqa": NOW, "gqa": BEFORE}
-    profiles = [session({arm: {}}, seed=seed, started=started) for arm, started in began.items() for seed in range(3)]
-    found = older(one.claims[0], one, Evidence(parts=profiles), registered=datetime.fromisoformat(NOW))
-    assert (found.arm, found.baseline) == ([], [f"parts-mha session, seed {seed}" for seed in range(3)])
+    runs = {(arm, seed): record(arm, seed, 400, 3.0) for arm in ("mha", "mqa") for seed in (0, 1, 7)}  # 7 is no seed of the claim
+    short = {("mqa", 0): {200: record("mqa", 0, 200, 3.1, started="")}}
+    sessions = {"pace": pace(1.0, numbers=[1]), "bench": timed([1], {"mqa": {}})}  # a race needs no bench
+    assert sorted(Evidence(runs=runs, shorter=short, sessions=sessions).used(one.claims[0], one)) == [
+        *(("mha, seed 0", "mha", NOW), ("mha, seed 1", "mha", NOW)),
+        *(("mqa, seed 0", "mqa", NOW), ("mqa, seed 0, 200 steps", "mqa", ""), ("mqa, seed 1", "mqa", NOW)),
+        *(("pace session 1", "mha", NOW), ("pace session 1", "mqa", NOW)),
+    ]
 
 
 # --- noise -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_sigma_is_pooled_within_arms(tmp_path: Path):
-    one = made(tmp_path, RACE)
+def test_sigma_is_pooled_within_arms() -> None:
     groups = {"mha": [3.0, 3.1, 3.2], "mqa": [2.0, 2.0, 2.3]}
     runs = {(arm, seed): record(arm, seed, 400, x) for arm, values in groups.items() for seed, x in enumerate(values)}
-    noise, source = sigma(one.scales["cpu"], runs)
-    assert noise == pytest.approx(math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2))
-    assert source == "measured: 6 runs of 2 arms"
-    declared = replace(one.scales["cpu"], sigma=0.02)
-    assert sigma(declared, {}) == (0.02, "declared")
-    assert sigma(one.scales["cpu"], {})[0] is None
+    assert sigma(runs) == pytest.approx(math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2))
+    assert sigma({}) is None

@@ -21,7 +21,7 @@ def steps_to(target: float) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal that comes too late fails here, not minutes later."""
-    for place in ("cells.Cells.train", "conduct.run_all"):
+    for place in ("tasks.Trainings.train", "tasks.Session.run"):
         monkeypatch.setattr(f"nocap.study.{place}", lambda *args, **more: pytest.fail("something was started"))
 
 
@@ -47,10 +47,13 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"claims": [claim(LOSS, arm="gqa")]}, "claim M.loss: arm must be one of mha, mqa, got gqa"),
         ({"claims": [claim(LOSS, expected=[0.5, 0.5])]}, "claim M.loss: expected must hold something: low below high, got [0.5, 0.5]"),
         ({"claims": [claim(LOSS, arm="mha")]}, "claim M.loss: arm must not be its own baseline, got mha"),
-        ({"claims": [claim(LOSS, seeds=[0, 1, 7])]}, "claim M.loss: seeds must be among the study's [0, 1, 2], got [7]"),
+        ({"claims": [claim(LOSS, seeds=[0, 1, 7])]}, "claims[0].seeds must be left out: they are the study's, got [0, 1, 7]"),
+        ({"max_seeds": 12}, "max_seeds is no key of study"),
+        ({"scales": at(sessions=0)}, "sessions must be at least 1, got 0"),
+        ({"scales": at(apart_min=-1)}, "apart_min must be at least 0, got -1"),
         ({"claims": [LOSS, LOSS]}, "claims must each have an id of their own, got M.loss, M.loss"),
         ({"claims": []}, "claims must have at least one, unless propose is given, got none"),
-        ({"notes": {"M.lost": "no"}}, "notes must be about the claims M.speed, M.loss, got M.lost"),
+        ({"notes": {"M.lost": "no"}}, "notes must be one of M.speed, M.loss, got M.lost"),
         ({"claims": [claim(LOSS, threshold="mine")]}, "threshold"),
         (
             {"claims": [claim(SPEED, mechanism={"rule": "amdahl", "parts": ["scores"], "saved": {"qkv": 0.5}, "formula": "f"})]},
@@ -65,10 +68,10 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
             "name the scale cpu, got gpu",
         ),
         ({"seeds": [0, 1]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
-        ({"seeds": None}, "seeds must be given"),
+        ({"seeds": None}, "seeds must be at least 3: fewer pairs have no verdict, got 0"),
         ({"question": None}, "question must be given"),
         ({"question": " "}, "question must be given, got ' '"),
-        ({"baseline": "gqa"}, "baseline must be one of the arms mha, mqa, got gqa"),
+        ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
         ({"arms": {**STUDY["arms"], "gqa": ["attention=gqa"]}}, "arms must each be in a claim, got gqa"),
         ({"arms": {**STUDY["arms"], "mqa": ["attention=none"]}}, "arm mqa: "),
         ({"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "engine=warp"]}}, "arm mqa: engine must be one of"),
@@ -99,8 +102,8 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
             "scales.cpu.lengths must differ from each other and the whole in steps, of 12, got [0.99]",
         ),
         ({"claims": [RACE], "scales": at(lengths=[0.5, 0.51])}, "scales.cpu.lengths must differ"),
-        ({"scales": at(own={"gqa": ["mlp=relu2"]})}, "scales.cpu.own must be about the arms mha, mqa, got gqa"),
-        ({"scales": at(claims=["M.lost"])}, "scales.cpu.claims must be about the claims M.speed, M.loss, got M.lost"),
+        ({"scales": at(own={"gqa": ["mlp=relu2"]})}, "scales.cpu.own must be one of mha, mqa, got gqa"),
+        ({"scales": at(claims=["M.lost"])}, "scales.cpu.claims must be one of M.speed, M.loss, got M.lost"),
         ({"scales": at(own={"mqa": ["engine=warp"]})}, "engine must be one of"),
         ({"scales": at(bench=[])}, "scales.cpu.bench must be given for claim M.speed, about tokens_per_s, got none"),
         ({"scales": at(train=[])}, "scales.cpu.train must be given for claim M.speed, about val_loss, got none"),
@@ -132,7 +135,7 @@ TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
         ({"seeds": [3], "trials": {"mha": TRIALS}, "follow": {"mqa": "gqa"}}, "tune.follow must lead from an arm without trials"),
         (
             {"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}, "follow": {"mqa": "mha"}},
-            "tune must be about the trained arms mha, mqa, got gqa",
+            "tune must be one of mha, mqa, got gqa",
         ),
         (
             {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [["optimizer.lr=-1"], ["optimizer.lr=1e-3"]]}},
@@ -151,9 +154,11 @@ def test_invalid_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str], tu
     [
         (("scale=gpu",), "nocap: scale must be one of the study's cpu, got gpu"),
         (("scales=cpu",), "nocap: scales is no key of options (did you mean scale?)"),
-        (("budget_h=much",), "budget_h"),
-        (("budget_h=inf",), "nocap: budget_h must be a finite number, got inf"),
-        (("budget_h=1",), "nocap: budget_h must be left out where no scale's length comes from a budget, got 1.0"),
+        (("sessions=3",), "nocap: sessions must be more than the 3 that scale cpu has, got 3"),
+        (("steps=0",), "trainer.steps must be at least 1, got 0"),
+        (("budget_h=1",), "nocap: budget_h is no key of options"),
+        (("--plan", "--json"), "--json must be given where a study is judged"),
+        (("--judge", "--rows"), "--rows must be given where a study is carried out"),
     ],
 )
 def test_invalid_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], reason: str):
@@ -161,26 +166,14 @@ def test_invalid_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert reason in refused(tmp_path, capsys, *words)
 
 
-@pytest.mark.parametrize("hours", [(), ("budget_h=0",), ("budget_h=-1",)])
-def test_a_budget_must_be_given_where_the_length_comes_from_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], hours: tuple[str, ...]):
-    written(tmp_path / "made", study(scales=at(budget=True)))
-    assert "nocap: budget_h must be given for scale=cpu, whose length is what the hours allow, got" in refused(tmp_path, capsys, *hours)
-
-
-def test_a_budget_is_missed_before_another_study_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    first = written(tmp_path / "first", study())
-    written(tmp_path / "made", study(scales=at(budget=True)))
-    assert "budget_h must be given" in refused(tmp_path, capsys, str(tmp_path / "made"), folder=first)
-
-
 def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "made").mkdir()
     assert "made must be a study's folder, with a study.yaml (No such file or directory)" in refused(tmp_path, capsys)
     assert "nowhere must be a study's folder" in refused(tmp_path, capsys, folder=tmp_path / "nowhere")
     (tmp_path / "made" / "study.yaml").write_text("question: [")
-    assert "study.yaml must be YAML: " in refused(tmp_path, capsys)
+    assert "study.yaml: while parsing a flow node" in refused(tmp_path, capsys)
     (tmp_path / "made" / "study.yaml").write_text("- a\n- list\n")
-    assert "study.yaml must hold keys and values, got list" in refused(tmp_path, capsys)
+    assert "study.yaml: a study must hold keys and values, got ['a', 'list']" in refused(tmp_path, capsys)
     assert "FOLDER must be given: a study's folder" in refused(tmp_path, capsys, folder=Path("scale=cpu"))
 
 

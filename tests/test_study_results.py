@@ -1,25 +1,24 @@
-"""Results as people read them: the sentence of each verdict, a study's README, the leaderboard. From made evidence."""
+"""Results as people read them: the sentence of each verdict, a study's README, the board. From made evidence."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
-from nocap.study import leaderboard, report, rows, text, wording
-from nocap.study.conduct import Done, Tuned
+from nocap.study import board, pages, words
+from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence
-from nocap.study.ledger import Ledger
 from nocap.study.plan import prepare
-from nocap.study.registration import hashes
+from nocap.study.registration import Provenance
 from nocap.study.results import results
 from nocap.study.spec import Study
 from tests.studies import (
     LOSS,
     NOISE,
-    NOW,
     RACE,
     SEEN,
     SPEED,
@@ -30,7 +29,6 @@ from tests.studies import (
     both,
     by_law,
     claim,
-    later,
     law,
     loaded,
     pace,
@@ -40,31 +38,27 @@ from tests.studies import (
 )
 
 MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "abc", "host": "secret"}
-LATE = "not registered after 3 runs and"
+STANDS = Provenance(hash="made", at="2026-11-21T12:00:00+00:00", exploratory=None, notes=[])
+LATE = replace(STANDS, exploratory="registered after 3 runs", notes=["2 analyses"])
 
 
-def resulted(one: Study, evidence: Evidence, *, registered: str | None = NOW) -> Json:
+def resulted(one: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> Json:
     plan = prepare(one, "cpu", output_dir="outputs")
-    done = Done(evidence=evidence, tuned=Tuned(), arms={"train": plan.train, "bench": plan.bench}, seeds=one.seeds)
-    line = {"event": "registration", "at": registered, "scale": "cpu", "machine": "abc"}
-    lines = [] if registered is None else [{**line, "claim": name, "hash": hashed} for name, hashed in hashes(plan).items()]
-    found = results(plan, done, ledger=Ledger(lines=lines), hardware=MACHINE, command="made")
-    assert "host" not in found["hardware"]
-    return found
+    done = Done(part=plan, evidence=evidence, stands={claim.id: stands for claim in one.claims}, seeds=one.seeds)
+    content = results(done, hardware=MACHINE, command="made")
+    assert "host" not in content["hardware"]
+    return content
 
 
-def speeds(ratios: list[float], losses: list[float | None], *, baseline: str = NOW) -> Evidence:
+def speeds(ratios: list[float], losses: list[float | None]) -> Evidence:
+    arms = [{"mha": 1000.0, "mqa": 1000.0 * ratio} for ratio in ratios]
     bench = [
-        session(
-            {name: {**SEEN, "step_ms": 1.0, "tokens_per_s": 1000.0 * x} for name, x in (("mha", 1.0), ("mqa", ratio))},
-            seed=seed,
-            started=later(10 * seed),
-        )
-        for seed, ratio in enumerate(ratios)
+        session({name: {**SEEN, "step_ms": 1.0, "tokens_per_s": x} for name, x in speeds.items()}, number=number)
+        for number, speeds in enumerate(arms, start=1)
     ]
-    runs = {("mha", seed): record("mha", seed, 12, 3.0, started=baseline) for seed in range(3)}
+    runs = {("mha", seed): record("mha", seed, 12, 3.0) for seed in range(3)}
     runs |= {("mqa", seed): record("mqa", seed, 12, loss) for seed, loss in enumerate(losses)}
-    return Evidence(bench=bench, runs=runs)
+    return Evidence(sessions={"bench": bench}, runs=runs)
 
 
 FAST, SLOW = [1.25, 1.251, 1.252], [1.05, 1.051, 1.052]
@@ -72,7 +66,7 @@ SAME: list[float | None] = [3.0, 3.001, 3.002]
 
 
 def rendered(one: Study, found: Json) -> str:
-    return text.render(found, rows.rows([found], {one.name: one}))
+    return pages.render(found, pages.rows([found], {one.name: one}))
 
 
 @pytest.mark.parametrize(
@@ -83,43 +77,32 @@ def rendered(one: Study, found: Json) -> str:
         (SLOW, SAME, ": worse than stated: "),
         (FAST, [4.0, 4.001, 4.002], ": its validation loss is worse: "),
         ([1.1, 1.25, 1.4], SAME, ": no affordable number of pairs would decide: "),
-        ([1.22, 1.25, 1.28], SAME, " more sittings would decide: "),
-        ([1.25, 1.251], SAME, ": 1 missing (tokens_per_s, sitting 3): "),
+        ([1.22, 1.25, 1.28], SAME, " more sessions would decide: "),
+        ([1.25, 1.251], SAME, ": 1 missing (tokens_per_s, session 3): "),
         (FAST, [3.0, 3.0, None], ": its validation loss is worse: "),
     ],
 )
 def test_what_is_said_of_each_verdict(tmp_path: Path, ratios: list[float], losses: list[float | None], start: str):
     one = loaded(tmp_path / "made", study(claims=[SPEED]))
-    said = rendered(one, resulted(one, speeds(ratios, losses), registered=None))
+    said = rendered(one, resulted(one, speeds(ratios, losses), stands=LATE))
     head, facts = said.split("\n\n")[1].split("\n", 1)
     assert head.startswith("M.speed ")
     assert start in head
     assert "arithmetic allows  no gain (FLOPs of a token)" in facts
-    assert f"n={len(ratios)} sittings\n" in facts
+    assert f"n={len(ratios)} sessions\n" in facts
     assert "where              2 layers, 64 wide, T=32, " in facts
-    more = f" (mqa, seed 0 and {2 + len(ratios)} more); older baseline: mha, seed 0 and 2 more began before "
-    assert f"exploratory: {LATE} {len(ratios)} sessions{more}" in facts
+    assert "exploratory: registered after 3 runs; 2 analyses" in facts
     assert ("diverged, counted as worst: mqa, seed 2" in said) == (None in losses)
-    assert (wording.BEYOND in said) == (ratios != [1.1, 1.25, 1.4] and len(ratios) == 3)
-
-
-def test_an_older_baseline_is_labelled_and_no_more(tmp_path: Path):
-    one = loaded(tmp_path / "made", study(claims=[SPEED]))
-    fresh, older = (resulted(one, speeds(FAST, SAME, baseline=began))["claims"][0] for began in (NOW, "2025-01-01T00:00:00+00:00"))
-    assert wording.stamps(fresh) == []
-    assert wording.stamps(older) == ["older baseline: mha, seed 0 and 2 more began before the claim was registered"]
-    assert (fresh["word"], fresh["exploratory"]) == (older["word"], older["exploratory"]) == ("confirmed", None)
+    assert (words.BEYOND in said) == (ratios != [1.1, 1.25, 1.4] and len(ratios) == 3)
 
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     one = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
     evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
-    evidence.shorter["mqa", 0][200] = record("mqa", 0, 200, None)  # type: ignore[index]
     found = resulted(one, evidence)
     mha, mqa = found["arms"]
     assert (mha["val_loss"]["all"], mha["diverged"]) == ([law(400) + x for x in NOISE.values()], [])
     assert (mqa["val_loss"]["all"], mqa["diverged"]) == ([law(400) + NOISE[0], law(400) + NOISE[2]], [1])
-    assert mqa["shorter"]["200"] == [None, law(200) + NOISE[1], law(200) + NOISE[2]]
     (line,) = (line for line in rendered(one, found).splitlines() if line.startswith("mqa "))
     assert ", 1 diverged" in line
 
@@ -127,9 +110,9 @@ def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
 def test_a_claim_with_one_end_and_without_a_bound(tmp_path: Path):
     claims = [LOSS, claim(LOSS, id="M.equal", expected=[0, None])]
     low, equal = resulted(loaded(tmp_path / "made", study(claims=claims)), speeds([1.0] * 3, SAME))["claims"]
-    assert (wording.expected(low), wording.allowed(low)) == ("higher loss by at most 1.0000", "–")
-    assert wording.measured(equal).startswith("higher loss by 0.0010 ± ")
-    assert wording.expected(equal) == "no higher loss"
+    assert (words.expected(low), words.allowed(low)) == ("higher loss by at most 1.0000", "–")
+    assert words.measured(equal).startswith("higher loss by 0.0010 ± ")
+    assert words.expected(equal) == "no higher loss"
 
 
 NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
@@ -142,16 +125,16 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     assert (loss["noise"], speed["noise"]) == (NOISE_OF_A_PAIR, None)
     assert speed["guards"][0]["noise"] == {**NOISE_OF_A_PAIR, "sd": pytest.approx(0.02 / 3, rel=1e-3)}  # of a ratio of losses of 3
     assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4))
-    assert wording.noise(loss) == ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
+    assert words.noise(loss) == ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
     loud = [3.0, 3.1, 2.9]  # five times as wide: the declared one is dropped, and nothing says that it was used
     (dropped,) = resulted(loaded(tmp_path / "loud", study(scales=at(noise=noise), claims=[LOSS])), speeds(FAST, [*loud]))["claims"]
-    assert (dropped["noise"], wording.noise(dropped)) == (None, "")
+    assert (dropped["noise"], words.noise(dropped)) == (None, "")
 
 
 @pytest.mark.parametrize(
     ("noise", "reason"),
     [
-        ({"speed": NOISE_OF_A_PAIR}, "noise must be of val_loss, "),
+        ({"speed": NOISE_OF_A_PAIR}, "noise must be one of val_loss, "),
         ({"val_loss": {"sd": 0.0, "df": 8, "source": "x"}}, "noise.sd must be above 0 and finite, got 0.0"),
         ({"val_loss": {"sd": 0.1, "df": 8}}, "source"),
     ],
@@ -166,53 +149,53 @@ def test_refused_noises(tmp_path: Path, noise: Json, reason: str):
 def test_a_report_keeps_its_authors_text(tmp_path: Path):
     folder = tmp_path / "made"
     one = loaded(folder, study(claims=[SPEED]))
-    confirmed, refuted = (resulted(one, speeds(ratios, SAME), registered=None) for ratios in (FAST, SLOW))
-    assert [path.name for path in report.write(one, folder, confirmed)] == ["results.cpu.abc.json", "README.md"]
+    confirmed, refuted = (resulted(one, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW))
+    assert [path.name for path in pages.write(one, folder, confirmed)] == ["results.cpu.abc.json", "README.md"]
     first = (folder / "README.md").read_text()
     head = "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head do?\n\n**Method.** Made for a test.\n"
     assert first.startswith(head)
     assert first.endswith("## What was learnt\n\nNothing is written here yet.\n")
     assert "| confirmed at 16 × 32 tokens, CPU | above what arithmetic allows: " in first
-    assert f"; exploratory: {LATE} 3 sessions" in first
+    assert "; exploratory: registered after 3 runs; 2 analyses" in first
 
     lessons = "It was fun.\n\n### Really\n\n| a | table |\n"
     (folder / "README.md").write_text(first.replace("Nothing is written here yet.\n", lessons))
-    report.write(one, folder, refuted)
+    pages.write(one, folder, refuted)
     second = (folder / "README.md").read_text()
     assert second.startswith("# made: M.speed refuted (cpu, a CPU)\n")
     assert second.endswith(f"## What was learnt\n\n{lessons}")
-    report.write(one, folder, refuted)
+    pages.write(one, folder, refuted)
     assert (folder / "README.md").read_text() == second
 
-    report.write(one, folder, {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}})
+    pages.write(one, folder, {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}})
     assert (folder / "README.md").read_text().startswith("# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n")
-    assert len(report.all_results(folder)) == 2
+    assert len(pages.all_results(folder)) == 2
 
     (folder / "README.md").write_text("my own\n")
     with pytest.raises(ValueError, match="must have the line '## What was learnt'"):
-        report.check_readme(folder)
+        pages.check_readme(folder)
 
 
-def test_the_leaderboard_has_a_row_a_claim_and_the_fastest_first(tmp_path: Path):
+def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     experiments = tmp_path / "experiments"
     for name, worse in {"slow": -0.05, "quick": -0.2}.items():
         one = loaded(experiments / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5])))
-        report.write(one, experiments / name, resulted(one, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))))
+        pages.write(one, experiments / name, resulted(one, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))))
     (experiments / "empty").mkdir()
     (experiments / "not_built.yaml").write_text("- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n")
     readme = tmp_path / "README.md"
-    readme.write_text(f"# Mine\n\n{leaderboard.START}\nold\n{leaderboard.END}\n\nAfter.\n")
+    readme.write_text(f"# Mine\n\n{board.START}\nold\n{board.END}\n\nAfter.\n")
     (experiments / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
-    pages = [
+    files = [
         experiments / "README.md",
         experiments / "board.html",
         experiments / "quick" / "README.md",
         experiments / "slow" / "README.md",
         readme,
     ]
-    assert leaderboard.write(experiments, readme) == pages
-    assert pages[2].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")  # anew, from its results
-    assert pages[2].read_text().endswith("## What was learnt\n\nMuch.\n")
+    assert board.write(experiments, readme) == files
+    assert files[2].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")  # anew, from its results
+    assert files[2].read_text().endswith("## What was learnt\n\nMuch.\n")
 
     page = (experiments / "README.md").read_text()
     assert page.startswith("# 4 claims: 4 confirmed; 1 not built\n")
@@ -223,10 +206,10 @@ def test_the_leaderboard_has_a_row_a_claim_and_the_fastest_first(tmp_path: Path)
     assert f"| {speedup - 1:.1%} faster to the target [" in lines[0]
 
     mine = readme.read_text()
-    assert mine.startswith(f"# Mine\n\n{leaderboard.START}\n* [")
-    assert mine.endswith(f"{leaderboard.END}\n\nAfter.\n")
+    assert mine.startswith(f"# Mine\n\n{board.START}\n* [")
+    assert mine.endswith(f"{board.END}\n\nAfter.\n")
     assert "old" not in mine
     assert mine.count("](experiments/") == 2
     assert max(map(len, mine.splitlines())) <= 140
-    leaderboard.write(experiments, readme)
+    board.write(experiments, readme)
     assert readme.read_text() == mine

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import platform
+import random
 import shutil
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,11 @@ from nocap.config.trainer import Device
 from nocap.measure import roofline
 from nocap.store.record import read_json
 from nocap.study.__main__ import main
-from nocap.study.ledger import FILE, read
+from nocap.study.log import FILE, read
+from nocap.study.registration import name_of
+from nocap.study.rows import FILE as ROWS
+from tests import soak
+from tests.attempts import wait_until
 from tests.conftest import REPO, Door, Finished, called, shared_folder
 from tests.studies import LOSS, SPEED, Json, claim, study, tree, written
 
@@ -52,7 +59,7 @@ class Carried:
 
     @property
     def sessions(self) -> list[Path]:
-        return sorted((self.place / "sessions").iterdir())
+        return sorted((self.place / "sessions").glob("[!.]*.json"))
 
 
 def results_of(folder: Path) -> Json:
@@ -61,9 +68,9 @@ def results_of(folder: Path) -> Json:
 
 
 def json_of(path: Path) -> Json:
-    found = read_json(path)
-    assert found is not None
-    return found
+    content = read_json(path)
+    assert content is not None
+    return content
 
 
 def words_of(root: Path) -> list[str]:
@@ -83,7 +90,7 @@ def carried(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Carrie
 
 
 @pytest.fixture
-def mine(carried: Carried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carried:
+def copied(carried: Carried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carried:
     """A copy that may be changed."""
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     for name in ("made", "out"):
@@ -91,105 +98,12 @@ def mine(carried: Carried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return Carried(tmp_path, carried.process)
 
 
-def asked(of: Carried, *more: str) -> list[str]:
-    return [str(of.folder), "scale=cpu", f"output_dir={of.out}", *more]
+def asked(it: Carried, *more: str) -> list[str]:
+    return [str(it.folder), "scale=cpu", f"output_dir={it.out}", *more]
 
 
-def rewrite(of: Carried, **changed: object) -> None:
-    written(of.folder, {**copy.deepcopy(MADE), **changed})
-
-
-# --- once --------------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
-    assert (carried.process.code, carried.process.err) == (0, "")
-    found = carried.results
-    assert [one["id"] for one in found["claims"]] == ["M.speed", "M.loss"]
-    assert all((one["exploratory"], one["older_baseline"], one["missing"], one["n"]) == (None, None, [], 3) for one in found["claims"])
-    speed, loss = found["claims"]
-    assert loss["word"] == "confirmed"
-    assert speed["bound"] == pytest.approx(found["arms"][0]["flops_per_token"] / found["arms"][1]["flops_per_token"])
-    bench = list(map(json_of, carried.sessions))
-    for name in ("mha", "mqa"):
-        assert speed["seeds"][name] == {str(i): one["measured"]["arms"][name]["tokens_per_s"] for i, one in enumerate(bench, start=1)}
-    assert (speed["per"], loss["per"]) == ("sitting", "seed")
-    summaries = [json_of(carried.out / "runs" / run / "summary.json") for run in carried.runs]
-    losses = sorted(one["val_loss"] for one in summaries)
-    assert losses == sorted(x for name in ("mha", "mqa") for x in loss["seeds"][name].values())
-    gains = [loss["seeds"]["mha"][seed] - loss["seeds"]["mqa"][seed] for seed in "012"]
-    assert loss["measured"]["mid"] == pytest.approx(sum(gains) / 3)
-
-    readme = (carried.folder / "README.md").read_text()
-    assert readme.startswith(f"# made: M.speed {speed['word']}, M.loss confirmed (cpu, ")
-    for one in found["claims"]:
-        assert f"{one['id']} {one['word']}" in carried.process.out
-    assert len(carried.runs) == 6
-    assert [path.name[:9] for path in carried.sessions] == ["bench-s0-", "bench-s1-", "bench-s2-"]
-
-
-@pytest.mark.slow
-def test_a_process_with_workers_of_its_own_leaves_the_same(carried: Carried, tmp_path: Path, door: Door):
-    done = door(*words_of(tmp_path), module="nocap.study", timeout=280)
-    assert (done.code, done.err) == (0, "")
-    own = Carried(tmp_path, done)
-    assert own.runs == carried.runs
-    assert [path.name for path in own.sessions] == [path.name for path in carried.sessions]
-    assert [one["registered"]["hash"] for one in own.results["claims"]] == [one["registered"]["hash"] for one in carried.results["claims"]]
-    assert own.results["claims"][1]["seeds"] == carried.results["claims"][1]["seeds"]
-
-
-def test_claims_are_registered_before_anything_runs(carried: Carried):
-    ledger = read(carried.folder / FILE)
-    assert ledger.broken == []
-    lines = ledger.lines[:2]
-    assert [line["event"] for line in lines] == ["registration"] * 2
-    assert {one["id"]: one["hash"] for one in carried.results["claims"]} == {line["claim"]: line["hash"] for line in lines}
-    manifests = [json_of(carried.out / "runs" / run / "manifest.json") for run in carried.runs]
-    began = [manifest["attempts"][0]["started"] for manifest in manifests] + [json_of(path)["started"] for path in carried.sessions]
-    assert max(datetime.fromisoformat(line["at"]) for line in lines) <= min(map(datetime.fromisoformat, began))
-    assert "claims" not in manifests[0]["attempts"][0]
-
-
-def test_the_ledger_has_each_run_and_session_as_it_was(carried: Carried):
-    ledger = read(carried.folder / FILE)
-    runs = {line["identity"]: line for line in ledger.of("run", status="finished")}
-    assert [line["status"] for line in ledger.of("run")].count("begun") == len(runs) == 6
-    for run in carried.runs:
-        line, manifest = runs[run[-12:]], json_of(carried.out / "runs" / run / "manifest.json")
-        assert line["val_loss"] == json_of(carried.out / "runs" / run / "summary.json")["val_loss"]
-        assert (line["started"], line["step"]) == (manifest["attempts"][0]["started"], 12)
-    sessions = {f"{line['what']}-s{line['seed']}-{line['key']}.json": line for line in ledger.of("session")}
-    for path in carried.sessions:
-        seen = json_of(path)
-        line = sessions.pop(path.name)
-        assert line["measured"] == {arm: one["tokens_per_s"] for arm, one in seen["measured"]["arms"].items()}
-        assert line["started"] == seen["started"]
-    assert sessions == {}
-    assert [(line["claim"], line["word"]) for line in ledger.of("look")] == [(one["id"], one["word"]) for one in carried.results["claims"]]
-    assert all(one["registered"]["hash"] == one["hash"] and one["ledger"] == [] for one in carried.results["claims"])
-
-
-def test_the_second_time_nothing_is_trained_or_timed(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    before, results, ledger = tree(mine.out), mine.results, (mine.folder / FILE).read_text()
-    assert main(asked(mine)) == 0
-    printed = capsys.readouterr()
-    assert "start" not in printed.out
-    assert printed.err == ""
-    assert tree(mine.out) == before
-    assert (mine.folder / FILE).read_text() == ledger
-    assert mine.results["claims"] == results["claims"]
-    assert mine.results["arms"] == results["arms"]
-
-
-# --- registration ------------------------------------------------------------------------------------------------------------------
-
-
-def labels(of: Carried, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, bool]:
-    """Claim → whether it is labelled as exploratory."""
-    capsys.readouterr()
-    assert main(asked(of, *more)) == 0
-    return {name: "exploratory: " in text for name, text in shown(capsys.readouterr().out).items()}
+def rewrite(it: Carried, **changed: object) -> None:
+    written(it.folder, {**copy.deepcopy(MADE), **changed})
 
 
 def shown(out: str) -> dict[str, str]:
@@ -198,61 +112,86 @@ def shown(out: str) -> dict[str, str]:
     return {name: block for block in blocks if not (name := block.split()[0]).endswith(":")}  # `M.speed: …` is a warning
 
 
-def test_a_claim_that_was_changed_after_its_runs_is_exploratory(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    before = tree(mine.out / "runs", mine.place / "sessions")
-    (mine.folder / "README.md").write_text((mine.folder / "README.md").read_text() + "\nA word more.\n")
-    rewrite(mine, method="In other words.", question="Does it?")
-    assert labels(mine, capsys) == {"M.speed": False, "M.loss": False}
-    assert (mine.folder / "README.md").read_text().endswith("\nA word more.\n")
-    rewrite(mine, claims=[SPEED, claim(LOSS, expected=[-1.5, None])])
-    assert labels(mine, capsys, "--judge") == {"M.speed": False, "M.loss": True}
-    rewrite(mine, claims=[claim(SPEED, expected=[1.05, 1.3]), LOSS, claim(LOSS, id="M.late")])  # the last one after the results
-    assert labels(mine, capsys) == {"M.speed": True, "M.loss": False, "M.late": True}
-    assert [one["exploratory"] is not None for one in mine.results["claims"]] == [True, False, True]
-    assert (mine.folder / "README.md").read_text().count("exploratory: registered after ") == 2
-    assert tree(mine.out / "runs", mine.place / "sessions") == before
+# --- once --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_without_its_registrations_a_study_is_exploratory(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    registrations = (mine.folder / FILE).read_text()
-    (mine.folder / FILE).unlink()
-    assert labels(mine, capsys, "--judge") == {"M.speed": True, "M.loss": True}
-    assert not (mine.folder / FILE).exists()
-    assert labels(mine, capsys) == {"M.speed": True, "M.loss": True}  # registered now, after all its runs
-    (mine.folder / FILE).write_text(registrations)
-    assert labels(mine, capsys, "--judge") == {"M.speed": False, "M.loss": False}
+def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
+    assert (carried.process.code, carried.process.err) == (0, "")
+    speed, loss = carried.results["claims"]
+    assert [(one["id"], one["exploratory"], one["notes"], one["missing"], one["n"]) for one in (speed, loss)] == [
+        (name, None, [], [], 3) for name in ("M.speed", "M.loss")
+    ]
+    assert loss["word"] == "confirmed"
+    assert (speed["per"], loss["per"]) == ("session", "seed")
+    mha, mqa = carried.results["arms"]
+    assert speed["bound"] == pytest.approx(mha["flops_per_token"] / mqa["flops_per_token"])
+    rows = {(row["claim"], row["metric"], row["arm"], row["repeat"]): row["value"] for row in carried.results["measurements"]}
+    for number, path in enumerate(carried.sessions, start=1):
+        assert path.name.startswith(f"bench-{number}-")
+        for arm, row in json_of(path)["measured"]["arms"].items():
+            assert rows["M.speed", "tokens_per_s", arm, number] == row["tokens_per_s"]
+    losses = sorted(json_of(carried.out / "runs" / run / "summary.json")["val_loss"] for run in carried.runs)
+    assert losses == sorted(rows["M.loss", "val_loss", arm, seed] for arm in ("mha", "mqa") for seed in range(3))
+    gains = [rows["M.loss", "val_loss", "mha", seed] - rows["M.loss", "val_loss", "mqa", seed] for seed in range(3)]
+    assert loss["measured"]["mid"] == pytest.approx(sum(gains) / 3)
+    assert (carried.folder / "README.md").read_text().startswith(f"# made: M.speed {speed['word']}, M.loss confirmed (cpu, ")
+    assert {f"M.speed {speed['word']}", "M.loss confirmed"} <= {" ".join(text.split()[:2]) for text in shown(carried.process.out).values()}
+    assert (len(carried.runs), len(carried.sessions)) == (6, 3)
 
 
-@pytest.mark.slow
-def test_other_seeds_run_alone_and_a_claim_of_fresh_seeds_is_confirmatory(mine: Carried):
-    runs, sessions = mine.runs, mine.sessions
-    before = tree(mine.out / "runs")
-    rewrite(mine, seeds=list(range(6)), claims=[claim(SPEED, seeds=list(range(6))), claim(LOSS, seeds=[3, 4, 5])])
-    assert main(asked(mine)) == 0
-    new = [run for run in mine.runs if run not in runs]
-    assert sorted(seed for run in new for seed in (3, 4, 5) if f"-s{seed}-" in run) == [3, 3, 4, 4, 5, 5]
-    assert {path: at for path, at in tree(mine.out / "runs").items() if path in before} == before
-    speed, loss = mine.results["claims"]
-    timed = [path.name[:9] for path in mine.sessions if path not in sessions]
-    assert (speed["n"], timed) in ((3, []), (6, ["bench-s3-", "bench-s4-", "bench-s5-"]))  # three pairs, where they decide
-    assert loss["n"] == 3
-    assert speed["exploratory"] == "registered after 3 runs and 3 sessions (mqa, seed 0 and 5 more)"
-    assert speed["older_baseline"] == "mha, seed 0 and 2 more began before the claim was registered"
-    assert (loss["word"], loss["exploratory"], loss["older_baseline"]) == ("confirmed", None, None)
+def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_out(carried: Carried):
+    log = read(carried.folder / FILE)
+    assert log.broken == []
+    registered = log.lines[:2]
+    assert {one["id"]: one["hash"] for one in carried.results["claims"]} == {line["claim"]: line["hash"] for line in registered}
+    assert [line["event"] for line in log.lines] == [*["registration"] * 2, *["run"] * 6, *["session"] * 3, *["analysis"] * 2]
+    runs = {line["identity"]: line for line in log.of("run", status="finished", short=0)}
+    for run in carried.runs:
+        line, manifest = runs.pop(run[-12:]), json_of(carried.out / "runs" / run / "manifest.json")
+        assert line["val_loss"] == json_of(carried.out / "runs" / run / "summary.json")["val_loss"]
+        assert line["started"] == manifest["attempts"][0]["started"]
+    sessions = {f"{line['place']}-{line['number']}-{line['key']}.json": line for line in log.of("session")}
+    for path in carried.sessions:
+        line, content = sessions.pop(path.name), json_of(path)
+        assert line["measured"] == {arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()}
+        assert line["started"] == content["started"]
+    began = [datetime.fromisoformat(line["started"]) for line in log.of("run", "session")]
+    assert max(datetime.fromisoformat(line["at"]) for line in registered) <= min(began)
+    assert [(line["claim"], line["word"]) for line in log.of("analysis")] == [(one["id"], one["word"]) for one in carried.results["claims"]]
 
 
-@pytest.mark.slow
-def test_runs_of_another_study_are_the_baseline(mine: Carried):
-    older, at = {run for run in mine.runs if "mqa" not in run}, tree(mine.out / "runs")
-    time.sleep(1)  # times are whole seconds
-    content = study(arms={"mha": ["attention=flash"], "relu2": ["mlp=relu2"]}, claims=[claim(LOSS, arm="relu2")])
-    assert main([str(written(mine.root / "second", content)), f"output_dir={mine.out}"]) == 0
-    (found,) = results_of(mine.root / "second")["claims"]
-    assert (found["n"], found["exploratory"]) == (3, None)
-    assert found["older_baseline"] == "mha, seed 0 and 2 more began before the claim was registered"
-    assert sorted(run.rsplit("-")[-1] for run in older) == sorted(results_of(mine.root / "second")["arms"][0]["runs"])
-    assert len(mine.runs) == 6 + 3
-    assert {path: when for path, when in tree(mine.out / "runs").items() if path in at} == at
+def test_the_second_time_nothing_is_trained_timed_or_written(copied: Carried, capsys: pytest.CaptureFixture[str]):
+    """But what is said of it, with the words of a reader that were changed."""
+    before, results, log = tree(copied.out), copied.results, (copied.folder / FILE).read_text()
+    rewrite(copied, question="Does it?", method="In other words.")
+    with (copied.folder / "README.md").open("a") as file:
+        file.write("\nA word more.\n")
+    assert main(asked(copied)) == 0
+    printed = capsys.readouterr()
+    assert "start" not in printed.out
+    assert printed.err == ""
+    assert tree(copied.out) == before
+    assert (copied.folder / FILE).read_text() == log
+    assert [copied.results[key] for key in ("claims", "arms", "measurements")] == [
+        results[key] for key in ("claims", "arms", "measurements")
+    ]
+    assert (copied.folder / "README.md").read_text().endswith("\nA word more.\n")
+
+
+def test_a_claim_that_was_changed_after_its_runs_is_exploratory(copied: Carried, capsys: pytest.CaptureFixture[str]):
+    """On the screen, in the results and on the page; whatever is trained is not trained again."""
+    before = tree(copied.out / "runs", copied.place / "sessions")
+    rewrite(copied, claims=[claim(SPEED, expected=[1.05, 1.3]), LOSS, claim(LOSS, id="M.late", scale="ratio", expected=[0.5, None])])
+    assert main(asked(copied)) == 0
+    labels = {name: "exploratory: " in text for name, text in shown(capsys.readouterr().out).items()}
+    assert labels == {"M.speed": True, "M.loss": False, "M.late": True}
+    assert [one["exploratory"] is not None for one in copied.results["claims"]] == [*labels.values()]
+    assert (copied.folder / "README.md").read_text().count("exploratory: registered after ") == 2
+    assert tree(copied.out / "runs", copied.place / "sessions") == before
+    (copied.folder / FILE).unlink()
+    assert main(asked(copied, "--judge")) == 0
+    assert all("exploratory: not registered" in text for text in shown(capsys.readouterr().out).values())
+    assert not (copied.folder / FILE).exists()
 
 
 @pytest.mark.slow
@@ -269,10 +208,9 @@ def test_runs_of_a_grid_and_of_another_study_are_the_baseline(tmp_path: Path, do
     for name, arm in (("first", "attention=mqa"), ("second", "mlp=relu2")):
         content = study(arms={"mha": ["attention=flash"], "mqa": [arm]}, claims=[LOSS])
         assert main([str(written(tmp_path / name, content)), f"output_dir={out}"]) == 0
-        (found,) = results_of(tmp_path / name)["claims"]
-        assert (found["n"], found["exploratory"]) == (3, None)
-        assert found["older_baseline"] == "mha, seed 0 and 2 more began before the claim was registered"
-        assert "older baseline: mha, seed 0 and 2 more began" in (tmp_path / name / "README.md").read_text()
+        (row,) = results_of(tmp_path / name)["claims"]
+        assert (row["n"], row["exploratory"], row["notes"]) == (3, None, ["older baseline: mha, seed 0 and 2 more"])
+        assert "older baseline: mha, seed 0 and 2 more" in (tmp_path / name / "README.md").read_text()
         assert sorted(run.rsplit("-")[-1] for run in older) == sorted(results_of(tmp_path / name)["arms"][0]["runs"])
     assert len(list((out / "runs").iterdir())) == 3 + 3 + 3
     assert {path: when for path, when in tree(out / "runs").items() if path in at} == at
@@ -281,49 +219,127 @@ def test_runs_of_a_grid_and_of_another_study_are_the_baseline(tmp_path: Path, do
 # --- what is missing ---------------------------------------------------------------------------------------------------------------
 
 
-def test_judging_names_the_run_that_is_missing(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    (gone,) = (run for run in mine.runs if "mqa" in run and "-s1-" in run)
-    shutil.rmtree(mine.out / "runs" / gone)
-    before = tree(mine.root)
-    assert main(asked(mine, "--judge")) == 1
-    out = capsys.readouterr().out
-    for text in (told := shown(out)).values():
-        assert "inconclusive" in text
-        assert "1 missing (val_loss of mqa, seed 1)" in text
-    assert "n=1" in told["M.loss"]
-    assert tree(mine.root) == before
+def test_judging_names_what_is_missing(copied: Carried, capsys: pytest.CaptureFixture[str]):
+    (gone,) = (run for run in copied.runs if "mqa" in run and "-s1-" in run)
+    (copied.out / "runs" / gone).rename(copied.root / gone)
+    before = tree(copied.root)
+    assert main(asked(copied, "--judge")) == 1
+    told = shown(capsys.readouterr().out)
+    assert all("inconclusive" in text and "1 missing (val_loss of mqa, seed 1)" in text for text in told.values())
+    assert tree(copied.root) == before
+    (copied.root / gone).rename(copied.out / "runs" / gone)
+    copied.sessions[2].unlink()
+    assert main(asked(copied, "--judge")) == 1
+    told = shown(capsys.readouterr().out)
+    assert "1 missing (tokens_per_s, session 3)" in told["M.speed"]
+    assert told["M.loss"].startswith("M.loss confirmed")
 
 
-def test_judging_names_the_session_that_is_missing(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    mine.sessions[2].unlink()
-    before = tree(mine.root)
-    assert main(asked(mine, "--judge")) == 1
-    out = capsys.readouterr().out
-    assert "1 missing (tokens_per_s, sitting 3)" in shown(out)["M.speed"]
-    assert shown(out)["M.loss"].startswith("M.loss confirmed")
-    assert tree(mine.root) == before
+def test_a_session_that_fails_is_named_and_the_rest_is_judged(
+    copied: Carried, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    copied.sessions[0].unlink()
+    monkeypatch.setattr("nocap.study.tasks.WORKER", "nocap.study.nowhere")
+    assert main(asked(copied)) == 1
+    printed = capsys.readouterr()
+    assert "nocap: bench, session 1: " in printed.err
+    assert "No module named nocap.study.nowhere; see " in printed.err
+    assert shown(printed.out)["M.loss"].startswith("M.loss confirmed")
+    assert "1 missing (tokens_per_s, session 3)" in shown(printed.out)["M.speed"]
 
 
 @pytest.mark.slow
-def test_planning_trains_nothing_and_counts_what_is_there(mine: Carried, capsys: pytest.CaptureFixture[str]):
-    runs, sessions = mine.runs, mine.sessions
-    assert main(asked(mine, "--plan")) == 0
+def test_planning_trains_nothing_and_counts_what_is_there(copied: Carried, capsys: pytest.CaptureFixture[str]):
+    before = tree(copied.out)
+    assert main(asked(copied, "--plan")) == 0
     out = capsys.readouterr().out
     assert ": 6 cells, 6 done, 0 to train" in out
     assert "sigma of one run's final loss: 0.0" in out
     (row,) = (line.split() for line in out.splitlines() if line.startswith("bench sessions"))
     assert (row[2:4], row[-2:]) == (["mha,", "mqa"], ["3", "3"])
-    assert (mine.runs, mine.sessions) == (runs, sessions)
+    assert tree(copied.out) == before
 
 
-def test_a_session_that_fails_is_named_and_the_rest_is_judged(
-    mine: Carried, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    mine.sessions[0].unlink()
-    monkeypatch.setattr("nocap.study.sessions.WORKER", "nocap.study.nowhere")
-    assert main(asked(mine)) == 1
-    printed = capsys.readouterr()
-    assert "nocap: bench: bench, seed 0: " in printed.err
-    assert "No module named nocap.study.nowhere; see " in printed.err
-    assert shown(printed.out)["M.loss"].startswith("M.loss confirmed")
-    assert "1 missing (tokens_per_s, sitting 3)" in shown(printed.out)["M.speed"]
+# --- another machine ---------------------------------------------------------------------------------------------------------------
+
+
+def test_another_machine_takes_the_runs_of_this_one(copied: Carried, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """With the log and the rows committed, and a fresh output_dir: it trains nothing, and both runs of a pair are of one machine."""
+    rewrite(copied, claims=[LOSS])
+    assert main(asked(copied, "--rows")) == 0
+    assert f"written: {copied.folder / ROWS}" in capsys.readouterr().out
+    here = copied.results["hardware"]["fingerprint"]
+    shutil.rmtree(copied.out)
+    monkeypatch.setattr(platform, "node", lambda: "another host")
+    monkeypatch.setattr("nocap.study.tasks.Runner", lambda *args, **more: pytest.fail("something is trained"))
+    assert main(asked(copied)) == 0
+    there = next(
+        results for results in map(json_of, copied.folder.glob("results.cpu.*.json")) if results["hardware"]["fingerprint"] != here
+    )
+    (loss,) = there["claims"]
+    assert (loss["word"], loss["exploratory"], loss["n"]) == ("confirmed", None, 3)
+    assert loss["notes"] == [f"confirmed on another machine ({here})"]
+    assert {row["where"] for row in there["measurements"]} == {here}
+    assert not (copied.out / "runs").exists()
+
+    rows = (copied.folder / ROWS).read_text()
+    value = there["measurements"][0]["value"]
+    (copied.folder / ROWS).write_text(rows.replace(str(value), str(value - 1)))
+    with pytest.raises(SystemExit, match="2"):
+        main(asked(copied))
+    err = capsys.readouterr().err
+    assert "must have a loss that the study's log has" in err
+    assert err.count("\n") == 1
+
+
+# --- processes ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_study_that_is_killed_at_twenty_random_moments_ends_as_one_that_is_not(carried: Carried, tmp_path: Path):
+    """The same runs with the same losses, bit for bit; in the log no task twice."""
+    chance, kills = random.Random(0), 0
+    while kills < 20:
+        root = tmp_path / f"from-kill-{kills}"
+        it = Carried(root, carried.process)
+        written(it.folder, MADE)
+        process = soak.start(["-m", "nocap.study", "made", "scale=cpu", "output_dir=out"], root)
+        while kills < 20 and soak.at_a_moment(process, root, chance):
+            process.kill()
+            process.wait()
+            kills += 1
+            wait_until(lambda root=root: not soak.processes(root), "the end of its workers")  # type: ignore[misc]
+            process = soak.start(["-m", "nocap.study", "made", "scale=cpu", "output_dir=out"], root)
+        assert process.wait(soak.DEADLINE_S) == 0, root.with_suffix(".err").read_text()
+        assert it.runs == carried.runs
+        assert [path.name for path in it.sessions] == [path.name for path in carried.sessions]
+        log, twin = (read(one.folder / FILE) for one in (it, carried))
+        assert log.broken == []
+        assert sorted(map(name_of, log.of("run", "session"))) == sorted(map(name_of, twin.of("run", "session")))
+        losses = [{(line["identity"], line["val_loss"]) for line in one.of("run")} for one in (log, twin)]
+        assert losses[0] == losses[1]
+        assert [(one["hash"], one["exploratory"], one["n"]) for one in it.results["claims"]] == [
+            (one["hash"], None, 3) for one in carried.results["claims"]
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_path: Path):
+    """In one output_dir, where the baseline is trained once for both."""
+    arms = {"made": "attention=mqa", "other": "mlp=relu2"}
+    for name, arm in arms.items():
+        written(tmp_path / "root" / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}))
+    commands = [soak.start(["-m", "nocap.study", name, "scale=cpu", "output_dir=out"], tmp_path / "root") for name in arms]
+    assert [command.wait(soak.DEADLINE_S) for command in commands] == [0, 0], (tmp_path / "root.err").read_text()
+    logs = {name: read(tmp_path / "root" / name / FILE) for name in arms}
+    began = {name: [line["started"] for line in log.of("run", arm="mqa")] for name, log in logs.items()}
+    assert max(map(min, began.values())) <= min(map(max, began.values()))
+    sessions = sorted((json_of(path) for path in tmp_path.glob("root/out/studies/*/cpu/sessions/*.json")), key=lambda one: one["started"])
+    assert len(sessions) == 6
+    assert all(first["ended"] <= then["started"] for first, then in pairwise(sessions))
+    assert len(list((tmp_path / "root" / "out" / "runs").iterdir())) == 9
+    for log in logs.values():
+        assert log.broken == []
+        assert len(log.of("run")) == len(set(map(name_of, log.of("run")))) == 6

@@ -15,9 +15,8 @@ import pytest
 
 from nocap.config.compose import compose, composed
 from nocap.measure import bench as measure
-from nocap.store.record import read_json
 from nocap.study import session
-from nocap.study.sessions import Session, SessionError, run_all
+from nocap.study.tasks import FailedError, Session
 from tests.attempts import spawn, wait_until
 from tests.conftest import REPO
 from tests.soak import processes
@@ -116,38 +115,36 @@ def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch)
         )
 
 
-def asked(*overrides: str, seed: int = 0, kind: str = "parts") -> Session:
+def asked(*overrides: str, number: int = 1, kind: str = "parts") -> Session:
     how = {"parts": {"repeats": 1}}.get(kind, {})
-    return Session(kind=kind, what=kind, seed=seed, how=how, arms={"mha": composed([*BATCH, *overrides])})
+    return Session(place=kind, kind=kind, number=number, how=how, arms={"mha": composed([*BATCH, *overrides])})
 
 
 def test_a_session_is_run_again_when_its_result_could_differ():
     one = asked()
-    assert one.key() == asked("schedule=cosine").key() == asked("data=synthetic").key() == asked("seed=3").key()
-    assert len({one.key(), asked("attention=mqa").key(), asked(kind="steps").key(), replace(one, how={"rounds": 2}).key()}) == 4
+    assert one.key == asked("schedule=cosine").key == asked("data=synthetic").key == asked("seed=3").key
+    assert len({one.key, asked("attention=mqa").key, asked(kind="steps").key, replace(one, how={"rounds": 2}).key}) == 4
 
 
-def test_a_session_is_run_once_and_knows_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_session_is_run_once_and_knows_when_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
-    lines: list[str] = []
     before = datetime.now().astimezone().replace(microsecond=0)
-    (first,) = run_all([asked()], tmp_path, log=lines.append)
-    assert before <= datetime.fromisoformat(first["started"]) <= datetime.now().astimezone()
+    first = asked().run(tmp_path)
+    assert before <= datetime.fromisoformat(first["started"]) <= datetime.fromisoformat(first["ended"]) <= datetime.now().astimezone()
     assert first["measured"]["arms"]["mha"]["step_ms"] > 0
-    assert len(lines) == 1
-    assert run_all([asked()], tmp_path, log=lines.append) == [first]
-    assert len(lines) == 1
-    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [asked().path(tmp_path).name]
-    assert read_json(asked(seed=1).path(tmp_path)) is None
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"parts-mha-1-{asked().key}.json"]
+    monkeypatch.setattr(subprocess, "run", lambda *args, **more: pytest.fail("it was run again"))
+    assert asked().run(tmp_path) == asked().result(tmp_path) == first
+    assert asked(number=2).result(tmp_path) is None
 
 
 @pytest.mark.slow
 def test_a_session_that_fails_gives_the_reason_and_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     bad = replace(asked(), kind="lengths", how={"T": [8, 16]})
-    with pytest.raises(SessionError, match=r"^parts, seed 0: .*must have at least 3 lengths.*; see .*\.log$"):
+    with pytest.raises(FailedError, match=r"^parts-mha, session 1: .*must have at least 3 lengths.*; see .*\.log$"):
         bad.run(tmp_path)
-    assert bad.found(tmp_path) is None
+    assert bad.result(tmp_path) is None
 
 
 @pytest.mark.slow
@@ -159,7 +156,7 @@ def test_a_session_does_not_outlive_a_killed_study(tmp_path: Path):
     study.kill()
     study.communicate()
     wait_until(lambda: not processes(tmp_path), "its end")
-    assert asked().found(tmp_path) is None
+    assert asked().result(tmp_path) is None
 
 
 def test_a_session_whose_study_was_killed_before_it_began_ends(tmp_path: Path):
@@ -167,16 +164,3 @@ def test_a_session_whose_study_was_killed_before_it_began_ends(tmp_path: Path):
     command = [sys.executable, "-m", "nocap.study.session", "no request", "no result"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (1, b"")
-
-
-def test_what_a_study_that_was_killed_left_beside_a_result_goes(tmp_path: Path):
-    one, other = asked(), asked(seed=1)
-    for asking in (one, other):
-        path = asking.path(tmp_path)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("{}")
-        asking.request(tmp_path).write_text("{}")
-        path.with_suffix(".log").touch()
-    run_all([one], tmp_path, log=print)
-    left = {path.name for path in (tmp_path / "sessions").iterdir()}
-    assert left == {one.path(tmp_path).name, other.path(tmp_path).name, other.request(tmp_path).name, f"{other.path(tmp_path).stem}.log"}

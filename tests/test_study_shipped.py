@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 
 from nocap.study.__main__ import main
-from nocap.study.cells import FailedError
 from nocap.study.plan import StudyPlan
-from nocap.study.shipped import folder_of, shipped
+from nocap.study.spec import folder_of, shipped
+from nocap.study.tasks import FailedError
 from tests.conftest import REPO
 
 YAML = REPO / "experiments" / "order_short" / "study.yaml"
 
 
 @pytest.fixture(autouse=True)
-def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StudyPlan]:
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StudyPlan]:
     """The plans that were shown or carried out in an empty folder; none trains anything."""
-    plans = list[StudyPlan]()
+    made = list[StudyPlan]()
 
     def carry_out(plan: StudyPlan, **more: Any) -> None:
-        plans.append(plan)
+        made.append(plan)
         raise FailedError("not carried out in this test")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nocap.study.preview.render", lambda plan: plans.append(plan) or "planned")
+    monkeypatch.setattr("nocap.study.preview.render", lambda plan: made.append(plan) or "planned")
     monkeypatch.setattr("nocap.study.conduct.carry_out", carry_out)
-    return plans
+    return made
 
 
 def test_every_study_of_the_checkout_has_a_name() -> None:
@@ -36,19 +36,19 @@ def test_every_study_of_the_checkout_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("word", ["order_short", "experiments/order_short"])
-def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(word: str, tmp_path: Path, seen: list[StudyPlan]) -> None:
+def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(word: str, tmp_path: Path, plans: list[StudyPlan]) -> None:
     own = tmp_path / "experiments" / "order_short"
     for mode in ("--plan", "--judge"):
         main([word, "scale=cpu", mode])
         assert list(tmp_path.iterdir()) == []
     assert main([word, "scale=cpu"]) == 1
     assert (own / "study.yaml").read_bytes() == YAML.read_bytes()
-    assert [plan.ledger for plan in seen] == [own / "ledger.jsonl"] * 3
+    assert [plan.study.folder for plan in plans] == [str(own)] * 3
     changed = YAML.read_text().replace("question: ", "question: Of mine, ", 1)
     (own / "study.yaml").write_text(changed)
     assert main([word, "scale=cpu"]) == 1  # from here on the file in this folder is the study
     assert (own / "study.yaml").read_text() == changed
-    assert seen[-1].study.question.startswith("Of mine, ")
+    assert plans[-1].study.question.startswith("Of mine, ")
 
 
 def test_a_name_in_this_folder_comes_first_and_an_unknown_one_is_refused_with_the_names(

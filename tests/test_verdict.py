@@ -357,8 +357,8 @@ def test_what_is_missing_is_named_and_decides_nothing():
     ]
     unguarded = judge(made, speeds(UNDER))  # not even refuted
     assert (*shown(unguarded), len(unguarded.missing)) == (INCONCLUSIVE, Reason.missing, 2)
-    unheld = judge(claim(), speeds(IN[:2]), per=Per.sitting)
-    assert (unheld.n, {(lack.per, lack.repeat) for lack in unheld.missing}) == (2, {("sitting", 3)})
+    unheld = judge(claim(), speeds(IN[:2]), per=Per.session)
+    assert (unheld.n, {(lack.per, lack.repeat) for lack in unheld.missing}) == (2, {("session", 3)})
     guard = judge(made, losses(*BAD))
     assert (*shown(guard), guard.failed) == (INCONCLUSIVE, Reason.missing, ["val_loss"])
 
@@ -545,19 +545,19 @@ def test_how_many_more_pairs_would_decide():
     assert judge(guarded, speeds(IN), losses(*FINE)).more() is None  # decided
 
 
-def test_seeds_and_sittings_that_would_decide_are_counted_apart():
-    """A speed that three sittings show, beside a loss that three seeds do not."""
+def test_seeds_and_sessions_that_would_decide_are_counted_apart():
+    """A speed that three sessions show, beside a loss that three seeds do not."""
     made = claim(expected=[1.2, None], guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.02})])
     rows = [*measured("gqa", "val_loss", [3.4, 3.3, 3.5]), *measured("mha", "val_loss", [3.4] * 3)]
 
     def more(*speed: float) -> dict[str, int] | None:
         timed = [*measured("gqa", "tokens_per_s", speed), *measured("mha", "tokens_per_s", [1.0] * 3)]
-        found = verdict.judge(made, [*(replace(one, per=Per.sitting) for one in timed), *rows], against="mha", at="cpu")
+        found = verdict.judge(made, [*(replace(one, per=Per.session) for one in timed), *rows], against="mha", at="cpu")
         assert found.word is INCONCLUSIVE
         return found.more()
 
     sure, unsure = more(1.4, 1.401, 1.402), more(1.3, 1.4, 1.5)
     assert sure is not None
     assert unsure is not None
-    assert (sure.keys(), unsure.keys()) == ({"seed"}, {"seed", "sitting"})
+    assert (sure.keys(), unsure.keys()) == ({"seed"}, {"seed", "session"})
     assert unsure["seed"] == sure["seed"] >= 3

@@ -45,8 +45,8 @@ from nocap.options.launcher.pool import Devices
 from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
-from nocap.study.arms import more, with_seed
-from nocap.study.cells import Cells, StoppedError, Wanted
+from nocap.study.plan import more, with_seed
+from nocap.study.tasks import StoppedError, Training, Trainings
 
 POINTS = 16  # of a training curve
 TAUGHT = "{taught}"  # in an arm's overrides: the folder of the teacher's run, on this machine
@@ -61,12 +61,12 @@ def of_arm(arm: str, output_dir: str) -> Composed:
 
 def with_teacher(words: str, output_dir: str) -> str:
     """Overrides as they are here."""
-    return words.replace(TAUGHT, str(teacher(output_dir).of[0][1].plan.run_dir)) if TAUGHT in words else words
+    return words.replace(TAUGHT, str(teacher(output_dir).cells[0][1].plan.run_dir)) if TAUGHT in words else words
 
 
 @cache
-def teacher(output_dir: str) -> Cells:
-    return Cells([wanted(TEACHER, output_dir)], label="atlas")
+def teacher(output_dir: str) -> Trainings:
+    return Trainings([wanted(TEACHER, output_dir)], label="atlas")
 
 
 def teach(asked: Iterable[str], output_dir: str) -> None:
@@ -75,12 +75,12 @@ def teach(asked: Iterable[str], output_dir: str) -> None:
         teacher(output_dir).train()
 
 
-def wanted(job: jobs.Job, output_dir: str) -> Wanted:
+def wanted(job: jobs.Job, output_dir: str) -> Training:
     seed, share, arm = job
     whole = of_arm(arm, output_dir)
     steps = round(whole.run.trainer.steps * share)
     short = 0 if share == jobs.WHOLE else steps
-    return Wanted(arm=arm, seed=seed, short=short, composed=with_seed(more(whole, f"trainer.steps={steps}") if short else whole, seed))
+    return Training(arm=arm, seed=seed, short=short, composed=with_seed(more(whole, f"trainer.steps={steps}") if short else whole, seed))
 
 
 def run_phase(phase: str, output_dir: str) -> int:
@@ -108,16 +108,18 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
     for share in dict.fromkeys(share for _, share, _ in todo):
         alike = [job for job in todo if job[1] == share]
 
-        def watch(run: Wanted, cell: Cell, event: str, share: float = share) -> None:
-            if event in ("finished", "diverged"):
-                add(compact(run, read(cell.plan.run_dir, problems=[]), share=share))
+        runs = Trainings([wanted(job, output_dir) for job in alike], label="atlas")
+        by_identity = {cell.plan.identity: run for run, cell in runs.cells}
 
-        cells = Cells([wanted(job, output_dir) for job in alike], label="atlas")
+        def watch(cell: Cell, event: str, share: float = share, by_identity: Mapping[str, Training] = by_identity) -> None:
+            if event in ("finished", "diverged"):
+                add(compact(by_identity[cell.plan.identity], read(cell.plan.run_dir, problems=[]), share=share))
+
         written = {(one["identity"], one["machine"]) for one in jobs.known()}
-        for run_, record in cells.records([]):  # trained before, and killed before its line
+        for run_, record in runs.records([]):  # trained before, and killed before its line
             if (record.identity, here) not in written:
                 add(compact(run_, record, share=share))
-        failed += sum(result.status == "failed" for result in cells.train(watch=watch).values())
+        failed += sum(result.status == "failed" for result in runs.train(watch=watch).values())
     return 1 if failed else 0
 
 
@@ -129,7 +131,7 @@ def add(line: Mapping[str, Any]) -> None:
     )
 
 
-def compact(run: Wanted, record: Record, *, share: float) -> dict[str, Any]:
+def compact(run: Training, record: Record, *, share: float) -> dict[str, Any]:
     return {
         "arm": run.arm,
         "seed": run.seed,

@@ -125,7 +125,7 @@ def study(day: Day, path: Path) -> list[str]:
     folder = day.scratch / STUDY  # a copy: the study writes its results beside its file
     shutil.copytree(ROOT / "experiments" / STUDY, folder, ignore=shutil.ignore_patterns("results.*"), dirs_exist_ok=True)
     text = (folder / "study.yaml").read_text()
-    (folder / "study.yaml").write_text(text.replace("  gpu:\n", "  gpu:\n    sittings: 1\n"))  # three are ten minutes apart in all
+    (folder / "study.yaml").write_text(text.replace("  gpu:\n", "  gpu:\n    sessions: 1\n"))  # three are ten minutes apart in all
     words = [f"scale={'gpu' if day.device == 'cuda' else 'cpu'}", f"output_dir={day.scratch / 'study'}"]
     return ["-m", "nocap.study", str(folder), *words, *(["--plan"] if day.small else [])]
 

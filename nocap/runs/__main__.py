@@ -71,7 +71,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             type=Path,
             default=Path("experiments"),
             metavar="DIR",
-            help="whose ledgers may refer to a run (default: %(default)s)",
+            help="whose logs may refer to a run (default: %(default)s)",
         )
     if verb in ("rm", "gc"):
         parser.add_argument("--yes", action="store_true", help="do it; without this, nothing is removed")

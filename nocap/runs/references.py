@@ -1,4 +1,4 @@
-"""What refers to a run: grids and searches, studies by their ledgers, and runs that began from it or learn from it."""
+"""What refers to a run: grids and searches, studies by their logs, and runs that began from it or learn from it."""
 
 from __future__ import annotations
 

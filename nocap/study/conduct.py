@@ -145,23 +145,28 @@ class _Conductor:
         self._add(lines, once=("hash", "machine"))
 
     def analysed(self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]) -> dict[str, Provenance]:
-        """Where each claim stands by the log and by those of the studies beside it. What is said of it is written where it is new."""
-        beside = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path] if self.path else []
-        logs = [read(self.path) if self.path else Log(), *(read(path) for path in beside if path.with_name(STUDY).exists())]
-        stands = {claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"]) for claim in plan.study.claims}
+        """Where each claim stands. What is said of it is written where it is new."""
+        stands = self._stands(plan, evidence)
 
         def new(log: Log) -> list[Line]:
             lines = list[Line]()
             for name, verdict in verdicts.items():
                 own = {"claim": name, "hash": stands[name].hash, "number": verdict.primary.analysis, "n": verdict.n}
                 line = {"event": "analysis", **own, "word": verdict.word.value, "exploratory": stands[name].exploratory or ""}
-                last = log.of("analysis", hash=line["hash"], machine=self.common["machine"])[-1:]
+                same = {key: line[key] for key in ("hash", "number")}
+                last = log.of("analysis", **same, machine=self.common["machine"])[-1:]
                 if verdict.reason is not Reason.missing and not any(all(one[key] == line[key] for key in line) for one in last):
                     lines.append(line)
             return lines
 
         self._append(new)
-        return stands
+        return self._stands(plan, evidence) if self.writes else stands  # the second time, it is this analysis that the log has
+
+    def _stands(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
+        """By the log and by those of the studies beside it."""
+        beside = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path] if self.path else []
+        logs = [read(self.path) if self.path else Log(), *(read(path) for path in beside if path.with_name(STUDY).exists())]
+        return {claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"]) for claim in plan.study.claims}
 
     def _came_out(self, records: Sequence[tuple[Training, Record]]) -> None:
         """All runs that have a result, also those that something else trained."""

@@ -143,7 +143,8 @@ def _power(plan: StudyPlan, group: Trainings | None) -> Iterator[str]:
     yield f"sigma of one run's final loss: {f'{noise:.4f}, measured' if noise else 'not known yet'}"
     for claim in plan.study.claims:
         limit = bound(claim, plan.study, Evidence())
-        line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(_json(claim))}, n={len(claim.seeds)}"
+        line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(_json(claim))}"
+        line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""  # sessions are in the table
         line += "" if limit is None else f", arithmetic allows {allowed({**_json(claim), 'bound': limit})}"
         if noise and any(metric.name == "val_loss" for metric in claim.metrics):
             visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), declared=plan.at.noise.get("val_loss"))

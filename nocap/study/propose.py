@@ -130,9 +130,9 @@ def answer(
     require(all(one == rules for one in begun), str(path.parent), rule, "another one")
     t = baseline.run.trainer
     common = {"machine": hardware.describe(t.device, t.threads)["fingerprint"], "scale": scale}
-    campaign = Campaign(study.propose, lines=known.lines, write=lambda line: append(path, lambda ledger: [line], common))
+    campaign = Campaign(study.propose, lines=known.lines, write=lambda line: append(path, lambda log: [line], common))
     if sides and not begun:
-        append(path, lambda ledger: [{"event": "rules", "rules": rules}], common)
+        append(path, lambda log: [{"event": "rules", "rules": rules}], common)
     for words, proposal in sides:
         with redirect_stdout(sys.stderr):
             measure = _measure(study.name, baseline, proposal)

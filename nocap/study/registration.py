@@ -110,7 +110,7 @@ def provenance(plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence
         for line in _unknowing(log, number, first, kept):
             # What is timed is timed anew in each study; what another study trained is the same run.
             if _is_of(line, claim, contents) and (number == 0 or line["event"] == "run"):
-                known.append(name_of(line))
+                known.append(name_of({**line, "arm": claim.arm}))  # by the name that it has now, as evidence has it
             elif line["event"] == "registration" and line["subject"] == mine.subject and line["hash"] != mine.hash:
                 together = first is not None and (line["at"], line["machine"]) == (first["at"], first["machine"])  # knowing nothing
                 others |= set() if together else {line["hash"]}
@@ -151,7 +151,8 @@ def _unknowing(log: Log, number: int, registration: Line | None, kept: set[int])
 def _again(claim: Claim, contents: Mapping[str, set[str]], log: Log, machine: str) -> list[str]:
     """`2 outcomes of mqa, seed 0`: what was measured again and came out otherwise."""
     lines = [line for line in log.lines if line["machine"] == machine and _is_of(line, claim, contents)]
-    outcomes = dict.fromkeys((name_of(line), str(line["val_loss"] if line["event"] == "run" else line["measured"])) for line in lines)
+    named = [(name_of({**line, "arm": claim.arm}), line) for line in lines]
+    outcomes = dict.fromkeys((name, str(line["val_loss"] if line["event"] == "run" else line["measured"])) for name, line in named)
     slots = Counter(name for name, _ in outcomes)
     times = sorted({n for n in slots.values() if n > 1})
     return [f"{n} outcomes of {shorten([slot for slot in slots if slots[slot] == n], most=2)}" for n in times]

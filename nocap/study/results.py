@@ -120,7 +120,7 @@ def verdict_json(verdict: Verdict, *, damaged: Collection[tuple[str, int]] = ())
 
 
 def _gain(gain: Gain) -> Results:
-    """`per`: what the n are: seeds, sittings, or one exact count. An interval without a middle is not shown."""
+    """`per`: what the n are: seeds, sessions, or one exact count. An interval without a middle is not shown."""
     found = gain.interval() if gain.enough else None
     ends = (found.exp() if is_log(gain.metric, gain.scale) else found).ends() if found and math.isfinite(found.mid) else None
     return {"n": len(gain.least), "per": gain.per.value, "analysis": gain.analysis, "noise": _noise(gain), "measured": ends}

@@ -222,7 +222,7 @@ def select_claims(study: Study, scale: str) -> Study:
 
 def _known(place: str, names: Sequence[str] | dict[str, Any], known: Sequence[str] | dict[str, Any]) -> None:
     unknown = [name for name in names if name not in known]
-    require(not unknown, place, f"be of {', '.join(known)}", ", ".join(map(str, unknown)))
+    require(not unknown, place, f"be one of {', '.join(known)}", ", ".join(map(str, unknown)))
 
 
 # --- the file ------------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from nocap.config.errors import refusals
 from nocap.launch import attempt
 from nocap.launch.plan import plan
 from nocap.study import __main__ as study
-from nocap.study.leaderboard import END, START
+from nocap.study.board import END, START
 from tests import studies
 from tests.fuzz.process import Answer, Worker, answer, workers_here
 

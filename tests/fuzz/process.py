@@ -192,7 +192,7 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
     """Inside the block, runs train in this process, and git is not asked: its answer is the same each time, and slow."""
     with (
         patch("nocap.launch.attempt.subprocess", Subprocess),
-        patch("nocap.study.sessions.subprocess.run", session),
+        patch("nocap.study.tasks.subprocess.run", session),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.head.git_state", lambda: None),
         patch("nocap.study.results.git_state", lambda: None),

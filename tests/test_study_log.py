@@ -1,0 +1,303 @@
+"""What binds a claim, and what its study's log keeps: each way to move a claim after its result, and to measure until it fits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nocap.config.trainer import Precision
+from nocap.study.__main__ import main
+from nocap.study.log import FILE, append, read
+from nocap.study.registration import registrations
+from tests.lab import FORK, Lab, lab
+from tests.studies import LOSS, RACE, SPEED, STUDY, Json, at, claim, study, tree, written
+
+__all__ = ["lab"]
+HERE = {"machine": "abc", "scale": "cpu"}
+SEARCH: Json = {"seeds": [7], "trials": {"mha": [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]}, "follow": {"mqa": "mha"}}
+QUIET: Json = {"sd": 0.1, "df": 5, "source": "an earlier study"}
+ARMS, GUARD, BOTH = STUDY["arms"], SPEED["guards"][0], (SPEED, LOSS)
+LOOSE = claim(LOSS, expected=[-2.0, None])
+OTHER_ENDS = "its arms and metric were registered before with other ends, margins or seeds (1)"
+AFTER = "registered after 3 runs (mqa, seed 0 and 2 more)"
+AFTER_ALL = "registered after 3 runs and 3 sessions (bench session 1 and 5 more)"
+
+
+# --- what binds --------------------------------------------------------------------------------------------------------------------
+
+
+def hashes(lab: Lab, folder: str = "made", **changed: Json) -> list[str]:
+    return [one.hash for one in registrations(lab.plan(folder=folder, **changed)).values()]
+
+
+DECIDES: dict[str, tuple[Json, Json]] = {
+    "the arm": ({}, {"arms": {**ARMS, "mqa": ["attention=mqa", "optimizer.lr=0.1"]}}),
+    "the arm at this scale": ({}, {"scales": at(own={"mqa": ["optimizer.lr=0.1"]})}),
+    "the baseline": ({}, {"arms": {**ARMS, "mha": ["attention=flash", "optimizer.lr=1e-6"]}}),
+    "an end": ({}, {"claims": [claim(SPEED, expected=[1.05, 1.3]), LOOSE]}),
+    "a margin": ({}, {"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.5}}]), LOOSE]}),
+    "the first seed": ({}, {"seeds": [1, 2, 3]}),
+    "which seeds": ({"seeds": list(range(6))}, {"seeds": [0, 1, 2, 3, 5, 6]}),
+    "a known noise": (
+        {"claims": [LOSS]},
+        {"claims": [LOSS], "scales": at(noise={"val_loss": QUIET})},
+    ),
+    "a trial": ({"tune": SEARCH}, {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]]}}}),
+    "the search's seeds": ({"tune": SEARCH}, {"tune": {**SEARCH, "seeds": [8]}}),
+    "the lengths": ({"claims": [RACE], "scales": at(lengths=[0.25, 0.5])}, {"claims": [RACE], "scales": at(lengths=[0.5])}),
+}
+
+
+@pytest.mark.parametrize(("first", "then"), DECIDES.values(), ids=DECIDES)
+def test_what_decides_a_claim_is_what_is_registered(lab: Lab, first: Json, then: Json):
+    assert not set(hashes(lab, **first)) & set(hashes(lab, **{**first, **then}))
+
+
+MARGINS = claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.1, "gpu": 1.2}}])
+READ: dict[str, Json] = {
+    "texts": {"question": "Is it?", "method": "So.", "claims": [claim(one, statement="It helps.", source="a talk") for one in BOTH]},
+    "a formula": {"claims": [claim(one, mechanism={**one["mechanism"], "formula": "better said"}) for one in BOTH]},
+    "the rest of a scale": {"scales": at(sigma=0.1, limitations="much", curve=[16, 32, 64], rounds=2, sessions=4)},
+    "another scale": {"scales": {**at(), "gpu": at()["cpu"]}, "claims": [MARGINS, LOSS]},
+    "another claim": {"claims": [*BOTH, claim(LOSS, id="M.more")]},
+    "how many seeds": {"seeds": list(range(12))},
+    "names": {
+        "arms": {"flash": ARMS["mha"], "few": ARMS["mqa"]},
+        "baseline": "flash",
+        "claims": [claim(SPEED, id="a", arm="few", guards=[{**GUARD, "margins": {"slow": 1.1}}]), claim(LOSS, id="b", arm="few")],
+        "scales": {"slow": at()["cpu"]},
+    },
+}
+
+
+@pytest.mark.parametrize("then", READ.values(), ids=READ)
+def test_what_only_a_reader_sees_may_be_changed(lab: Lab, then: Json):
+    assert hashes(lab, "another", **then)[:2] == hashes(lab)
+
+
+def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    plain = [word for word in STUDY["overrides"] if not word.startswith(("trainer.precision", "trainer.threads"))]
+    first = hashes(lab, overrides=plain)
+    monkeypatch.setattr("nocap.config.defaults.precision", lambda *work: (Precision.bf16, "another CPU"))
+    assert lab.plan(overrides=plain).train["mha"].run.trainer.precision is Precision.bf16
+    assert hashes(lab, overrides=plain) == first
+    assert hashes(lab, overrides=[*plain, "trainer.precision=bf16"]) != first
+
+
+# --- exploratory, in each way ------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_that_was_registered_before_its_results_is_confirmatory(lab: Lab):
+    rows = lab.carry()
+    assert [(row["word"], row["exploratory"], row["notes"]) for row in rows.values()] == [("confirmed", None, [])] * 2
+    lines = lab.lines()
+    assert [line["event"] for line in lines] == [*["registration"] * 2, *["run"] * 6, *["session"] * 3, *["analysis"] * 2]
+    assert [(line["claim"], line["hash"]) for line in lines[:2]] == [(name, row["hash"]) for name, row in rows.items()]
+    assert {row["registered"] for row in rows.values()} == {lines[0]["at"]}
+    runs = {(line["arm"], line["seed"], line["val_loss"]) for line in lab.lines("run")}
+    assert runs == {(arm, seed, 3.0 + 0.001 * seed) for arm in ("mha", "mqa") for seed in range(3)}
+    assert [(line["place"], line["number"], line["measured"]["mqa"]) for line in lab.lines("session")][1] == ("bench", 2, 1252.0)
+    before = lab.log.read_text()
+    assert lab.carry(out="out") == rows
+    assert lab.log.read_text() == before
+
+
+WAYS: dict[str, tuple[Json, str | None]] = {
+    "looser ends": ({"claims": [LOOSE]}, f"{AFTER}; {OTHER_ENDS}"),
+    "another margin": ({"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 2.0}}])]}, f"{AFTER_ALL}; {OTHER_ENDS}"),
+    "looser ends of what is timed": ({"claims": [claim(SPEED, expected=[1.05, None])]}, f"{AFTER_ALL}; {OTHER_ENDS}"),
+    "another metric": ({"claims": [claim(LOSS, scale="ratio", expected=[0.5, None])]}, AFTER),
+    "other names": (
+        {"arms": {"a": ARMS["mha"], "b": ARMS["mqa"]}, "baseline": "a", "claims": [claim(LOOSE, id="U", arm="b")]},
+        f"{AFTER.replace('mqa', 'b')}; {OTHER_ENDS}",
+    ),
+    "another scale": ({"scales": {"laptop": at()["cpu"]}, "claims": [LOOSE]}, f"{AFTER}; {OTHER_ENDS}"),
+    "another baseline": ({"arms": {**ARMS, "mha": ["attention=flash", "optimizer.lr=1e-6"]}, "claims": [LOSS]}, AFTER),
+    "the worst seed left out": (
+        {"seeds": [1, 2, 3], "claims": [LOSS]},
+        f"registered after 2 runs (mqa, seed 1, mqa, seed 2); {OTHER_ENDS}",
+    ),
+    "fresh seeds": ({"seeds": [4, 5, 6], "claims": [LOSS]}, OTHER_ENDS),
+    "another arm, which has no results": ({"arms": {**ARMS, "mqa": ["attention=gqa"]}, "claims": [LOSS]}, None),
+    "more seeds": ({"seeds": list(range(6)), "claims": [LOSS]}, None),
+}
+
+
+@pytest.mark.parametrize(("then", "label"), WAYS.values(), ids=WAYS)
+def test_a_claim_that_was_moved_after_its_result_is_exploratory(lab: Lab, then: Json, label: str | None):
+    """Also in a fresh output_dir, where everything is trained and timed again: the log is what remembers."""
+    lab.carry()
+    for out in ("fresh", "out"):
+        (row,) = lab.carry(out, **then).values()
+        assert row["exploratory"] == label
+    assert all(row["exploratory"] is None for row in lab.carry().values())  # its own registration is the older one
+
+
+def test_what_a_study_beside_it_trained_is_known(lab: Lab):
+    """What it timed is not: that is timed anew."""
+    lab.carry("theirs", "theirs")
+    rows = lab.carry(claims=[claim(SPEED, guards=[]), LOOSE])
+    assert [row["exploratory"] for row in rows.values()] == [None, f"{AFTER}; {OTHER_ENDS}"]
+
+
+def test_runs_that_no_log_has_are_known_by_their_start(lab: Lab):
+    lab.killed(2, claims=[LOSS])
+    assert lab.lines("run") == []
+    assert lab.carry(claims=[LOOSE])["M.loss"]["exploratory"] == f"registered after 1 run (mqa, seed 0); {OTHER_ENDS}"
+    lab.log.unlink()
+    assert {row["exploratory"] for row in lab.carry(run=False).values()} == {"not registered"}
+    assert [row["exploratory"] for row in lab.carry().values()] == [AFTER, AFTER]
+
+
+def test_a_registration_that_was_put_in_above_does_not_count(lab: Lab):
+    lab.carry("theirs", "elsewhere/theirs", claims=[LOOSE])
+    lab.carry(claims=[LOSS])
+    line = json.loads((lab.root / "elsewhere" / "theirs" / FILE).read_text().splitlines()[0])
+    early = json.dumps({**line, "at": "2020-01-01T00:00:00+00:00", "machine": "another"})
+    lab.log.write_text(early + "\n" + lab.log.read_text())
+    assert "its log's line 2 does not follow" in lab.carry(claims=[LOOSE])["M.loss"]["exploratory"]
+
+
+def test_a_log_that_was_edited_is_in_the_verdict(lab: Lab):
+    lab.carry(claims=[LOSS])
+    lab.log.write_text(lab.log.read_text().replace('"val_loss": 3.001', '"val_loss": 2.001', 1))
+    (number,) = read(lab.log).broken
+    row = lab.carry(claims=[LOSS])["M.loss"]
+    assert row["exploratory"].endswith(f"; its log's line {number} does not follow: edited, or one is gone")
+
+
+def test_a_study_that_cannot_be_written_says_so_and_is_not_registered(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(lab.root / "made")) and may(path, mode))
+    assert lab.carry()["M.loss"]["exploratory"] == "not registered"
+    assert lab.said[0] == f"{lab.root / 'made'} cannot be written: nothing is registered, and no README or results are left there"
+    assert not lab.log.exists()
+
+
+def test_judging_writes_nothing(lab: Lab):
+    lab.carry(run=False)
+    assert [path.name for path in lab.root.rglob("*") if path.is_file()] == ["study.yaml"]
+    lab.carry()
+    lab.plan()
+    before = tree(lab.root)
+    assert lab.carry(run=False)["M.loss"]["exploratory"] is None
+    changed = {path for path, when in tree(lab.root).items() if before.get(path) != when}
+    assert changed == {str(lab.root / "made" / "study.yaml")}  # by the test
+
+
+# --- what a reader is told beside a verdict ----------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_again_is_told(lab: Lab):
+    lab.carry()
+    (session,) = lab.root.glob("out/studies/made/cpu/sessions/bench-1-*.json")
+    session.unlink()
+    (run,) = (run for run in lab.root.glob("out/runs/*mqa*") if "-s1-" in run.name)
+    shutil.rmtree(run)
+    lab.loss, lab.speed = lambda run: 2.0, lambda arm, number: 1300.0 if arm == "mqa" else 1000.0
+    rows = lab.carry()
+    assert [row["exploratory"] for row in rows.values()] == [None, None]
+    assert rows["M.loss"]["notes"] == ["measured 2 times: mqa, seed 1"]
+    assert rows["M.speed"]["notes"] == ["measured 2 times: mqa, seed 1, bench session 1"]
+    assert [line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)] == [3.001, 2.0]
+
+
+def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
+    lab.carry("out", "theirs", arms={**ARMS, "mqa": ["attention=gqa"]}, claims=[LOSS])
+    row = lab.carry(claims=[LOSS])["M.loss"]
+    assert (row["exploratory"], row["notes"]) == (None, ["older baseline: mha, seed 0 and 2 more"])
+    here = lab.lines("registration")[0]["machine"]
+    lab.host, lab.loss = "there", lambda run: 3.0 + 2 * (run.arm == "mqa") + 0.001 * run.seed
+    row = lab.carry("there", claims=[LOSS])["M.loss"]
+    assert (row["word"], row["exploratory"], row["notes"]) == ("refuted", None, [f"confirmed on another machine ({here})"])
+    assert len(lab.lines("registration")) == 2
+
+
+# --- the file ----------------------------------------------------------------------------------------------------------------------
+
+
+def registered(name: str) -> Json:
+    return {"event": "registration", "claim": name, "hash": name, "subject": name}
+
+
+def lines_in(path: Path) -> Path:
+    append(path, lambda log: [registered(f"c{i}") for i in range(6)], HERE)
+    return path
+
+
+EDITS: dict[str, tuple[Callable[[list[str]], list[str]], int]] = {
+    "edited": (lambda lines: [*lines[:2], lines[2].replace('"c2"', '"c9"'), *lines[3:]], 4),
+    "taken out": (lambda lines: [*lines[:2], *lines[3:]], 3),
+    "the first taken out": (lambda lines: lines[1:], 1),
+    "moved": (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
+    "put in": (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3),
+}
+
+
+@pytest.mark.parametrize(("change", "number"), EDITS.values(), ids=EDITS)
+def test_a_line_that_was_changed_is_named(tmp_path: Path, change: Callable[[list[str]], list[str]], number: int):
+    path = lines_in(tmp_path / FILE)
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    assert read(path).broken[0] == number
+    append(path, lambda log: [registered("more")], HERE)
+    assert read(path).broken[0] == number  # it stays
+
+
+def test_the_logs_of_two_machines_are_merged_by_keeping_all_lines(tmp_path: Path):
+    def add(path: Path, machine: str, *claims: str) -> None:
+        for name in claims:
+            append(path, lambda log, name=name: [registered(name)], {**HERE, "machine": machine})
+
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    add(first, "a", "1", "2")
+    shutil.copy(first, second)
+    add(first, "a", "3", "4")
+    add(second, "b", "5", "6")
+    first.write_text(first.read_text() + "".join(second.read_text().splitlines(keepends=True)[2:]))
+    add(first, "a", "7")
+    log = read(first)
+    assert (len(log.lines), log.broken) == (7, [])
+    assert len(log.lines[-1]["previous"]) == 2
+    lines = first.read_text().splitlines(keepends=True)
+    for gone in range(6):
+        first.write_text("".join([*lines[:gone], *lines[gone + 1 :]]))
+        assert read(first).broken
+
+
+NAIVE = json.dumps({"at": "2026-11-22T12:00:00", **HERE, **registered("a"), "previous": []}) + "\n"  # no time zone
+BARE = json.dumps({"event": "session", "at": "2026-11-22T12:00:00+00:00", **HERE, "number": 1, "previous": []}) + "\n"
+
+
+@pytest.mark.parametrize("damage", ["nothing\n", "[1]\n", '{"event": "party"}\n', NAIVE, BARE, '{"event": "run", "at": "now"}\n', '{"eve'])
+def test_a_damaged_line_is_refused_by_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str):
+    path = lines_in(written(tmp_path / "made", study(claims=[LOSS])) / FILE)
+    with path.open("a") as file:
+        file.write(damage)
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}"])
+    err = capsys.readouterr().err
+    assert f"{FILE}: line 7" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def add_many(path: Path, name: str) -> None:
+    for i in range(20):
+        append(path, lambda log, i=i: [registered(one) for one in (f"{name}{i}", "once") if not log.of("registration", claim=one)], HERE)
+
+
+def test_processes_may_append_at_once(tmp_path: Path):
+    path = tmp_path / FILE
+    workers = [FORK.Process(target=add_many, args=(path, name)) for name in "abc"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    log = read(path)
+    assert (len(log.lines), log.broken, len(log.heads)) == (61, [], 1)
+    assert len({line["claim"] for line in log.lines}) == 61
