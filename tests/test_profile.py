@@ -400,7 +400,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     flags = ["--json", "new/p.json", "--html", "p.html", "--trace", "t.json", "--repeats", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("nocap.measure.clock.LEAST_S", 0.01)
+        patch.setattr("nocap.measure.timed.LEAST_S", 0.01)
         patch.setitem(roofline.PRODUCT, Device.cpu, 512)
         patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**26)
         done = answer(lambda: command.main([*words, *flags]), limit_s=240)

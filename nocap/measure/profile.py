@@ -20,11 +20,10 @@ from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure import ceilings as bounds
-from nocap.measure.clock import Clock
 from nocap.measure.parts import Ranges, Seen
 from nocap.measure.roofline import Count, Peak, Work, count, measure_peak
 from nocap.measure.steps import Measured, Step, fastest, measure
-from nocap.measure.timed import DivergedError
+from nocap.measure.timed import Clock, DivergedError
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.measurement import Measurement, now

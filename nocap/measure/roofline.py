@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
-from nocap.measure.clock import Clock
 from nocap.measure.parts import Ranges
+from nocap.measure.timed import Clock
 from nocap.model.flops import op_flops
 from nocap.model.gpt import build_model
 from nocap.training import memory

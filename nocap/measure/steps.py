@@ -15,9 +15,8 @@ from torch.profiler import record_function
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import microbatches
-from nocap.measure.clock import Clock
 from nocap.measure.parts import MARK, STEP, Ranges, Timeline, busy_ms, profiler, read
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed import Clock, TimedArm
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.step import autocast
