@@ -362,13 +362,6 @@ def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixtu
     assert err.count("\n") == 1
 
 
-def test_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(SystemExit):
-        command.main([*NANO, "--arm", "", "--arm", "mlp=gelu3x"])
-    assert capsys.readouterr().err == "nocap: nocap.bench must be started by itself, got a rank of torchrun\n"
-
-
 def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
     with pytest.raises(ValueError, match=r"trainer\.device must be the same in all arms: they share a clock, got cpu and cuda"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -52,11 +51,6 @@ def compose_arm(base: Sequence[str], overrides: str) -> tuple[str, Run]:
 def step_config(run: Run) -> dict[str, Any]:
     """The part of the config that a training step executes, as plain JSON types."""
     return run.that_count("step", to_plain(run))
-
-
-def refuse_ranks() -> None:
-    """A rank of torchrun shares its machine with the other ranks and would time them too."""
-    require("RANK" not in os.environ, "nocap.bench", "be started by itself", "a rank of torchrun")
 
 
 # --- the standard suites: the same arms on every machine, so that results can be laid side by side
