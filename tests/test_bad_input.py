@@ -173,7 +173,7 @@ STARTS = {
     "train": ["launch.attempt.start", "launch.runner.Runner.run", "launch.grid.Grid.write"],
     "bench": ["measure.bench.bench"],
     "profile": ["measure.profile.profile"],
-    "generate": ["generate._load"],
+    "generate": ["measure.generation.load"],
     "study": ["study.conduct.carry_out", "study.preview.render", "study.__main__._judge"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],

@@ -14,8 +14,8 @@ import copy
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from typing import Any
 
@@ -71,29 +71,34 @@ def bench(
     with memory.bounded() if trainer.device is Device.cpu else nullcontext():  # CUDA reserves addresses by the terabyte
         _warm_up(instances, clock, spent=spent, seconds=seconds if rounds is None else math.inf, log=log)
         warm_up_s = spent()
-        gc.collect()
-        gc.freeze()  # the collector need not walk through all arms in the middle of one's block
-        try:
+        with _without_collections():
             times = interleave([lambda arm=arm: arm.tried(arm.block) for arm in instances], enough=enough)  # type: ignore[misc]
-        finally:
-            gc.unfreeze()
         for arm in instances:
             arm.close()
         peaks = _peaks(instances)
+    head = {"kind": "bench", "date": date.today().isoformat(), "started": started, "ended": now(), "clock": clock.value}
+    return {**head, "spent_s": {"warm_up": warm_up_s, "all": spent()}, "peak_flops": peaks, **_compared(instances, times, peaks)}
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """The collector need not walk through all arms in the middle of one's block."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _compared(instances: Sequence[TimedArm], times: Times, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    trainer, log_ratios = instances[0].run.trainer, estimates(times)
     machine = hardware.describe(trainer.device, trainer.threads)
-    log_ratios = estimates(times)
-    control, *rows = [_row(arm, times[:, i], log_ratios[i], base=arms[0], peaks=peaks) for i, arm in enumerate(instances)]
+    control, *rows = [_row(arm, times[:, i], log_ratios[i], base=instances[1], peaks=peaks) for i, arm in enumerate(instances)]
     return {
-        "kind": "bench",
-        "date": date.today().isoformat(),
-        "started": started,
-        "ended": now(),
         "hardware": machine,
-        "clock": clock.value,
         "limit": {"half_width": LIMIT[trainer.device], "confidence": CONFIDENCE},
         "rounds": len(times),
-        "spent_s": {"warm_up": warm_up_s, "all": spent()},
-        "peak_flops": peaks,
         "control": {key: control[key] for key in ("verdict", "speed", "tokens_per_s", "warm_up_s", "seconds_per_token")},
         "arms": rows,
         "measurements": [each.json() for row in rows for each in _measurements(row, str(machine["fingerprint"]))],

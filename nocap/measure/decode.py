@@ -149,12 +149,6 @@ class LayerCache:
 def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tuple[Mixer, int]]]:
     """The model, and its layers' mixers with the tokens that each one's cache holds, where it is made of the blocks that a cache can
     enter and no idea looks across tokens."""
-    slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
-    if slots is None:
-        raise UncachedError(f"attention.kind={run.attention.kind} defines no cache_slots of its mixer")
-    sizes = [slots(layer, capacity) for layer in range(run.model.n_layer)]
-    if None in sizes:
-        raise UncachedError(f"attention.kind={run.attention.kind} has no cache beside its other keys")
     paths = (path.split(".") for path, _ in model.named_modules())
     ideas = {names[-1] for names in paths if names[-2:-1] == ["ideas"]}
     across = [name for name, idea in run.ideas.items() if not idea.PER_TOKEN and name in ideas]
@@ -164,6 +158,12 @@ def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tup
     mixers = [attention.mixer for attention in layers if type(attention) is CausalSelfAttention]
     if type(model) is not GPT or len(mixers) < run.model.n_layer:
         raise UncachedError(f"model.kind={run.model.kind} with attention.kind={run.attention.kind} has layers of its own")
+    slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
+    if slots is None:
+        raise UncachedError(f"attention.kind={run.attention.kind} defines no cache_slots of its mixer")
+    sizes = [slots(layer, capacity) for layer in range(run.model.n_layer)]
+    if None in sizes:
+        raise UncachedError(f"attention.kind={run.attention.kind} has no cache beside its other keys")
     return model, list(zip(mixers, sizes, strict=True))
 
 
