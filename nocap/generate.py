@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config import defaults, hardware
@@ -17,6 +18,9 @@ from nocap.config.trainer import Device
 from nocap.launch.head import use_copies
 from nocap.store.find import find_one
 from nocap.store.record import check_writable, write_json, writing
+
+if TYPE_CHECKING:
+    from nocap.measure.generation import Trained
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,38 +78,28 @@ def _parser() -> argparse.ArgumentParser:
 
 def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
     """Print the texts, and return them as JSON with their tokens/s: what `cache` and `compile` change."""
-    run_dir, device = find_one(asked.run, outputs=Path(asked.output_dir)), asked.device or defaults.device()
+    run_dir = find_one(asked.run, outputs=Path(asked.output_dir))
     if allow_code:
         use_copies(run_dir)
-    hardware.check_device(device, 1, key="device")
-    if asked.compile:
-        hardware.check_compiler("compile=true", device)
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: threads that wait must not hold the cores (LOG.md)
-    import torch
-
+    trained = _load(run_dir, asked)
     from nocap.measure.decode import Engine, Recompute, engine_for
-    from nocap.measure.generation import Sampler, load, write
+    from nocap.measure.generation import Sampler, write
 
-    torch.set_num_threads(asked.threads or defaults.threads(device, 1))
-    trained = load(run_dir, device=torch.device(device.value), log=_log)
     prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
     context, n = trained.run.model.seq_len, asked.samples
     require(len(prompt) <= context, "prompt", f"be at most the model's context, model.seq_len={context} tokens", len(prompt))
     new = min(asked.max_tokens, context - len(prompt) + 1)  # the last new token needs no place in the context
-    sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new)
     engine: Engine = Recompute(trained.model)
     if asked.cache:
         size = {"batch": n, "capacity": len(prompt) + new - 1}
         engine = engine_for(trained.model, trained.run, **size, compiled=asked.compile, log=_log)
+    sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new)
     texts, tokens_per_s = write(trained, engine, prompt, sampler)
-    out, samples = sys.stdout if sys.stdout.isatty() else trusted(sys.stdout), []  # a file or pipe gets the text as it is
-    for number, tokens in enumerate(texts, start=1):
-        if n > 1:
-            print(f"--- sample {number} of {n}", file=out)
-        print(asked.prompt + trained.text(tokens), file=out)
-        cut = "max_tokens" if new == asked.max_tokens else "context"
+    cut, samples = "max_tokens" if new == asked.max_tokens else "context", list[dict[str, Any]]()
+    for tokens in texts:
         stopped = "end_of_text" if tokens[-1] == trained.encoding.eot_token else cut
         samples.append({"text": trained.text(tokens), "tokens": tokens, "stopped": stopped})
+    _print(asked.prompt, samples)
     if any(sample["stopped"] == "context" for sample in samples):
         _log(f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not max_tokens={asked.max_tokens}")
     return {
@@ -116,6 +110,28 @@ def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
         "decode_tokens_per_s": tokens_per_s,
         "samples": samples,
     }
+
+
+def _load(run_dir: Path, asked: Generate) -> Trained:
+    device = asked.device or defaults.device()
+    hardware.check_device(device, 1, key="device")
+    if asked.compile:
+        hardware.check_compiler("compile=true", device)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: threads that wait must not hold the cores (LOG.md)
+    import torch
+
+    from nocap.measure.generation import load
+
+    torch.set_num_threads(asked.threads or defaults.threads(device, 1))
+    return load(run_dir, device=torch.device(device.value), log=_log)
+
+
+def _print(prompt: str, samples: Sequence[dict[str, Any]]) -> None:
+    out = sys.stdout if sys.stdout.isatty() else trusted(sys.stdout)  # a file or pipe gets the text as it is
+    for number, sample in enumerate(samples, start=1):
+        if len(samples) > 1:
+            print(f"--- sample {number} of {len(samples)}", file=out)
+        print(prompt + sample["text"], file=out)
 
 
 def _log(line: str) -> None:

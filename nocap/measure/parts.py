@@ -165,8 +165,8 @@ class Cost:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
     rows: dict[Key, Cost]
-    step_ms: float  # the step's range, or on CUDA its wall time on the device's clock
-    unattributed_ms: float  # between the backward's nodes and around the ranges; on CUDA the device's idle time
+    step_ms: float  # the step's range
+    unattributed_ms: float  # between the backward's nodes and around the ranges
     busy_ms: float  # on CUDA: in which a kernel or a copy ran
     peak: int  # bytes: the most that the step's tensors held at once, beyond what was held before it
 
@@ -203,8 +203,6 @@ def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
         if root is step or (root.cpu_parent is None and root.thread != step.thread):
             visit(root, (STEP, "forward"))
     step_ms = (step.time_range.end - step.time_range.start) / 1e3
-    if on_cuda:
-        unattributed = step_ms - sum(row.ms for row in rows.values())
     peak = _allocations(prof, rows, moments)
     return Timeline(rows=rows, step_ms=step_ms, unattributed_ms=unattributed, busy_ms=busy_ms(prof), peak=peak)
 
