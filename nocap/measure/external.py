@@ -45,11 +45,14 @@ OVERRIDES = ("trainer.compile", "trainer.micro_batch", "trainer.precision")  # w
 
 def requested(run: Run) -> dict[str, Any]:
     """The attributes of a request. Sizes are the shared overrides'; what a file cannot do, it refuses."""
-    m, t = run.model, run.trainer
-    sizes = {key: getattr(m, key) for key in ("n_layer", "d_model", "n_head", "seq_len")}
-    words = {key: getattr(t, key).value for key in ("device", "precision", "compile")}
-    numbers = {key: getattr(t, key) for key in ("micro_batch", "batch_tokens", "threads")}
-    return {**sizes, **words, **numbers, "microbatches": microbatches(run), "vocab_size": run.tokenizer.vocab_size, "seed": run.seed}
+    return {
+        **{key: getattr(run.model, key) for key in ("n_layer", "d_model", "n_head", "seq_len")},
+        **{key: getattr(run.trainer, key).value for key in ("device", "precision", "compile")},
+        **{key: getattr(run.trainer, key) for key in ("micro_batch", "batch_tokens", "threads")},
+        "microbatches": microbatches(run),
+        "vocab_size": run.tokenizer.vocab_size,
+        "seed": run.seed,
+    }
 
 
 def compose_externals(base: Sequence[str], typed: Sequence[str], baseline: Run) -> list[ExternalArm]:
