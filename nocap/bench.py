@@ -57,11 +57,10 @@ def _parser() -> argparse.ArgumentParser:
 def _bench(options: argparse.Namespace) -> bool:
     """Whether every arm that could be timed was: one that failed for another reason than memory is a failure."""
     from nocap.judge.interval import LEAST_PAIRS
-    from nocap.measure.arms import compose_arms, refuse_ranks, suite
+    from nocap.measure.arms import compose_arms, suite
     from nocap.measure.text import render_bench
     from nocap.store.record import check_writable, write_json, writing
 
-    refuse_ranks()
     require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
     require(not (options.suite and options.arm), "--arm", "be left out with --suite, which has its own", f"{len(options.arm)} of them")
     if options.json:

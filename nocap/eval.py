@@ -72,7 +72,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from nocap.measure.generation import load
     from nocap.measure.harness import Harnessed
 
-    model = Harnessed(load(source, device=torch.device(device.value), log=_log), batch_size=options.batch_size)
+    model = Harnessed(load(source, device=torch.device(device.value), log=_log), batch_size=options.batch_size, log=_log)
     names = options.tasks.split(",")
     tasks = TaskManager(include_defaults=not all(Path(name).is_file() for name in names))  # there are 14,000: a minute
     unknown = [name for name in names if name not in tasks.all_tasks and not Path(name).is_file()]
@@ -83,8 +83,6 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     print(make_table(found))
     if model.shortened:
         _log(f"{plural(model.shortened, 'text')} longer than the model's context, {model.positions} tokens: only the end was read")
-    for line in model.notes:
-        _log(line)
     about = {"run": source.name, "checkpoint_step": model.trained.step, "tokenizer": model.trained.run.tokenizer.name}
     return {**about, "limit": options.limit, **{key: found[key] for key in KEPT if key in found}}
 

@@ -5,20 +5,44 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config import defaults, hardware
+from nocap.config.keys import key, require
+from nocap.config.outward import trusted
 from nocap.config.trainer import Device
 from nocap.launch.head import use_copies
-from nocap.measure.request import Generate
 from nocap.store.find import find_one
 from nocap.store.record import check_writable, write_json, writing
 
 if TYPE_CHECKING:
     from nocap.measure.generation import Trained
+
+
+@dataclass(kw_only=True, slots=True)
+class Generate:
+    """The keys of the command; `help` describes each."""
+
+    run: str = field(metadata={"help": "a run's folder or name, the beginning of its name or identity, or last"})
+    prompt: str = key(free=True, default="", help="the text to continue; empty: the beginning of a document")
+    max_tokens: int = key(ge=1, le=2**24, default=200, help="new tokens a sample; fewer where the model's context ends")
+    samples: int = key(ge=1, le=4096, default=1, help="texts, decoded in one batch")
+    temperature: float = key(ge=0, le=1e6, default=1.0, help="0 takes the most probable token")
+    top_k: int = key(ge=0, le=2**24, default=0, help="draw among the k most probable tokens; 0: among all")
+    seed: int = key(ge=0, lt=2**63, default=0, help="of the draws; a sample is the same however many are drawn beside it")
+    cache: bool = field(default=True, metadata={"help": "over cached keys and values; false: the prefix again for each token"})
+    compile: bool = field(default=False, metadata={"help": "decode from the cache through torch.compile"})
+    device: Device | None = field(default=None, metadata={"help": "cpu or cuda (default: a GPU where there is one)"})
+    threads: int | None = key(ge=1, le=4096, default=None, help="CPU threads (default: the cores there are)")
+    output_dir: str = field(default="outputs", metadata={"help": "its runs are searched for names and identities"})
+
+    def __post_init__(self) -> None:
+        require(self.prompt.isascii() or not any("\ud800" <= c <= "\udfff" for c in self.prompt), "prompt", "be UTF-8", repr(self.prompt))
+        require(self.cache or not self.compile, "compile", "be false with cache=false, for what is compiled has one", self.compile)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     with refusals():
         if options.json:
             check_writable("--json", options.json)
-        content = _generate(options, from_overrides(Generate, options.overrides))
+        content = _generate(from_overrides(Generate, options.overrides), allow_code=options.allow_code)
         if options.json:
             with writing("--json", options.json) as path:
                 write_json(path, content)
@@ -52,31 +76,62 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _generate(options: argparse.Namespace, asked: Generate) -> dict[str, Any]:
-    run_dir, device = find_one(asked.run, outputs=Path(asked.output_dir)), asked.device or defaults.device()
-    if options.allow_code:
+def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
+    """Print the texts, and return them as JSON with their tokens/s: what `cache` and `compile` change."""
+    run_dir = find_one(asked.run, outputs=Path(asked.output_dir))
+    if allow_code:
         use_copies(run_dir)
+    trained = _load(run_dir, asked)
+    from nocap.measure.decode import Engine, Recompute, engine_for
+    from nocap.measure.generation import Sampler, write
+
+    prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
+    context, n = trained.run.model.seq_len, asked.samples
+    require(len(prompt) <= context, "prompt", f"be at most the model's context, model.seq_len={context} tokens", len(prompt))
+    new = min(asked.max_tokens, context - len(prompt) + 1)  # the last new token needs no place in the context
+    engine: Engine = Recompute(trained.model)
+    if asked.cache:
+        size = {"batch": n, "capacity": len(prompt) + new - 1}
+        engine = engine_for(trained.model, trained.run, **size, compiled=asked.compile, log=_log)
+    sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new)
+    texts, tokens_per_s = write(trained, engine, prompt, sampler)
+    cut, samples = "max_tokens" if new == asked.max_tokens else "context", list[dict[str, Any]]()
+    for tokens in texts:
+        stopped = "end_of_text" if tokens[-1] == trained.encoding.eot_token else cut
+        samples.append({"text": trained.text(tokens), "tokens": tokens, "stopped": stopped})
+    _print(asked.prompt, samples)
+    if any(sample["stopped"] == "context" for sample in samples):
+        _log(f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not max_tokens={asked.max_tokens}")
+    return {
+        "run": run_dir.name,
+        "checkpoint_step": trained.step,
+        "prompt_tokens": len(prompt),
+        **{key: getattr(asked, key) for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")},
+        "decode_tokens_per_s": tokens_per_s,
+        "samples": samples,
+    }
+
+
+def _load(run_dir: Path, asked: Generate) -> Trained:
+    device = asked.device or defaults.device()
     hardware.check_device(device, 1, key="device")
     if asked.compile:
         hardware.check_compiler("compile=true", device)
-    threads = asked.threads or defaults.threads(device, 1)
-    trained = _load(run_dir, device, threads)
-    prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
-    if len(prompt) > (context := trained.run.model.seq_len):
-        raise ValueError(f"prompt must be at most the model's context, model.seq_len={context} tokens, got {len(prompt)}")
-    from nocap.measure.generation import write_texts
-
-    return write_texts(asked, trained, prompt, run_name=run_dir.name, log=_log)
-
-
-def _load(run_dir: Path, device: Device, threads: int) -> Trained:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: threads that wait must not hold the cores (LOG.md)
     import torch
 
     from nocap.measure.generation import load
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(asked.threads or defaults.threads(device, 1))
     return load(run_dir, device=torch.device(device.value), log=_log)
+
+
+def _print(prompt: str, samples: Sequence[dict[str, Any]]) -> None:
+    out = sys.stdout if sys.stdout.isatty() else trusted(sys.stdout)  # a file or pipe gets the text as it is
+    for number, sample in enumerate(samples, start=1):
+        if len(samples) > 1:
+            print(f"--- sample {number} of {len(samples)}", file=out)
+        print(prompt + sample["text"], file=out)
 
 
 def _log(line: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config.keys import require
+from nocap.store.files import write_file
 from nocap.store.record import check_writable, write_json, writing
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ def main(argv: list[str] | None = None) -> None:
             with writing("--json", options.json) as path:
                 write_json(path, found)
         if options.html:
-            from nocap.measure.text import write_page
+            from nocap.measure.text import render_page
 
             with writing("--html", options.html) as path:
-                write_page(found, path)
+                write_file(path, render_page(found).encode())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,7 +24,7 @@ from nocap.config.compose import composed
 from nocap.config.keys import LIMITS, TEXT
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
-from nocap.measure.request import Generate
+from nocap.generate import Generate
 from tests.conftest import SMALL
 from tests.studies import study, written
 from tests.test_config import CHOICES, MANDATORY, ONE_ROW
@@ -173,7 +173,7 @@ STARTS = {
     "train": ["launch.attempt.start", "launch.runner.Runner.run", "launch.grid.Grid.write"],
     "bench": ["measure.bench.bench"],
     "profile": ["measure.profile.profile"],
-    "generate": ["generate._load"],
+    "generate": ["measure.generation.load"],
     "study": ["study.conduct.carry_out", "study.preview.render"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],

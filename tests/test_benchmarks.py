@@ -12,8 +12,7 @@ import pytest
 from nocap.config import hardware
 from nocap.measure.arms import compose_arms
 from nocap.measure.bench import bench
-from nocap.measure.clock import Clock
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed import Clock, TimedArm
 from tests.conftest import REPO
 
 BASE = ["model=tiny", "tokenizer=gpt2", "trainer.device=cpu", "trainer.micro_batch=4", "trainer.batch_tokens=1024"]

@@ -29,7 +29,7 @@ def trained(undisturbed: Undisturbed) -> Trained:
 
 @pytest.fixture
 def harnessed(trained: Trained) -> Harnessed:
-    return Harnessed(trained, batch_size=3)
+    return Harnessed(trained, batch_size=3, log=print)
 
 
 def asked(kind: str, *arguments: tuple[object, ...]) -> list[Instance]:

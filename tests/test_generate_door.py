@@ -13,9 +13,8 @@ import torch
 
 from nocap import generate as command
 from nocap.config.plain import load as load_config
-from nocap.measure.generation import Sample, for_a_terminal, load
+from nocap.measure.generation import load
 from nocap.options.attention.softmax import Kernel
-from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 from tests.attempts import on_a_terminal, sealed, stamp
 from tests.conftest import Undisturbed
 
@@ -172,41 +171,21 @@ def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
     assert next(loaded.model.parameters()).dtype is torch.float32
 
 
-# --- text as it comes --------------------------------------------------------------------------------------------------------------
+# --- tokens as text ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve… 🙂 ok", "日本語"])
-def test_pieces_are_whole_characters(text: str):
-    encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=Path())
-    pieces: list[str] = []
-    sample = Sample(encoding=encoding, show=pieces.append)
-    for token in encoding.encode_ordinary(text):
-        sample.take(token)
-    sample.finish()
-    assert "".join(pieces) == sample.text == text
-    assert {len(piece) for piece in pieces} <= {0, 1}
+def test_what_is_no_utf8_is_marked(trained: Path):
+    """And an end-of-text is no part of it."""
+    loaded = load(trained, device=torch.device("cpu"), log=print)
+    tokens = [97, 0xFF, 98, 0xE2, 0x82, loaded.encoding.eot_token]
+    assert loaded.text(tokens) == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
 
 
-def test_what_is_no_utf8_is_marked_and_the_end_ends():
-    encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=Path())
-    sample = Sample(encoding=encoding)
-    for token in (97, 0xFF, 98, 0xE2, 0x82, encoding.eot_token, 99):
-        sample.take(token)
-    sample.finish()
-    assert sample.text == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
-    assert sample.tokens[-1] == encoding.eot_token
-
-
-def test_a_terminal_is_not_given_orders():
-    assert for_a_terminal("a\x1b[2J\tb\n\x07é") == "a\N{REPLACEMENT CHARACTER}[2J\tb\n\N{REPLACEMENT CHARACTER}é"
-
-
-def test_on_a_terminal_one_text_streams(trained: Path, tmp_path: Path):
-    place = tmp_path / "t.json"
-    words = (f"run={trained}", "prompt=ab", "max_tokens=40", "device=cpu", "threads=1", "--json", str(place))
-    code, seen = on_a_terminal("-m", "nocap.generate", *words, cwd=tmp_path)
+def test_a_terminal_is_not_given_orders(trained: Path, tmp_path: Path):
+    words = (f"run={trained}", "prompt=a\x1b[2J\tb\x07é", "max_tokens=1", "device=cpu", "threads=1")
+    code, printed = on_a_terminal("-m", "nocap.generate", *words, cwd=tmp_path)
     assert code == 0
-    assert seen.replace("\r\n", "\n") == for_a_terminal("ab" + samples_of(place)[0]["text"]) + f"\nwritten: {place}\n"
+    assert printed.startswith("a\\x1b[2J\tb\\x07é")
 
 
 def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

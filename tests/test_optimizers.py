@@ -18,8 +18,8 @@ from nocap.config.compose import compose
 from nocap.config.keys import InputError
 from nocap.config.plain import dump, to_plain
 from nocap.measure.generation import load
+from nocap.measure.profile import measurable
 from nocap.measure.roofline import count
-from nocap.measure.steps import measurable
 from nocap.model.gpt import build_model
 from nocap.store.identity import config_that_counts
 from nocap.store.record import digest

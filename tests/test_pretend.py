@@ -131,13 +131,6 @@ def test_the_longest_sequences_of_the_sliding_study_fit(pretended: Pretended) ->
     assert done.code == 0, done.err
 
 
-def test_the_profiles_slack_is_not_what_the_roof_was_measured_with(tmp_path: Path, pretended: Pretended) -> None:
-    words = ("model=nano", "tokenizer=bytes", "trainer.device=cuda", "trainer.compile=off", "--repeats", "1", "--json", "p.json")
-    done = pretended.python("-m", "nocap.profile", *words)
-    assert done.code == 0, done.err
-    assert json.loads((tmp_path / "p.json").read_text())["memory_mib"]["measured"]["slack"] < 100  # of buffers of 4.8 GB
-
-
 # --- kernels and peaks
 
 KERNELS = """

@@ -25,8 +25,7 @@ from nocap.config.trainer import Device
 from nocap.measure import timed
 from nocap.measure.arms import compose_arm
 from nocap.measure.bench import bench
-from nocap.measure.clock import Clock
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed import Clock, TimedArm
 from nocap.store.record import write_json
 
 WORDS = ["model=nano", "trainer.device=cpu", "trainer.micro_batch=4", "trainer.batch_tokens=512"]

@@ -12,17 +12,15 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import torch
 from peer import Loop, flops_per_token, folder
 
-from nocap.measure.external import Request
-
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def build(request: Request, *, dir: str = "") -> Loop:
+def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
     peer = _package(folder(dir, "NANOCHAT", "nanochat/gpt.py", "nanochat/optim.py"), DTYPES[request.precision])
     heads = {"n_head": request.n_head, "n_kv_head": request.n_head}
     sizes = {"n_layer": request.n_layer, "n_embd": request.d_model, "sequence_len": request.seq_len, "vocab_size": request.vocab_size}

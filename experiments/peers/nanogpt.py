@@ -6,13 +6,13 @@ compiled whole. On a CPU its own loop is fp32 always; trainer.precision=bf16 put
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from peer import Loop, autocast, flops_per_token, folder, load
 
-from nocap.measure.external import Request
 
-
-def build(request: Request, *, dir: str = "") -> Loop:
+def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
     peer = load(folder(dir, "NANOGPT", "model.py") / "model.py")
     vocab = 50304 if request.vocab_size == 50257 else request.vocab_size
     sizes = {"n_layer": request.n_layer, "n_head": request.n_head, "n_embd": request.d_model, "block_size": request.seq_len}

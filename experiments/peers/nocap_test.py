@@ -5,13 +5,13 @@ AdamW as its script has it, no clipping, bf16 by autocast; compiled whole, by co
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from peer import Loop, autocast, flops_per_token, folder, load
 
-from nocap.measure.external import Request
 
-
-def build(request: Request, *, dir: str = "") -> Loop:
+def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
     peer = load(folder(dir, "NOCAP_TEST", "train_gpt2.py") / "train_gpt2.py")
     config = peer.GPTConfig(vocab_size=request.vocab_size, n_layer=request.n_layer, n_head=request.n_head, n_embd=request.d_model)
     model = peer.GPT(config).train().to(request.device)

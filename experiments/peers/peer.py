@@ -8,13 +8,11 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from nocap.measure.external import Request
 
 
 def folder(given: str, variable: str, *files: str) -> Path:
@@ -44,12 +42,12 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def flops_per_token(request: Request, matmul_params: int) -> float:
+def flops_per_token(request: SimpleNamespace, matmul_params: int) -> float:
     """As nocap counts: six for each weight that multiplies, and causal attention once."""
     return 6.0 * matmul_params + 6.0 * request.n_layer * request.d_model * request.seq_len
 
 
-def autocast(request: Request) -> Any:
+def autocast(request: SimpleNamespace) -> Any:
     return torch.autocast(request.device, dtype=torch.bfloat16) if request.precision == "bf16" else nullcontext()
 
 
@@ -58,7 +56,7 @@ class Loop:
 
     def __init__(
         self,
-        request: Request,
+        request: SimpleNamespace,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,

@@ -187,8 +187,7 @@ def decodes(trial: Trial) -> str:
     model, option = _moved(trial).eval(), trial.options[0]
     by_slots = isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer"))
     try:
-        for static in (False, True):
-            check_cached(model, trial.run, most=DECODED, static=static)
+        check_cached(model, trial.run, most=DECODED)
     except UncachedError as error:
         claim = "cache_slots" if by_slots else "PER_TOKEN" if isinstance(option, Idea) and option.PER_TOKEN else ""
         expect(not claim or "logits differ" not in str(error), f"it says {claim}, and {error}")

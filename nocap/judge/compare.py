@@ -28,7 +28,7 @@ from nocap.judge.comparability import check_allowed, check_measured, confounders
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten
-from nocap.store.metrics import METRICS, Kind
+from nocap.store.metrics import METRICS, Better, Kind
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Found, Record, measurements
 
@@ -238,22 +238,27 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
 
 
+def difference(estimate: Estimate | None, *, metric: str, floor: float = ROUNDING) -> Difference:
+    """What an interval shows of an arm's number less the baseline's: better or worse where it lies wholly beyond the `floor`."""
+    if estimate is None or not math.isfinite(estimate.high):
+        return Difference(estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n if estimate else 0}", metric=metric)
+    up, down = (Outcome.better, Outcome.worse) if METRICS[metric].better is Better.higher else (Outcome.worse, Outcome.better)
+    outcome = up if estimate.low > floor else down if estimate.high < -floor else Outcome.unclear
+    return Difference(estimate=estimate, outcome=outcome, metric=metric)
+
+
 def _difference(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allow: Collection[str]) -> Difference:
     """The estimate, and what stands in the way of a verdict, if anything does."""
-    found = _gain(arm, base, others, metric, log=False)
-    outcome, reason = Outcome.undecided, ""
+    estimate = _gain(arm, base, others, metric, log=False)
     if spoilt := confounders(arm, base, allowed=allow):
-        outcome, reason = Outcome.confounded, ", ".join(spoilt)
-    elif arm.diverged or base.diverged:
+        return Difference(estimate=estimate, outcome=Outcome.confounded, reason=", ".join(spoilt), metric=metric)
+    if arm.diverged or base.diverged:
         side = arm if arm.diverged else base
         diverged, seeds = (len({run.seed for run in runs}) for runs in (side.diverged, side.all))
         reason = f"{diverged} of {seeds} seeds diverged{'' if side is arm else ' in the baseline'}"
-    elif found is None or not math.isfinite(found.high):
-        reason = f"n={found.n if found else 0}"
-    else:
-        floor = ROUNDING * max(abs(x) for side in (arm, base) for x in side.values(metric).values())
-        outcome = Outcome.better if found.high < -floor else Outcome.worse if found.low > floor else Outcome.unclear
-    return Difference(estimate=found, outcome=outcome, reason=reason, metric=metric)
+        return Difference(estimate=estimate, outcome=Outcome.undecided, reason=reason, metric=metric)
+    size = max((abs(x) for side in (arm, base) for x in side.values(metric).values()), default=0.0)
+    return difference(estimate, metric=metric, floor=ROUNDING * size)
 
 
 def machines_differ(arm: Arm, base: Arm) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 from nocap.config.compose import compose_measured, to_plain
@@ -22,15 +22,12 @@ def compose_arms(base: Sequence[str], arms: Sequence[str], *, least: int = 2) ->
     """
     often = "at least twice, the baseline first" if least == 2 else "for the baseline"
     require(len(arms) >= least, "--arm", f"be given {often}", f"{len(arms)} of them")
-    found, seen = dict[str, Run](), dict[str, str]()
-    for overrides in arms:
-        label, run = compose_arm(base, overrides)
-        step = repr(step_config(run))
-        require(step not in seen, f"--arm {label!r}", "differ from the others in what a training step executes", repr(seen.get(step)))
-        found[label], seen[step] = run, label
-    devices = dict.fromkeys(run.trainer.device.value for run in found.values())
-    require(len(devices) == 1, "trainer.device", "be the same in all arms: they share a clock", " and ".join(devices))
-    return found
+    composed = [compose_arm(base, overrides) for overrides in arms]
+    steps = [(label, run.trainer.device.value, step_config(run)) for label, run in composed]
+    for (first, device, step), (label, other, same) in combinations(steps, 2):
+        require(device == other, "trainer.device", "be the same in all arms: they share a clock", f"{device} and {other}")
+        require(step != same, f"--arm {label!r}", "differ from the others in what a training step executes", repr(first))
+    return dict(composed)
 
 
 def compose_arm(base: Sequence[str], overrides: str) -> tuple[str, Run]:
@@ -52,11 +49,6 @@ def compose_arm(base: Sequence[str], overrides: str) -> tuple[str, Run]:
 def step_config(run: Run) -> dict[str, Any]:
     """The part of the config that a training step executes, as plain JSON types."""
     return run.that_count("step", to_plain(run))
-
-
-def refuse_ranks() -> None:
-    """A rank of torchrun shares its machine with the other ranks and would time them too."""
-    require("RANK" not in os.environ, "nocap.bench", "be started by itself", "a rank of torchrun")
 
 
 # --- the standard suites: the same arms on every machine, so that results can be laid side by side

@@ -14,8 +14,8 @@ import copy
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from typing import Any
 
@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from nocap.config import hardware
 from nocap.config.trainer import Device
-from nocap.judge.compare import Outcome
-from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, of_pairs
-from nocap.measure.clock import Clock
+from nocap.judge.compare import difference
+from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, Estimate, of_pairs
 from nocap.measure.roofline import matmul_flops
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed import Clock, TimedArm
 from nocap.store.measurement import Measurement, now
 from nocap.store.metrics import METRICS
 from nocap.training import memory
@@ -70,42 +69,58 @@ def bench(
         return spent() + next_s > seconds or narrow
 
     with memory.bounded() if trainer.device is Device.cpu else nullcontext():  # CUDA reserves addresses by the terabyte
-        for i, arm in enumerate(instances):
-            if i > 1 and rounds is None and spent() > WARM_SHARE * seconds:
-                arm.status, arm.reason = "not measured", f"the arms before it took {spent():.0f} s of {seconds:g} s to warm up"
-                continue
-            log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
-            arm.tried(lambda arm=arm: arm.warm(clock))  # type: ignore[misc]
-            _check_baseline(instances)
+        _warm_up(instances, clock, spent=spent, seconds=seconds if rounds is None else math.inf, log=log)
         warm_up_s = spent()
-        gc.collect()
-        gc.freeze()  # the collector need not walk through all arms in the middle of one's block
-        try:
+        with _without_collections():
             times = interleave([lambda arm=arm: arm.tried(arm.block) for arm in instances], enough=enough)  # type: ignore[misc]
-        finally:
-            gc.unfreeze()
         for arm in instances:
             arm.close()
         peaks = _peaks(instances)
+    head = {"kind": "bench", "date": date.today().isoformat(), "started": started, "ended": now(), "clock": clock.value}
+    return {**head, "spent_s": {"warm_up": warm_up_s, "all": spent()}, "peak_flops": peaks, **_compared(instances, times, peaks)}
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """The collector need not walk through all arms in the middle of one's block."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _compared(instances: Sequence[TimedArm], times: Times, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    trainer, log_ratios = instances[0].run.trainer, estimates(times)
     machine = hardware.describe(trainer.device, trainer.threads)
-    found = estimates(times)
-    rows = [_row(arm, times[:, i], found[i], base=arms[0], peaks=peaks) for i, arm in enumerate(instances)]
-    kept = ("verdict", "speed", "tokens_per_s", "warm_up_s", "seconds_per_token")  # of the baseline against itself
+    control, *rows = [_row(arm, times[:, i], log_ratios[i], base=instances[1], peaks=peaks) for i, arm in enumerate(instances)]
     return {
-        "kind": "bench",
-        "date": date.today().isoformat(),
-        "started": started,
-        "ended": now(),
         "hardware": machine,
-        "clock": clock.value,
         "limit": {"half_width": LIMIT[trainer.device], "confidence": CONFIDENCE},
         "rounds": len(times),
-        "spent_s": {"warm_up": warm_up_s, "all": spent()},
-        "peak_flops": peaks,
-        "control": {key: rows[0][key] for key in kept},
-        "arms": rows[1:],
-        "measurements": [one.json() for row in rows[1:] for one in _measurements(row, str(machine["fingerprint"]))],
+        "control": {key: control[key] for key in ("verdict", "speed", "tokens_per_s", "warm_up_s", "seconds_per_token")},
+        "arms": rows,
+        "measurements": [each.json() for row in rows for each in _measurements(row, str(machine["fingerprint"]))],
     }
+
+
+def _warm_up(
+    instances: Sequence[TimedArm], clock: Clock, *, spent: Callable[[], float], seconds: float, log: Callable[[str], None]
+) -> None:
+    for i, arm in enumerate(instances):
+        if i > 1 and spent() > WARM_SHARE * seconds:
+            arm.status, arm.reason = "not measured", f"the arms before it took {spent():.0f} s of {seconds:g} s to warm up"
+            continue
+        log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
+        arm.tried(lambda arm=arm: arm.warm(clock))  # type: ignore[misc]
+        _check_baseline(instances)
+
+
+def _check_baseline(instances: Sequence[TimedArm]) -> None:
+    for arm in instances[:2]:
+        if arm.status != "measured":
+            raise BaselineError(f"the baseline, {arm.label}: {arm.status}: {arm.reason}")
 
 
 def order(n: int, *, round_: int) -> list[int]:
@@ -135,19 +150,6 @@ def estimates(times: Times) -> list[Estimate | None]:
     return [control, None, *(each if math.isfinite(each.mid) else None for each in others)]
 
 
-def verdict(log_ratio: Estimate) -> str:
-    """In the words of `nocap.compare`."""
-    if log_ratio.n < LEAST_PAIRS:
-        return f"{Outcome.undecided.value} (n={log_ratio.n})"
-    return (Outcome.better if log_ratio.low > ROUNDING else Outcome.worse if log_ratio.high < -ROUNDING else Outcome.unclear).value
-
-
-def _check_baseline(instances: Sequence[TimedArm]) -> None:
-    for arm in instances[:2]:
-        if arm.status != "measured":
-            raise BaselineError(f"the baseline, {arm.label}: {arm.status}: {arm.reason}")
-
-
 def _peaks(arms: Sequence[TimedArm]) -> dict[str, dict[str, Any]]:
     """FLOP/s by precision of the arms that were timed: by the data sheet, where there is one, and of a large matrix product here."""
     peaks = {}
@@ -158,9 +160,10 @@ def _peaks(arms: Sequence[TimedArm]) -> dict[str, dict[str, Any]]:
 
 
 def _row(arm: TimedArm, times: Times, log_ratio: Estimate | None, *, base: TimedArm, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """An arm in the result, with the same keys for every arm; null where there is nothing to report."""
+    """An arm in the result, with the same keys for every arm; null where there is nothing to report. Its tokens/s are the geometric mean
+    over rounds, as its ratio is."""
     timed, flops, base_flops = arm.status == "measured", arm.facts["flops_per_token"], base.facts["flops_per_token"]
-    tokens_per_s = 1 / float(np.median(times.mean(axis=1))) if timed else None
+    tokens_per_s = math.exp(-np.log(times.mean(axis=1)).mean()) if timed else None
     peak = peaks.get(arm.run.trainer.precision.value, {})
     rate = flops * tokens_per_s if flops and tokens_per_s else None
     ratio = log_ratio.exp() if log_ratio and log_ratio.n >= LEAST_PAIRS else None
@@ -169,7 +172,7 @@ def _row(arm: TimedArm, times: Times, log_ratio: Estimate | None, *, base: Timed
         "label": arm.label,
         "status": arm.status,
         "reason": arm.reason,
-        "verdict": verdict(log_ratio) if log_ratio else None,
+        "verdict": difference(log_ratio, metric="tokens_per_s").verdict if log_ratio else None,
         "speed": {"ratio": ratio.mid, "low": ratio.low, "high": ratio.high} if ratio else None,
         "tokens_per_s": tokens_per_s,
         "step_ms": arm.facts["tokens_per_step"] / tokens_per_s * 1e3 if tokens_per_s else None,

@@ -6,17 +6,14 @@ bound; where the option takes another kernel or precision, whose efficiency is u
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from nocap import outside
 from nocap.config.option import declared
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
-from nocap.config.trainer import Compile, Precision
 from nocap.data.batches import microbatches
 from nocap.measure.roofline import Count, Peak, Work, count
 from nocap.model.flops import component_flops
@@ -26,99 +23,80 @@ from nocap.training.memory import MIB
 
 Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make
 HELD = 4  # parameters, gradients and AdamW's two moments, all as large
-WORTH = 0.995  # of the step's time: what wins less is left out of the best of all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """A change of one factor; two options of one factor exclude each other."""
-
-    factor: str
-    label: str  # its override
-    run: Run
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """A step, by part: matrix products at peak in ms, measured or bounded ms, bytes kept for the backward. And the bytes of parameters."""
+class Bound:
+    """A step: by part its matrix products at peak in ms and its measured or bounded ms; the MiB that it holds."""
 
     product_ms: dict[str, float]
     ms: dict[str, float]
-    kept: dict[str, float]
-    parameters: float
-
-    @property
-    def total_ms(self) -> float:
-        return sum(self.ms.values())
-
-    @property
-    def mib(self) -> float:
-        return (HELD * self.parameters + sum(self.kept.values())) / MIB
+    mib: float
 
 
 def ceilings(run: Run, compose: Composer, counted: Count, peak: Peak, profile: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the configuration tree offers, the largest win first. `profile` is the record of the measured step."""
-    base = base_cost(run, counted, peak, {row["part"]: row["ms"] for row in profile["parts"]})
-    counts = [(option, count(option.run, vocab_size=run.tokenizer.vocab_size)) for option in options(run, compose)]
-    costs = [(option, changed_cost(option, run, counted, new, base, peak)) for option, new in counts]
-    return {"table": table(base, costs, unattributed_ms=profile["step"]["unattributed_ms"])}
+    """Everything that the configuration tree offers, the largest win first: by FLOPs and by the step. `profile` is the record of the
+    measured step."""
+    base, rest_ms = bound(run, counted, peak, {row["part"]: row["ms"] for row in profile["parts"]}), profile["step"]["unattributed_ms"]
+    rows = [row(override, base, changed(run, other, counted, base, peak), rest_ms) for override, other in options(run, compose).items()]
+    return {"table": sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))}
 
 
-# --- the options
-
-
-def options(run: Run, compose: Composer) -> list[Change]:
-    """Everything that this configuration tree offers and the run does not already have."""
-    found: list[Change] = []
-    for factor, override in (
-        *((group, f"{group}={name}") for group in ("attention", "mlp") for name in _names(group)),
-        ("precision", f"trainer.precision={Precision.bf16.value}"),
-        ("compile", f"trainer.compile={Compile.regional.value}"),
-        ("head", f"model.tie_head={'false' if run.model.tie_head else 'true'}"),
-        ("checkpointing", "trainer.activation_checkpointing=block"),
-        ("loss", "objective.loss_chunks=8"),
+def options(run: Run, compose: Composer) -> dict[str, Run]:
+    """Everything that this configuration tree offers and the run does not already have: the override, and the run with it."""
+    groups = [(group, folder / group) for group in ("attention", "mlp") for folder in (conf_dir(), *outside.folders())]
+    runs: dict[str, Run] = {}
+    for override in (
+        *(f"{group}={path.stem}" for group, folder in groups for path in sorted(folder.glob("*.yaml"))),
+        "trainer.precision=bf16",
+        "trainer.compile=regional",
+        f"model.tie_head={'false' if run.model.tie_head else 'true'}",
+        "trainer.activation_checkpointing=block",
+        "objective.loss_chunks=8",
     ):
         try:
-            changed = compose([override])
+            other = compose([override])
         except ValueError:  # another part of the run does not take it
             continue
-        if changed not in [run, *(option.run for option in found)]:
-            found.append(Change(factor=factor, label=override, run=changed))
-    return found
+        if other not in [run, *runs.values()]:
+            runs[override] = other
+    return runs
 
 
-def _names(group: str) -> list[str]:
-    return [path.stem for path in sorted(path for folder in (conf_dir(), *outside.folders()) for path in (folder / group).glob("*.yaml"))]
+def row(override: str, base: Bound, new: Bound, unattributed_ms: float) -> dict[str, Any]:
+    """What an option can win at most: speedups by FLOPs and by the step, MiB saved, and that as a share of the memory."""
+    return {
+        "label": override,
+        "by_flops": sum(base.product_ms.values()) / sum(new.product_ms.values()),
+        "by_step": (sum(base.ms.values()) + unattributed_ms) / (sum(new.ms.values()) + unattributed_ms),
+        "saved_mib": base.mib - new.mib,
+        "saved": 1 - new.mib / base.mib,
+    }
 
 
-# --- one option
+def bound(run: Run, counted: Count, peak: Peak, ms: dict[str, float]) -> Bound:
+    """A step whose parts take these `ms`."""
+    products = {part: work.product_ms(peak) * microbatches(run) for part, work in counted.by_part().items()}
+    products["scores"] = products.get("scores", 0.0) * _needed(run, counted)
+    mib = (HELD * counted.parameters + sum(counted.ranges.kept.values())) / MIB
+    return Bound(product_ms=products, ms=ms, mib=mib)
 
 
-def base_cost(run: Run, counted: Count, peak: Peak, ms: dict[str, float]) -> Cost:
-    """The measured step itself; `ms` by part."""
-    kept = {part: float(n_bytes) for part, n_bytes in counted.ranges.kept_by_part().items()}
-    return Cost(product_ms=_products(run, counted, peak), ms=ms, kept=kept, parameters=counted.parameters)
-
-
-def changed_cost(option: Change, run: Run, old: Count, new: Count, base: Cost, peak: Peak) -> Cost:
-    """The step with the option, as fast as arithmetic allows."""
+def changed(run: Run, other: Run, old: Count, base: Bound, peak: Peak) -> Bound:
+    """The step of the other run, as fast as arithmetic allows."""
+    new = count(other, vocab_size=run.tokenizer.vocab_size)
     before, after = old.by_part(), new.by_part()
-    ms, n = dict(base.ms), microbatches(option.run)
+    ms, n, fuses = dict(base.ms), microbatches(other), other.trainer.compile is not run.trainer.compile
     own = [part for part in (*before, *after) if part not in STEP_PARTS]  # a replaced block's too
     for part in dict.fromkeys([*MODEL_PARTS, *own]):
         ms[part] = _part_ms(before.get(part, Work()), after.get(part, Work()), base.ms.get(part, 0.0), peak, n)
-        if option.factor == "compile" and not after.get(part, Work()).flops and part != "embedding":
+        if fuses and not after.get(part, Work()).flops and part != "embedding":
             ms[part] = 0.0  # fused into a neighbour, at best for nothing
-    ms["scores"] *= _needed(option.run, new) / _needed(run, old)
+    ms["scores"] *= _needed(other, new) / _needed(run, old)
     for part in ("accumulate", "clip", "optimizer", "reduction"):
         if part in ms:
             ms[part] *= new.parameters / old.parameters
-    return base_cost(option.run, new, peak, ms)
-
-
-def _products(run: Run, counted: Count, peak: Peak) -> dict[str, float]:
-    products = {part: work.product_ms(peak) * microbatches(run) for part, work in counted.by_part().items()}
-    return {**products, "scores": products.get("scores", 0.0) * _needed(run, counted)}
+    return bound(other, new, peak, ms)
 
 
 def _needed(run: Run, counted: Count) -> float:
@@ -131,58 +109,6 @@ def _needed(run: Run, counted: Count) -> float:
 
 
 def _part_ms(old: Work, new: Work, ms: float, peak: Peak, n: int) -> float:
-    if old.kinds != new.kinds or not old.ops:
+    if old.kinds != new.kinds or not old:
         return new.bound_ms(peak) * n
     return ms * new.bound_ms(peak) / old.bound_ms(peak) if old.bound_ms(peak) else ms
-
-
-# --- all of them
-
-
-def table(base: Cost, costs: Sequence[tuple[Change, Cost]], *, unattributed_ms: float) -> list[dict[str, Any]]:
-    """Every option, every pair of different factors, and the best of all factors together; the largest win first. What one of them, or
-    several together, can win at most: speedups by FLOPs and by the step, MiB saved, and that as a share of the memory."""
-    chosen = [(one,) for one in costs] + [(a, b) for a, b in combinations(costs, 2) if a[0].factor != b[0].factor]
-    by_factor = [[one for one in costs if one[0].factor == factor] for factor in dict.fromkeys(option.factor for option, _ in costs)]
-    best = [min(each, key=lambda one: one[1].total_ms) for each in by_factor]
-    winners = tuple(one for one in best if one[1].total_ms < WORTH * base.total_ms)
-    rows = []
-    for several in [*chosen, *([winners] if len(winners) > 2 else [])]:
-        words, cost = [option.label for option, _ in several], together(base, [cost for _, cost in several])
-        rows.append(
-            {
-                "label": " + ".join(words),
-                "words": words,
-                "by_flops": sum(base.product_ms.values()) / sum(cost.product_ms.values()),
-                "by_step": (base.total_ms + unattributed_ms) / (cost.total_ms + unattributed_ms),
-                "saved_mib": base.mib - cost.mib,
-                "saved": 1 - cost.mib / base.mib,
-            }
-        )
-    return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
-
-
-def together(base: Cost, costs: Sequence[Cost]) -> Cost:
-    """Changes of different factors at once: each part's ratios multiply. Head and loss are one here, for a chunked loss is both."""
-
-    if len(costs) == 1:
-        return costs[0]
-
-    def pooled(parts: dict[str, float]) -> dict[str, float]:
-        return {**parts, "head": parts.get("head", 0.0) + parts.get("loss", 0.0), "loss": 0.0}
-
-    def product(old: dict[str, float], news: list[dict[str, float]]) -> dict[str, float]:
-        old, news = pooled(old), [pooled(new) for new in news]
-        return {
-            part: old[part] * math.prod(new.get(part, 0.0) / old[part] for new in news)
-            if old.get(part)
-            else max(new.get(part, 0.0) for new in news)
-            for part in dict.fromkeys([*old, *(part for new in news for part in new)])
-        }
-
-    return Cost(
-        product_ms=product(base.product_ms, [cost.product_ms for cost in costs]),
-        ms=product(base.ms, [cost.ms for cost in costs]),
-        kept=product(base.kept, [cost.kept for cost in costs]),
-        parameters=base.parameters * math.prod(cost.parameters / base.parameters for cost in costs),
-    )

@@ -5,7 +5,7 @@ B: batch, T: tokens, V: vocabulary, H: query heads, K: key/value heads, G: query
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.model.attention import CausalSelfAttention, Mixer
-from nocap.model.compiled import compiled
+from nocap.model.compiled import compiled as compile_
 from nocap.model.gpt import GPT, Block
 from nocap.model.language_model import LanguageModel
 
@@ -64,7 +64,7 @@ class Recompute:
 class Cached:
     """Prefill in one pass, then a token at a time over `LayerCache`s for `batch` sequences of up to `capacity` tokens.
 
-    With `compiled`, decoding is one graph of static shapes (torch.compile), made at the first token for this model as it is then.
+    The position is a tensor, so that no shape depends on it: `compiled` makes decoding one graph at the first token.
 
     Errors:
         UncachedError: the model has no cached form.
@@ -72,138 +72,83 @@ class Cached:
 
     def __init__(self, model: LanguageModel, run: Run, *, batch: int, capacity: int, compiled: bool = False) -> None:
         assert capacity <= run.model.seq_len, "the model has no positions beyond its context"
-        self.model, self.mixers = _parts(model, run)
-        self.batch, self.capacity, self.length = batch, capacity, 0
+        self.model, parts = _parts(model, run, capacity)
+        self.capacity, self.length = capacity, 0
         weight, heads, d_head = self.model.embedding.weight, run.attention.n_kv_heads, run.model.d_model // run.model.n_head
-        self.layers = [
-            LayerCache(batch=batch, n_kv_heads=heads, slots=slots, like=weight.detach(), d_head=d_head)
-            for slots in _cache_slots(run, capacity)
-        ]
         self.tokens_B = torch.zeros(batch, dtype=torch.long, device=weight.device)
         self.position = torch.zeros(1, dtype=torch.long, device=weight.device)
-        self._static = _compiled(weight.device) if compiled else None
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all keys and values that there is room for."""
-        return sum(layer.k_BKSD.nbytes + layer.v_BKSD.nbytes for layer in self.layers)
+        # Zeros: hidden slots are multiplied by 0, and 0 × uninitialised memory may be NaN.
+        self.layers = [LayerCache(mixer, self.position, weight.new_zeros(2, batch, heads, slots, d_head)) for mixer, slots in parts]
+        self._step = _compiled(weight.device) if compiled else step
 
     @torch.no_grad()
     def prefill(self, tokens_BT: Tensor) -> Tensor:
-        T = tokens_BT.shape[1]
-        assert self.capacity >= T
-        mixers = [layer.prefill(mixer) for layer, mixer in zip(self.layers, self.mixers, strict=True)]
-        self.length = T
-        self.position.fill_(T)
-        return next_logits(self.model, tokens_BT, slice(0, T), mixers)
+        self.length = tokens_BT.shape[1]
+        assert self.length <= self.capacity
+        self.position.fill_(self.length)
+        trunk_BTC = self.model.trunk(tokens_BT, where=slice(0, self.length), mixers=[layer.prefill for layer in self.layers])
+        return self.model.head.logits(trunk_BTC[:, -1:])[:, 0]
 
     @torch.no_grad()
     def decode(self, tokens_B: Tensor) -> Tensor:
         assert self.length < self.capacity
-        assert len(tokens_B) == self.batch
-        if self._static is not None:
-            # Into the one tensor that the graph was made for: other strides would be read wrong.
-            logits_BV: Tensor = self._static(self, self.tokens_B.copy_(tokens_B), self.position)
-            self.position += 1
-        else:
-            mixers = [layer.decode(self.length) for layer in self.layers]
-            logits_BV = next_logits(self.model, tokens_B[:, None], slice(self.length, self.length + 1), mixers)
+        # Into the one tensor that a graph was made for: other strides would be read wrong.
+        logits_BV = self._step(self, self.tokens_B.copy_(tokens_B))
+        self.position += 1
         self.length += 1
         return logits_BV
 
 
-def static_step(engine: Cached, tokens_B: Tensor, position: Tensor) -> Tensor:
-    """`Cached.decode` in shapes that do not depend on the position, a tensor of one integer."""
-    mixers = [layer.decode_static(position) for layer in engine.layers]
-    return next_logits(engine.model, tokens_B[:, None], position, mixers)
+def step(engine: Cached, tokens_B: Tensor) -> Tensor:
+    """Logits (B, V) after one more token, which is stored."""
+    trunk_B1C = engine.model.trunk(tokens_B[:, None], where=engine.position, mixers=[layer.decode for layer in engine.layers])
+    return engine.model.head.logits(trunk_B1C)[:, 0]
 
 
-def _compiled(device: torch.device) -> Callable[[Cached, Tensor, Tensor], Tensor]:
-    """`static_step` as one graph, without the checks at each call that what it was made for still holds: an engine's shapes and modules do
+def _compiled(device: torch.device) -> Callable[[Cached, Tensor], Tensor]:
+    """`step` as one graph, without the checks at each call that what it was made for still holds: an engine's shapes and modules do
     not change, and the checks, several for every module and weight, took 0.9 of 3.2 ms a token in a model of four layers."""
     # dynamo keeps its graphs by code object. One for each engine: none runs another's graph, and none counts as another's recompilation.
-    own = FunctionType(static_step.__code__.replace(), globals())
-    return compiled(own, {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": device.type == "cpu"})
-
-
-def next_logits(model: GPT, tokens_BT: Tensor, where: slice | Tensor, mixers: Sequence[Mixer]) -> Tensor:
-    """`GPT.logits` of the last token, (B, V), for tokens at these positions whose attention is `mixers`, one a layer."""
-    return model.head.logits(model.trunk(tokens_BT, where=where, mixers=mixers)[:, -1:])[:, 0]
-
-
-# --- the cache of a layer
+    own = FunctionType(step.__code__.replace(), globals())
+    return compile_(own, {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": device.type == "cpu"})
 
 
 class LayerCache:
     """Keys and values so far, allocated once, as a ring: position p lies in slot p mod S. A global layer has a slot for every position. A
     sliding layer has `window` slots, so that a new token takes the place of the one that it no longer sees.
 
-    Each method gives a mixer, which stores the keys and values that it gets and attends.
+    `prefill` and `decode` take a mixer's place: they store the keys and values that they get, and attend.
     """
 
-    def __init__(self, *, batch: int, n_kv_heads: int, slots: int, like: Tensor, d_head: int) -> None:
-        # Zeros: a compiled step multiplies hidden slots by 0, and 0 × uninitialised memory may be NaN.
-        self.k_BKSD = like.new_zeros(batch, n_kv_heads, slots, d_head)
-        self.v_BKSD = torch.zeros_like(self.k_BKSD)
-        self.slots = slots
+    def __init__(self, mixer: Mixer, position: Tensor, kv_2BKSD: Tensor) -> None:
+        self.mixer, self.position, self.slots = mixer, position, kv_2BKSD.shape[3]
+        self.k_BKSD, self.v_BKSD = kv_2BKSD.detach()
+        self.places_S = torch.arange(self.slots, device=position.device)
 
-    def prefill(self, mixer: Mixer) -> Mixer:
-        """Positions from 0 in one pass through `mixer`. A prompt that is one sequence serves every sequence of the cache."""
+    def prefill(self, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
+        """Positions from 0 in one pass. A prompt that is one sequence serves every sequence of the cache."""
+        T = k_BKTD.shape[2]
+        kept = torch.arange(max(0, T - self.slots), T, device=k_BKTD.device)
+        self.k_BKSD[:, :, kept % self.slots] = k_BKTD[:, :, kept]
+        self.v_BKSD[:, :, kept % self.slots] = v_BKTD[:, :, kept]
+        return self.mixer(q_BHTD, k_BKTD, v_BKTD)
 
-        def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
-            T = k_BKTD.shape[2]
-            kept = torch.arange(max(0, T - self.slots), T, device=k_BKTD.device)
-            self.k_BKSD[:, :, kept % self.slots] = k_BKTD[:, :, kept]
-            self.v_BKSD[:, :, kept % self.slots] = v_BKTD[:, :, kept]
-            return mixer(q_BHTD, k_BKTD, v_BKTD)
-
-        return mix
-
-    def decode(self, position: int) -> Mixer:
-        """One token at `position`, which reads no slot that is still empty."""
-        slot, filled = position % self.slots, min(position + 1, self.slots)
-
-        def mix(q_BH1D: Tensor, k_BK1D: Tensor, v_BK1D: Tensor) -> Tensor:
-            self.k_BKSD[:, :, slot : slot + 1], self.v_BKSD[:, :, slot : slot + 1] = k_BK1D, v_BK1D
-            return attend(q_BH1D, self.k_BKSD[:, :, :filled], self.v_BKSD[:, :, :filled])
-
-        return mix
-
-    def decode_static(self, position: Tensor) -> Mixer:
-        """The same in shapes that do not depend on `position`, a tensor of one integer: empty slots are read and hidden."""
-
-        def mix(q_BH1D: Tensor, k_BK1D: Tensor, v_BK1D: Tensor) -> Tensor:
-            self.k_BKSD.index_copy_(2, position % self.slots, k_BK1D)
-            self.v_BKSD.index_copy_(2, position % self.slots, v_BK1D)
-            filled_S = torch.arange(self.slots, device=position.device) <= position
-            return attend(q_BH1D, self.k_BKSD, self.v_BKSD, visible=filled_S[None, None, None])
-
-        return mix
-
-
-def attend(q_BH1D: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visible: Tensor | None = None) -> Tensor:
-    """One query a head against every slot (where `visible`); queries that share a key/value head meet it together, unrepeated."""
-    q_BKGD = q_BH1D.unflatten(1, (k_BKSD.shape[1], -1)).squeeze(3)
-    y_BKGD = F.scaled_dot_product_attention(q_BKGD, k_BKSD, v_BKSD, attn_mask=visible)
-    return y_BKGD.flatten(1, 2).unsqueeze(2)
+    def decode(self, q_BH1D: Tensor, k_BK1D: Tensor, v_BK1D: Tensor) -> Tensor:
+        """One token at `position`. Slots that are still empty are hidden; queries that share a key/value head meet it together."""
+        place = self.position % self.slots
+        self.k_BKSD.index_copy_(2, place, k_BK1D)
+        self.v_BKSD.index_copy_(2, place, v_BK1D)
+        q_BKGD = q_BH1D.unflatten(1, (self.k_BKSD.shape[1], -1)).squeeze(3)
+        y_BKGD = F.scaled_dot_product_attention(q_BKGD, self.k_BKSD, self.v_BKSD, attn_mask=self.places_S[None] <= self.position)
+        return y_BKGD.flatten(1, 2).unsqueeze(2)
 
 
 # --- whether there is a cache
 
 
-def _cache_slots(run: Run, capacity: int) -> list[int]:
-    """Tokens that each layer's cache holds."""
-    slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
-    if slots is None:
-        raise UncachedError(f"attention.kind={run.attention.kind} defines no cache_slots of its mixer")
-    found = [slots(layer, capacity) for layer in range(run.model.n_layer)]
-    if None in found:
-        raise UncachedError(f"attention.kind={run.attention.kind} has no cache beside its other keys")
-    return found
-
-
-def _parts(model: LanguageModel, run: Run) -> tuple[GPT, list[Mixer]]:
-    """The model and its layers' mixers, where it is made of the blocks that a cache can enter and no idea looks across tokens."""
+def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tuple[Mixer, int]]]:
+    """The model, and its layers' mixers with the tokens that each one's cache holds, where it is made of the blocks that a cache can
+    enter and no idea looks across tokens."""
     paths = (path.split(".") for path, _ in model.named_modules())
     ideas = {names[-1] for names in paths if names[-2:-1] == ["ideas"]}
     across = [name for name, idea in run.ideas.items() if not idea.PER_TOKEN and name in ideas]
@@ -213,29 +158,27 @@ def _parts(model: LanguageModel, run: Run) -> tuple[GPT, list[Mixer]]:
     mixers = [attention.mixer for attention in layers if type(attention) is CausalSelfAttention]
     if type(model) is not GPT or len(mixers) < run.model.n_layer:
         raise UncachedError(f"model.kind={run.model.kind} with attention.kind={run.attention.kind} has layers of its own")
-    return model, mixers
+    slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
+    if slots is None:
+        raise UncachedError(f"attention.kind={run.attention.kind} defines no cache_slots of its mixer")
+    sizes = [slots(layer, capacity) for layer in range(run.model.n_layer)]
+    if None in sizes:
+        raise UncachedError(f"attention.kind={run.attention.kind} has no cache beside its other keys")
+    return model, list(zip(mixers, sizes, strict=True))
 
 
 @torch.no_grad()
-def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED, static: bool = False) -> None:
-    """Try the cache on a few tokens against the prefix computed again: what an option declares is believed when it is so. `static`: with
-    positions as a tensor, as the compiled decoder has them.
+def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
+    """Try the cache on a few tokens against the prefix computed again: what an option declares is believed when it is so.
 
     Errors:
         UncachedError: there is no cache, or it gives other logits.
     """
     T = min(most, run.model.seq_len)
     cached, again = Cached(model, run, batch=1, capacity=T), Recompute(model)
-    weight = next(model.parameters())
-    tokens_T = (torch.arange(T, device=weight.device) * 31 + 7) % run.tokenizer.vocab_size
+    tokens_1T = (torch.arange(T, device=cached.position.device)[None] * 31 + 7) % run.tokenizer.vocab_size
     for t in range(1, T):
-        if t == 1:
-            mine = cached.prefill(tokens_T[None, :t])
-        elif static:
-            mine = static_step(cached, tokens_T[t - 1 : t], cached.position)
-            cached.position += 1
-        else:
-            mine = cached.decode(tokens_T[t - 1 : t])
-        theirs = again.prefill(tokens_T[None, :t])
-        if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())):
+        logits = cached.decode(tokens_1T[:, t - 1]) if t > 1 else cached.prefill(tokens_1T[:, :1])
+        expected = again.prefill(tokens_1T[:, :t])
+        if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
             raise UncachedError(f"its logits differ from the whole prefix's at token {t}: some option looks across tokens")

@@ -1,17 +1,14 @@
-"""Text from a trained run: its checkpoint, the sampler, and tokens as text while they come.
+"""Text from a trained run: its checkpoint, the sampler, and the tokens with their rate.
 
 B: sequences, T: tokens of the prompt, N: new tokens, V: vocabulary.
 """
 
 from __future__ import annotations
 
-import codecs
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tiktoken
@@ -19,11 +16,9 @@ import torch
 from torch import Tensor
 
 from nocap import outside
-from nocap.config.outward import trusted
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
-from nocap.measure.decode import Engine, Recompute, engine_for
-from nocap.measure.request import Generate
+from nocap.measure.decode import Engine
 from nocap.model.language_model import LanguageModel
 from nocap.store.record import read_json
 from nocap.training.exported import exported
@@ -43,6 +38,10 @@ class Trained:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def text(self, tokens: list[int]) -> str:
+        """Without an end-of-text; invalid UTF-8 becomes U+FFFD."""
+        return self.encoding.decode([token for token in tokens if token != self.encoding.eot_token])
+
 
 def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> Trained:
     """The newest valid checkpoint of the run, on `device`; or the model of an exported file. What is wrong with a newer checkpoint goes to
@@ -51,21 +50,19 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
     Errors:
         ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose weights are not finite.
     """
-    for line in other_code(run_dir) if run_dir.is_dir() else ():
-        log(line)
+    if run_dir.is_dir():
+        _log_other_code(run_dir, log)
     run, model, step = trained(run_dir, log=log) if run_dir.is_dir() else exported(run_dir)
     encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
     return Trained(run=run, model=model.to(device), encoding=encoding, step=step)
 
 
-def other_code(run_dir: Path) -> list[str]:
+def _log_other_code(run_dir: Path, log: Callable[[str], None]) -> None:
     """A line for each option from outside that is not, byte for byte, the one that the run was trained with."""
-    trained = {(row["group"], row["name"]): row["sha256"] for row in (read_json(run_dir / "manifest.json") or {}).get("outside", ())}
-    changed = [file for file in outside.files() if trained.get((file.group, file.name), file.sha256) != file.sha256]
-    return [f"{file.path} is not the code that this run was trained with; its record has a copy (--allow-code)" for file in changed]
-
-
-# --- from logits to tokens
+    known = {(row["group"], row["name"]): row["sha256"] for row in (read_json(run_dir / "manifest.json") or {}).get("outside", ())}
+    for file in outside.files():
+        if known.get((file.group, file.name), file.sha256) != file.sha256:
+            log(f"{file.path} is not the code that this run was trained with; its record has a copy (--allow-code)")
 
 
 class Sampler:
@@ -105,80 +102,16 @@ def generate(engine: Engine, prompt_BT: Tensor, sampler: Sampler, *, max_tokens:
             logits_BV = engine.decode(tokens_B)
 
 
-# --- from tokens to text
-
-
-@dataclass(kw_only=True, slots=True)
-class Sample:
-    """One text as it grows. A token may hold a part of a character: `show` gets whole ones, and invalid UTF-8 becomes U+FFFD."""
-
-    encoding: tiktoken.Encoding
-    show: Callable[[str], None] = lambda text: None
-    tokens: list[int] = field(default_factory=list)  # an end-of-text included
-    text: str = ""
-    ended: bool = False  # by an end-of-text: tokens after it, in its place in the batch, are not part of it
-    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
-
-    def take(self, token: int) -> None:
-        """The next token, unless the text has ended."""
-        if self.ended:
-            return
-        self.tokens.append(token)
-        self.ended = token == self.encoding.eot_token
-        if not self.ended:
-            self._add(self._decoder.decode(self.encoding.decode_single_token_bytes(token)))
-
-    def finish(self) -> None:
-        """No token follows: bytes that still wait for the rest of their character will not get it."""
-        self._add(self._decoder.decode(b"", final=True))
-
-    def _add(self, text: str) -> None:
-        self.text += text
-        self.show(text)
-
-
-def for_a_terminal(text: str) -> str:
-    """The text without control characters, which a model of bytes also writes."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def write_texts(asked: Generate, trained: Trained, prompt: list[int], *, run_name: str, log: Callable[[str], None]) -> dict[str, Any]:
-    """Print the texts: a single one on a terminal as it comes, else each as a whole. Returns them as JSON, with the tokens/s of all from
-    the second token on (wall clock; null where there is none): what `cache` and `compile` change."""
-    context = trained.run.model.seq_len
-    new = min(asked.max_tokens, context - len(prompt) + 1)  # the last new token needs no place in the context
-    shown, out = (for_a_terminal if sys.stdout.isatty() else str), trusted(sys.stdout)  # a file or pipe gets the text as it is
-    live = sys.stdout.isatty() and asked.samples == 1
-    samples = [Sample(encoding=trained.encoding) for _ in range(asked.samples)]
-    if live:
-        samples[0].show = lambda text: print(shown(text), end="", file=out, flush=True)
-        print(shown(asked.prompt), end="", file=out, flush=True)
-    engine: Engine = Recompute(trained.model)
-    if asked.cache:
-        capacity = len(prompt) + new - 1
-        engine = engine_for(trained.model, trained.run, batch=asked.samples, capacity=capacity, compiled=asked.compile, log=log)
-    sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=asked.samples, max_tokens=new)
-    marks = []
-    for tokens_B in generate(engine, torch.tensor([prompt], device=trained.device), sampler, max_tokens=new):
-        for sample, token in zip(samples, tokens_B.tolist(), strict=True):
-            sample.take(token)
+def write(trained: Trained, engine: Engine, prompt: list[int], sampler: Sampler) -> tuple[list[list[int]], float | None]:
+    """As many tokens a sequence as the sampler has draws for, or up to its end-of-text; and the tokens/s of all from the second token on
+    (wall clock)."""
+    end, rows, marks, ended = trained.encoding.eot_token, list[list[int]](), list[float](), set[int]()
+    for tokens_B in generate(engine, torch.tensor([prompt], device=trained.device), sampler, max_tokens=sampler.draws_BN.shape[1]):
+        rows.append(tokens_B.tolist())
         marks.append(time.perf_counter())
-        if all(sample.ended for sample in samples):
+        ended.update(i for i, token in enumerate(rows[-1]) if token == end)
+        if len(ended) == len(rows[-1]):
             break
-    for number, sample in enumerate(samples, start=1):
-        sample.finish()
-        if asked.samples > 1:
-            print(f"--- sample {number} of {asked.samples}", file=out)
-        print("" if live else shown(asked.prompt + sample.text), file=out, flush=True)
-    if new < asked.max_tokens and not all(sample.ended for sample in samples):
-        log(f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not max_tokens={asked.max_tokens}")
-    stopped = "max_tokens" if new == asked.max_tokens else "context"
-    return {
-        "run": run_name,
-        "checkpoint_step": trained.step,
-        "prompt": asked.prompt,
-        "prompt_tokens": len(prompt),
-        **{key: getattr(asked, key) for key in ("temperature", "top_k", "seed", "cache", "compile")},
-        "decode_tokens_per_s": asked.samples * (len(marks) - 1) / (marks[-1] - marks[0]) if len(marks) > 1 else None,
-        "samples": [{"text": s.text, "tokens": s.tokens, "stopped": "end_of_text" if s.ended else stopped} for s in samples],
-    }
+    texts = [list(text) for text in zip(*rows, strict=True)]
+    rate = len(texts) * (len(marks) - 1) / (marks[-1] - marks[0]) if len(marks) > 1 else None
+    return [text[: text.index(end) + 1] if end in text else text for text in texts], rate

@@ -5,7 +5,8 @@ B: texts of a batch, T: tokens, V: vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from nocap.config.keys import require
-from nocap.measure.decode import engine_for
-from nocap.measure.generation import Sample, Sampler, Trained, generate
+from nocap.measure.decode import Engine, engine_for
+from nocap.measure.generation import Sampler, Trained, generate
 
 
 class Harnessed(TemplateLM):  # type: ignore[misc]
@@ -24,12 +25,14 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
     An answer that is itself longer cannot be scored, and is refused.
     """
 
-    def __init__(self, trained: Trained, *, batch_size: int) -> None:
+    def __init__(self, trained: Trained, *, batch_size: int, log: Callable[[str], None]) -> None:
         super().__init__()
-        self.trained, self.batch_size = trained, batch_size
-        self.positions = trained.run.model.seq_len
-        self.shortened = 0
-        self.notes = dict[str, None]()  # each once
+        self.trained, self.batch_size, self.log = trained, batch_size, log
+        self.positions, self.shortened = trained.run.model.seq_len, 0
+
+    @cached_property
+    def engine(self) -> Engine:
+        return engine_for(self.trained.model, self.trained.run, batch=1, capacity=self.positions, log=self.log)
 
     @property
     def eot_token_id(self) -> int:
@@ -47,11 +50,9 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
             self.shortened += len(tokens) > self.positions + 1
             rows.append((tokens[-self.positions - 1 :], len(continuation)))
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))  # texts of like lengths share a batch
-        found = dict[int, tuple[float, bool]]()
-        for start in range(0, len(order), self.batch_size):
-            chosen = order[start : start + self.batch_size]
-            found.update(zip(chosen, self._scored([rows[i] for i in chosen]), strict=True))
-        return [found[i] for i in range(len(rows))]
+        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        scores = {i: score for batch in batches for i, score in zip(batch, self._scored([rows[i] for i in batch]), strict=True)}
+        return [scores[i] for i in range(len(rows))]
 
     @torch.no_grad()
     def _scored(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
@@ -70,16 +71,13 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Of whole texts, each after an end-of-text. A longer one is cut as lm-eval cuts: every token is scored once, and the last piece
         has as much context as fits."""
-        pieces, of = list[tuple[Any, list[int], list[int]]](), list[int]()
-        for number, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0])
-            for window in get_rolling_token_windows(tokens, self.eot_token_id, max_seq_len=self.positions, context_len=1):
-                pieces.append((None, *make_disjoint_window(window)))
-                of.append(number)
-        sums = [0.0] * len(requests)
-        for number, (logprob, _) in zip(of, self._loglikelihood_tokens(pieces), strict=True):
-            sums[number] += logprob
-        return sums
+        windows = [
+            get_rolling_token_windows(self.tok_encode(request.args[0]), self.eot_token_id, max_seq_len=self.positions, context_len=1)
+            for request in requests
+        ]
+        texts = [[(None, *make_disjoint_window(window)) for window in text] for text in windows]
+        scores = iter(self._loglikelihood_tokens([piece for text in texts for piece in text]))
+        return [sum(next(scores)[0] for _ in text) for text in texts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         return [self._continued(*request.args) for request in requests]
@@ -93,14 +91,11 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
         room = self.positions - new + 1
         self.shortened += len(prompt) > room
         prompt = prompt[-room:]
-        engine = engine_for(
-            self.trained.model, self.trained.run, batch=1, capacity=len(prompt) + new - 1, log=lambda line: self.notes.update({line: None})
-        )
-        sample = Sample(encoding=self.trained.encoding)
         sampler = Sampler(temperature=0, top_k=0, seed=0, sequences=1, max_tokens=new)
-        for token_B in generate(engine, torch.tensor([prompt], device=self.trained.device), sampler, max_tokens=new):
-            sample.take(int(token_B))
-            if sample.ended or any(stop and stop in sample.text for stop in given["until"]):
+        tokens, text = list[int](), ""
+        for token_B in generate(self.engine, torch.tensor([prompt], device=self.trained.device), sampler, max_tokens=new):
+            tokens.append(int(token_B))
+            text = self.trained.text(tokens)
+            if tokens[-1] == self.eot_token_id or any(stop and stop in text for stop in given["until"]):
                 break
-        sample.finish()
-        return str(postprocess_generated_text(sample.text, given["until"], None))
+        return str(postprocess_generated_text(text, given["until"], None))

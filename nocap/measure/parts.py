@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -51,8 +52,7 @@ def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None
     if names[0] == "blocks" and names[3:4] == ["f"] and names[2] in ("attention", "mlp"):
         option: Option = getattr(run, names[2])
         rows, inner = declared(option, "rows", of="build"), ".".join(names[4:])
-        found: str | None = rows().get(inner) if rows else names[2] if not inner else None
-        return found
+        return rows().get(inner) if rows else names[2] if not inner else None
     default = own if len(names) == 1 else None
     return _BY_NAME.get(names[-1]) or _BY_TYPE.get(type(modules.get(path)), default)
 
@@ -63,34 +63,29 @@ class Ranges:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.part: dict[str, str] = {STEP: "other", ACCUMULATE: "accumulate", "data": "data", "clip": "clip", "optimizer": "optimizer"}
-        self.calls: dict[str, int] = {}
-        self.kept: dict[str, int] = {}  # bytes that one micro-batch's forward keeps for its backward
-        self._open: list[tuple[str, AbstractContextManager[Any]]] = []
+        self.calls = Counter[str]()
+        self.kept = Counter[str]()  # bytes that one micro-batch's forward keeps for its backward
+        self._open: list[str] = []
         self._numbers: list[int] = []  # autograd's sequence number at each change of the running module, ascending
         self._paths: list[str] = []
 
     @property
     def here(self) -> str:
-        return self._open[-1][0] if self._open else STEP
-
-    @property
-    def inside(self) -> bool:
-        return bool(self._open)
+        return self._open[-1] if self._open else STEP
 
     def keep(self, n: int) -> None:
         """So many bytes are kept by the running module: for `memory.saved_for_backward`."""
-        if self.calls.get("model", 0) <= 1:
-            self.kept[self.here] = self.kept.get(self.here, 0) + n
+        if self.calls["model"] <= 1:
+            self.kept[self.here] += n
 
     def kept_by_part(self) -> dict[str, int]:
-        sums: dict[str, int] = {}
+        sums = Counter[str]()
         for path, n in self.kept.items():
-            sums[self.part[path]] = sums.get(self.part[path], 0) + n
-        return sums
+            sums[self.part[path]] += n
+        return dict(sums)
 
     def reset(self) -> None:
-        assert not self._open
-        self._numbers, self._paths, self.calls = [], [], {}
+        self._numbers, self._paths, self.calls = [], [], Counter()
 
     def node(self, sequence: int) -> str:
         """The module whose forward made the autograd node of this number. A gradient accumulator's is the largest there is."""
@@ -99,69 +94,56 @@ class Ranges:
         at = bisect_right(self._numbers, sequence) - 1
         return self._paths[at] if at >= 0 else STEP
 
-    def _changed(self) -> None:
-        if torch._C._current_autograd_node() is not None:
-            return  # a forward recomputed within a backward, perhaps on another thread with numbers of its own: its nodes never run
-        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-        self._paths.append(self.here)
-
-    def _enter(self, path: str) -> None:
-        profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-        block: AbstractContextManager[Any] = torch.profiler.record_function(MARK + path) if profiled else nullcontext()
-        block.__enter__()
-        self._open.append((path, block))
-        self.calls[path] = self.calls.get(path, 0) + 1
-        self._changed()
-
-    def _leave(self) -> None:
-        _, block = self._open.pop()
-        block.__exit__(None, None, None)
-        self._changed()
-
     @contextmanager
     def around(self, model: nn.Module) -> Iterator[None]:
         """Watch the model inside the block."""
         with ExitStack() as undo:
 
             def replace(module: nn.Module, name: str, by: Any) -> None:
-                undo.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, by)
+                own = vars(module)
+                undo.callback(own.update, {name: own[name]}) if name in own else undo.callback(own.pop, name)
+                own[name] = by
 
             modules = dict(model.named_modules())
             for path, module in modules.items():
                 if part := part_of(self.run, path, modules):
-                    self._watch(path or "model", part, module, undo)
+                    replace(module, "forward", self._watched(path or "model", part, module.forward))
                 if isinstance(module, CausalSelfAttention) and not isinstance(module.mixer, nn.Module):
-                    self.part[f"{path}.mixer"] = part_of(self.run, f"{path}.mixer", modules) or "scores"
-                    replace(module, "mixer", self._wrapped(f"{path}.mixer", module.mixer))
+                    part = part_of(self.run, f"{path}.mixer", modules) or "scores"
+                    replace(module, "mixer", self._watched(f"{path}.mixer", part, module.mixer))
                 if isinstance(module, GPT | Block | Head) and module.joined:
-                    watched = tuple((name, self._watched(path, name, idea), part) for name, idea, part in module.joined)
-                    replace(module, "joined", watched)
+                    joined = tuple((name, self._joints(f"{path}.ideas.{name}".lstrip("."), idea), at) for name, idea, at in module.joined)
+                    replace(module, "joined", joined)
                     if isinstance(module, Block) and module.of_qkv:
-                        replace(module, "of_qkv", (watched,))
+                        replace(module, "of_qkv", (joined,))
             yield
 
-    def _watch(self, path: str, part: str, module: nn.Module, undo: ExitStack) -> None:
-        self.part[path] = part
-        undo.callback(module.register_forward_pre_hook(lambda *_: self._enter(path)).remove)
-        # Also when the forward ends by an exception, as activation checkpointing ends its recomputation.
-        undo.callback(module.register_forward_hook(lambda *_: self._leave(), always_call=True).remove)
-
-    def _watched(self, place: str, name: str, idea: Idea) -> Any:
+    def _joints(self, path: str, idea: Idea) -> Any:
         """The idea, each of whose joints in this place is one of its moments in the profile."""
-        path = f"{place}.ideas.{name}".lstrip(".")
-        self.part[path] = "ideas"
-        return SimpleNamespace(**{joint: self._wrapped(path, getattr(idea, joint)) for joint in MODEL_JOINTS})
+        return SimpleNamespace(**{joint: self._watched(path, "ideas", getattr(idea, joint)) for joint in MODEL_JOINTS})
 
-    def _wrapped(self, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, path: str, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        self.part[path] = part
+
         def watched(*args: Any, **more: Any) -> Any:
-            self._enter(path)
-            try:
-                return call(*args, **more)
-            finally:
-                self._leave()
+            profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+            with torch.profiler.record_function(MARK + path) if profiled else nullcontext():
+                self._open.append(path)
+                self.calls[path] += 1
+                self._changed()
+                try:  # activation checkpointing ends its recomputation by an exception
+                    return call(*args, **more)
+                finally:
+                    self._open.pop()
+                    self._changed()
 
         return watched
+
+    def _changed(self) -> None:
+        if torch._C._current_autograd_node() is not None:
+            return  # a forward recomputed within a backward, perhaps on another thread with numbers of its own: its nodes never run
+        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._paths.append(self.here)
 
 
 # --- what the profiler saw
@@ -172,20 +154,19 @@ Key = tuple[str, str]  # (module path, forward or backward)
 
 
 @dataclass(slots=True)
-class Seen:
-    """What a module cost in one direction of one step."""
+class Cost:
+    """Of a module in one direction of one step."""
 
     ms: float = 0.0
-    operations: int = 0
     allocations: int = 0
     allocated: int = 0  # bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    rows: dict[Key, Seen]
-    step_ms: float  # the step's range, or on CUDA its wall time on the device's clock
-    unattributed_ms: float  # between the backward's nodes and around the ranges; on CUDA the device's idle time
+    rows: dict[Key, Cost]
+    step_ms: float  # the step's range
+    unattributed_ms: float  # between the backward's nodes and around the ranges
     busy_ms: float  # on CUDA: in which a kernel or a copy ran
     peak: int  # bytes: the most that the step's tensors held at once, beyond what was held before it
 
@@ -201,34 +182,27 @@ def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
     events = [e for e in prof.events() if not e.is_async and e.device_type.name == "CPU"]
     step = next(e for e in events if e.name == MARK + STEP)
     backward_ends = max((e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=step.time_range.start)
-    rows: dict[Key, Seen] = {}
-    moments: dict[int, list[tuple[float, Key]]] = {}  # thread → when another key begins
+    rows = defaultdict[Key, Cost](Cost)
+    moments = defaultdict[int, list[tuple[float, Key]]](list)  # thread → when another key begins
     unattributed = 0.0
 
     def visit(event: FunctionEvent, key: Key) -> None:
         nonlocal unattributed
         key = _key(event, key, ranges, backward_ends)
-        times = moments.setdefault(event.thread, [])
-        times.append((event.time_range.start, key))
-        own_us = event.self_device_time_total if on_cuda else event.self_cpu_time_total
+        moments[event.thread].append((event.time_range.start, key))
+        own_ms = (event.self_device_time_total if on_cuda else event.self_cpu_time_total) / 1e3
         if key[0] == STEP and event.name.startswith(MARK):
-            unattributed += own_us / 1e3
+            unattributed += own_ms
         else:
-            row = rows.setdefault(key, Seen())
-            row.ms += own_us / 1e3
-            row.operations += event.name.startswith("aten::") and (
-                event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")
-            )
+            rows[key].ms += own_ms
         for child in sorted(event.cpu_children, key=lambda e: e.time_range.start):
             visit(child, key)
-            times.append((child.time_range.end, key))
+            moments[event.thread].append((child.time_range.end, key))
 
-    roots = [e for e in events if e is step or (e.cpu_parent is None and e.thread != step.thread)]
-    for root in roots:
-        visit(root, (STEP, "forward"))
+    for root in events:
+        if root is step or (root.cpu_parent is None and root.thread != step.thread):
+            visit(root, (STEP, "forward"))
     step_ms = (step.time_range.end - step.time_range.start) / 1e3
-    if on_cuda:
-        unattributed = step_ms - sum(row.ms for row in rows.values())
     peak = _allocations(prof, rows, moments)
     return Timeline(rows=rows, step_ms=step_ms, unattributed_ms=unattributed, busy_ms=busy_ms(prof), peak=peak)
 
@@ -257,16 +231,15 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
     return parents
 
 
-def _allocations(prof: profile, rows: dict[Key, Seen], moments: dict[int, list[tuple[float, Key]]]) -> int:
+def _allocations(prof: profile, rows: dict[Key, Cost], moments: dict[int, list[tuple[float, Key]]]) -> int:
     """Add each allocation to the row that was running in its thread, and return the peak of the running sum."""
-    starts = {thread: [time for time, _ in times] for thread, times in moments.items()}
-    held = peak = 0
+    now = peak = 0
     for at_us, thread, n in sorted(memory_events(prof)):
-        held += n
-        peak = max(peak, held)
-        times = starts.get(thread)
-        if n > 0 and times and (index := bisect_right(times, at_us) - 1) >= 0:
-            row = rows.setdefault(moments[thread][index][1], Seen())
+        now += n
+        peak = max(peak, now)
+        index = bisect_right(moments[thread], at_us, key=lambda moment: moment[0]) - 1
+        if n > 0 and index >= 0:
+            row = rows[moments[thread][index][1]]
             row.allocations += 1
             row.allocated += n
     return peak

@@ -1,42 +1,45 @@
-"""One profile from beginning to end: does the step fit, count it, measure it, bound it; and the record, one JSON object."""
+"""One profile from beginning to end: count the step, take it under the profiler, bound it; and the record, one JSON object."""
 
 from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.profiler import record_function
 
 from nocap.config import hardware
 from nocap.config.compose import to_plain
 from nocap.config.option import declared
 from nocap.config.run import Run
-from nocap.config.trainer import Device
+from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure import ceilings as bounds
-from nocap.measure.clock import Clock
-from nocap.measure.parts import Ranges, Seen
+from nocap.measure.parts import MARK, STEP, Cost, Ranges, Timeline, busy_ms, profiler, read
 from nocap.measure.roofline import Count, Peak, Work, count, measure_peak
-from nocap.measure.steps import Measured, Step, fastest, measure
-from nocap.measure.timed import DivergedError
+from nocap.measure.timed import Clock, DivergedError, TimedArm
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.measurement import Measurement, now
 from nocap.store.metrics import METRICS, PARTS, STEP_PARTS
 from nocap.training import memory
+from nocap.training.ledger import Ledger
 from nocap.training.memory import MIB
 from nocap.training.step import configure_numerics
 
-# Beyond these limits the machine was busy. On a quiet one a process had 1.00 of its core, products came to 0.92
-# of the peak at most, and a module took up to 1.3 times as long in one layer as in another, if all its layers
-# together were more than the least share of the step: what takes less is at a clock's mercy.
-LEAST_CORE, MOST_OF_PEAK, MOST_APART, LEAST_SHARE = 0.8, 1.1, 3.0, 0.02
+MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
+# Beyond these limits the machine was busy: on a quiet one a process had 1.00 of its core, products came to 0.92 of the peak at most.
+LEAST_CORE, MOST_OF_PEAK = 0.8, 1.1
+
+Step = dict[str, float]  # `wall_ms`, and `cpu_ms` of this process: of one step as it is trained
+Row = dict[str, Any]
 
 
 def profile(
@@ -51,29 +54,28 @@ def profile(
     """The profile of a run, as JSON types. `compose` makes the run that the user's overrides and more of them describe.
 
     Errors:
-        ValueError: the step does not fit into this machine's memory.
+        ValueError: the step does not fit into this machine's memory, or diverges.
     """
     check_compiler(run)
-    vocab_size = run.tokenizer.vocab_size
     try:
-        counted = count(run, vocab_size=vocab_size)
-        check_fits(run, counted)
-        configure_numerics(run)
-        log("measuring the peaks: a large product and a large copy")
-        peak = measure_peak(run.trainer.device)
-        log(f"measuring {2 * repeats + 1} steps of {run.trainer.micro_batch} × {run.model.seq_len} tokens")
-        found = record(run, overrides, counted=counted, peak=peak, measured=measure(run, repeats=repeats, trace=trace))
-        if ceilings:
-            log("counting what each option would do")
-            found["ceilings"] = bounds.ceilings(run, compose, counted, peak, found)
+        with memory.bounded() if run.trainer.device is Device.cpu else nullcontext():  # CUDA reserves addresses by the terabyte
+            counted = count(run, vocab_size=run.tokenizer.vocab_size)
+            configure_numerics(run)
+            log("measuring the peaks: a large product and a large copy")
+            peak = measure_peak(run.trainer.device)
+            log(f"measuring {2 * repeats + 1} steps of {run.trainer.micro_batch} × {run.model.seq_len} tokens")
+            result = record(run, overrides, counted=counted, peak=peak, measured=measure(run, repeats=repeats, trace=trace))
+            if ceilings:
+                log("counting what each option would do")
+                result["ceilings"] = bounds.ceilings(run, compose, counted, peak, result)
     except DivergedError as error:
         raise ValueError(f"a profiled step must have a finite loss and gradient: {error}") from error
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not memory.ran_out(error):
             raise
-        cause, size = str(error).splitlines()[0], run.trainer.micro_batch
+        cause, size = str(error).partition("\n")[0], run.trainer.micro_batch
         raise ValueError(f"the step must fit into the device's memory; lower trainer.micro_batch={size} ({cause})") from error
-    return found
+    return result
 
 
 def log(line: str) -> None:
@@ -81,24 +83,109 @@ def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def check_fits(run: Run, counted: Count) -> None:
-    """Refuse a step that cannot fit, by what it holds for certain: Linux kills a process that takes more than there is.
+# --- what is measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    plain: list[Step]  # eager, as the parts are, without a profiler
+    compiled: list[Step]  # where the config asks for compilation or CUDA graphs
+    busy_ms: dict[str, float]  # on CUDA: of the GPU in a `plain` and a `compiled` step, profiled
+    profiled: list[Step]
+    timeline: Timeline  # of the fastest profiled step, the least disturbed
+    ranges: Ranges
+    microbatches: int  # in the measured step
+    memory: dict[str, float]  # MiB
+
+
+class _Marks(Ledger):
+    """The loop's clock ledger, whose lines become ranges of the profiler: the step, and within it the wait for data."""
+
+    @contextmanager
+    def charge(self, line: str) -> Iterator[None]:
+        with super().charge(line), record_function(MARK + {"train": STEP}.get(line, line)):
+            yield
+
+
+def measurable(run: Run) -> Run:
+    """The same step, as it is in the end, with at most two micro-batches, uncompiled: a compiled graph cannot be taken apart by module."""
+    run = run.in_the_end()
+    t = run.trainer
+    tokens = min(microbatches(run), MOST_MICROBATCHES) * t.micro_batch * run.model.seq_len * t.devices
+    trainer = replace(t, compile=Compile.off, cuda_graphs=False, batch_tokens=tokens)
+    return run.varied(trainer=trainer, optimizer=run.optimizer.at_batch(tokens))
+
+
+def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
+    """Train a few steps and watch.
 
     Errors:
-        ValueError: parameters, gradients, moments, and what one forward keeps are more than the memory that is free.
+        torch.OutOfMemoryError: the device's memory does not hold the step.
     """
-    need, free = counted.needed_bytes, memory.free_bytes(torch.device(run.trainer.device.value))
-    if free is not None and need > free:
-        raise ValueError(
-            f"the step must fit into the memory that is free, {free / MIB:,.0f} MiB: it needs at least {need / MIB:,.0f} MiB; "
-            f"lower trainer.micro_batch={run.trainer.micro_batch}, model.seq_len or the model"
-        )
+    on_cuda, eager = run.trainer.device is Device.cuda, measurable(run)
+    arm, ranges = _warm(eager), Ranges(eager)
+    model, arm.ledger = arm.built.model, _Marks(started=arm.job.started)
+    with ranges.around(model), memory.saved_for_backward(model.parameters(), on_save=ranges.keep):
+        arm.step()
+    memory.reset_peak(arm.device)
+    plain = [clocked(arm) for _ in range(repeats)]
+    profiled = list[Step]()
+    for _ in range(repeats):
+        ranges.reset()
+        with ranges.around(model), profiler(on_cuda=on_cuda) as prof:
+            profiled.append(clocked(arm))
+        if profiled[-1] is fastest(profiled):
+            timeline = read(prof, ranges, on_cuda=on_cuda)
+            if trace is not None:
+                prof.export_chrome_trace(str(trace))
+    mib = memory.parts_mib(model.parameters(), arm.built.optimizers, model.kept_around())
+    # Gradients come and go within the step.
+    peak_mib = memory.peak_mib(arm.device) if on_cuda else mib["parameters"] + mib["optimizer"] + timeline.peak / MIB
+    mib |= {"activations": sum(ranges.kept.values()) / MIB, "peak": peak_mib}
+    del model
+    arm.close()
+    busy, compiled = {"plain": timeline.busy_ms}, list[Step]()
+    if run.trainer.compile is not Compile.off or run.trainer.cuda_graphs:
+        how = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
+        arm = _warm(replace(eager, trainer=how))
+        compiled = [clocked(arm) for _ in range(repeats)]
+        if on_cuda:
+            with profiler(on_cuda=True) as prof:
+                clocked(arm)
+            busy["compiled"] = busy_ms(prof)
+    return Measured(
+        plain=plain,
+        compiled=compiled,
+        busy_ms=busy if on_cuda else {},
+        profiled=profiled,
+        timeline=timeline,
+        ranges=ranges,
+        microbatches=microbatches(eager),
+        memory=mib,
+    )
+
+
+def _warm(run: Run) -> TimedArm:
+    arm = TimedArm("", run)
+    arm.warm(Clock.wall)
+    return arm
+
+
+def fastest(steps: Sequence[Step]) -> Step:
+    return min(steps, key=lambda step: step["wall_ms"])
+
+
+def clocked(arm: TimedArm) -> Step:
+    """One training step, timed as it is trained; it ends when the device has finished."""
+    began, cpu = time.perf_counter(), time.process_time()
+    arm.step()
+    arm.job.world.synchronize()
+    return {"wall_ms": (time.perf_counter() - began) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
 
 
 # --- the record
 
-SUMMED = ("ms", "calls", "operations", "flops", "bytes", "bound_ms", "allocations", "allocated_mib", "kept_mib")  # of a row
-Row = dict[str, Any]
+SUMMED = ("ms", "calls", "flops", "bytes", "bound_ms", "allocations", "allocated_mib", "kept_mib")  # of a row
 
 
 def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
@@ -135,9 +222,9 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
             "unattributed_ms": whole_ms - attributed_ms,
             "microbatches": n,
             "measured_microbatches": measured.microbatches,
-            "plain": _steps(measured.plain, measured.busy_ms.get("plain")),
-            "profiled": _steps(measured.profiled),
-            "compiled": _steps(measured.compiled, measured.busy_ms.get("compiled")),
+            "plain": _fastest(measured.plain, measured.busy_ms.get("plain")),
+            "profiled": _fastest(measured.profiled),
+            "compiled": _fastest(measured.compiled, measured.busy_ms.get("compiled")) if measured.compiled else None,
             "compile": run.trainer.compile.value,
             "cuda_graphs": run.trainer.cuda_graphs,
         },
@@ -182,15 +269,6 @@ def _doubts(run: Run, counted: Count, peak: Peak, measured: Measured, rows: Sequ
         of_peak = work.product_ms(peak) * microbatches(run) / took_ms if took_ms else 0.0
         if of_peak > MOST_OF_PEAK and not other.get(part):
             yield {"doubt": "peak", "part": part, "value": of_peak, "limit": MOST_OF_PEAK}
-    alike: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
-        place = row["path"].replace(f".{row['layer']}", ".*", 1), row["direction"], row["flops"], row["bytes"]
-        alike.setdefault(place, []).append(row["ms"])
-    least_ms = LEAST_SHARE * sum(row["ms"] for row in rows)
-    for (path, direction, *_), ms in alike.items():
-        if sum(ms) > least_ms and max(ms) > MOST_APART * min(ms):
-            apart = {"path": path, "direction": direction, "low_ms": min(ms), "high_ms": max(ms)}
-            yield {"doubt": "layers", **apart, "limit": MOST_APART}
 
 
 def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: float) -> float:
@@ -201,33 +279,29 @@ def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: 
     return max(0.0, fastest(measured.plain)["wall_ms"] - attributed_ms * measured.microbatches / microbatches(run))
 
 
-def _steps(steps: list[Step] | None, busy_ms: float | None = None) -> dict[str, Any] | None:
-    """The fastest of some steps, and all of them; and the share of the fastest in which the GPU worked. Its `busy_ms` are kernels' own, so
-    what the profiler costs the host is in neither."""
-    if not steps:
-        return None
-    least = fastest(steps)
-    busy = min(1.0, busy_ms / least["wall_ms"]) if busy_ms else None
-    return {**least, "all_wall_ms": [step["wall_ms"] for step in steps], "gpu_busy": busy}
+def _fastest(steps: list[Step], busy_ms: float | None = None) -> dict[str, Any]:
+    """The fastest of some steps, and the share of it in which the GPU worked. Its `busy_ms` are kernels' own, so what the profiler costs
+    the host is in neither."""
+    step = fastest(steps)
+    return {**step, "gpu_busy": min(1.0, busy_ms / step["wall_ms"]) if busy_ms else None}
 
 
 def _clock(run: Run, measured: Measured) -> tuple[float, str]:
     """What profiled milliseconds are multiplied by, and how the record describes the result."""
-    clock = Clock.of(run.trainer.device, run.trainer.threads)
-    if clock is Clock.cuda:
-        return 1.0, "device time of the kernels"
-    if clock is Clock.wall:
-        return 1.0, f"wall time, {run.trainer.threads} threads"
-    step = fastest(measured.profiled)
-    share = step["cpu_ms"] / step["wall_ms"]
-    return share, f"process CPU time: the profiler's wall time × {share:.2f}, the share of it that this process had a core"
+    clock, step = Clock.of(run.trainer.device, run.trainer.threads), fastest(measured.profiled)
+    share = step["cpu_ms"] / step["wall_ms"] if clock is Clock.cpu else 1.0
+    return share, {
+        Clock.cuda: "device time of the kernels",
+        Clock.wall: f"wall time, {run.trainer.threads} threads",
+        Clock.cpu: f"process CPU time: the profiler's wall time × {share:.2f}, the share of it that this process had a core",
+    }[clock]
 
 
 def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
     n, outside, ranges = microbatches(run), _bytes_outside(run, counted), measured.ranges
     counted_keys = (key for key in counted.work if ranges.part[key[0]] not in STEP_PARTS)
     for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):  # of one rank: 0
-        seen = measured.timeline.rows.get((path, direction), Seen())
+        cost = measured.timeline.rows.get((path, direction), Cost())
         work = counted.work.get((path, direction), Work())
         part = ranges.part.get(path, path if path in PARTS else "other")
         times = _times(part, n, measured.microbatches)
@@ -237,14 +311,13 @@ def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float
             "part": part,
             "layer": int(layer.group(1)) if layer else None,
             "direction": direction,
-            "ms": seen.ms * scale * times,
-            "calls": round(ranges.calls.get(path, int(seen.ms > 0)) * times),
-            "operations": round(seen.operations * times),
+            "ms": cost.ms * scale * times,
+            "calls": round(ranges.calls.get(path, int(cost.ms > 0)) * times),
             "flops": work.flops * n,
             "bytes": work.bytes * n if moved is None else moved,
             "bound_ms": work.bound_ms(peak) * n if moved is None else moved / peak.bytes_per_s * 1e3,
-            "allocations": round(seen.allocations * times),
-            "allocated_mib": seen.allocated * times / MIB,
+            "allocations": round(cost.allocations * times),
+            "allocated_mib": cost.allocated * times / MIB,
             "kept_mib": ranges.kept.get(path, 0) / MIB if direction == "forward" else 0.0,
         }
 

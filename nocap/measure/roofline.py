@@ -1,14 +1,15 @@
 """The roofline: what a step must do (counted, not computed) and how fast this machine can do it (measured peaks).
 
 The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own dispatcher decides which operations there
-are, in the run's precision, with its kernels. `nocap.model.counted` has the formulas of the FLOPs.
+are, in the run's precision, with its kernels. `nocap.model.flops` has the formulas of the FLOPs.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
-from nocap.measure.clock import Clock
-from nocap.measure.parts import Ranges
+from nocap.measure.parts import STEP, Ranges
+from nocap.measure.timed import Clock
 from nocap.model.flops import op_flops
 from nocap.model.gpt import build_model
 from nocap.training import memory
@@ -61,8 +62,7 @@ def matmul_flops(device: Device, precision: Precision) -> float:
 # --- what a step must do
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One operation: its matrix FLOPs, and the bytes of what it reads and writes."""
 
     name: str
@@ -71,32 +71,29 @@ class Op:
     bytes: float
 
 
-@dataclass(slots=True)
-class Work:
+class Work(list[Op]):
     """What a module does in a forward or in its backward."""
-
-    ops: list[Op] = field(default_factory=list)
 
     @property
     def flops(self) -> float:
-        return sum(op.flops for op in self.ops)
+        return sum(op.flops for op in self)
 
     @property
     def bytes(self) -> float:
-        return sum(op.bytes for op in self.ops)
+        return sum(op.bytes for op in self)
 
     def bound_ms(self, peak: Peak) -> float:
         """The roofline: no operation is faster than its FLOPs at the measured peak, or its bytes at the measured bandwidth."""
-        return sum(max(op.flops / peak.flops[op.dtype], op.bytes / peak.bytes_per_s) for op in self.ops) * 1e3
+        return sum(max(op.flops / peak.flops[op.dtype], op.bytes / peak.bytes_per_s) for op in self) * 1e3
 
     def product_ms(self, peak: Peak) -> float:
         """The matrix FLOPs alone, at the measured peak."""
-        return sum(op.flops / peak.flops[op.dtype] for op in self.ops) * 1e3
+        return sum(op.flops / peak.flops[op.dtype] for op in self) * 1e3
 
     @property
     def kinds(self) -> frozenset[tuple[str, str]]:
         """The matrix products' operations and precisions: where they differ, a measured efficiency does not carry over."""
-        return frozenset((op.name, op.dtype) for op in self.ops if op.flops)
+        return frozenset((op.name, op.dtype) for op in self if op.flops)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,18 +105,12 @@ class Count:
     parameters: int  # bytes
     optimizer: int  # bytes of its state, as far as its shapes follow from the parameters'
     around: int  # bytes that ideas keep around the step
-    largest: int  # bytes of the largest tensor that an operation makes
 
     def by_part(self) -> dict[str, Work]:
-        merged: dict[str, Work] = {}
+        merged = defaultdict[str, Work](Work)
         for (path, _), work in self.work.items():
-            merged.setdefault(self.ranges.part[path], Work()).ops.extend(work.ops)
-        return merged
-
-    @property
-    def needed_bytes(self) -> int:
-        """Memory that a step holds for certain: parameters, gradients, optimizer state, and what one forward keeps."""
-        return 2 * self.parameters + self.optimizer + self.around + sum(self.ranges.kept.values()) + self.largest
+            merged[self.ranges.part[path]] += work
+        return dict(merged)
 
 
 def count(run: Run, *, vocab_size: int) -> Count:
@@ -137,7 +128,7 @@ def count(run: Run, *, vocab_size: int) -> Count:
             loss.total.backward()
         size, around = memory.n_bytes(model.parameters()), memory.n_bytes(model.kept_around())
     state = 4 * optimizer_numbers(optimizer_shapes(run, model), model)
-    return Count(work=counter.work, ranges=ranges, parameters=size, optimizer=state, around=around, largest=counter.largest)
+    return Count(work=counter.work, ranges=ranges, parameters=size, optimizer=state, around=around)
 
 
 class _WorkCounter(TorchDispatchMode):
@@ -146,8 +137,7 @@ class _WorkCounter(TorchDispatchMode):
     def __init__(self, ranges: Ranges) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ranges = ranges
-        self.work: dict[tuple[str, str], Work] = {}
-        self.largest = 0
+        self.work = defaultdict[tuple[str, str], Work](Work)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -156,10 +146,8 @@ class _WorkCounter(TorchDispatchMode):
             return out
         node = torch._C._current_autograd_node()
         # A recomputed forward runs inside a node, with its modules' hooks.
-        path = self.ranges.here if node is None or self.ranges.inside else self.ranges.node(node._sequence_nr())
-        work = self.work.setdefault((path, "forward" if node is None else "backward"), Work())
-        work.ops.append(_op(func, args, kwargs, out))
-        self.largest = max([self.largest, *map(_size, _tensors(out))])
+        path = self.ranges.here if node is None or self.ranges.here != STEP else self.ranges.node(node._sequence_nr())
+        self.work[path, "forward" if node is None else "backward"].append(_op(func, args, kwargs, out))
         return out
 
 

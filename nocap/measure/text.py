@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nocap.judge.interval import Estimate
 from nocap.report import page
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import measured
-from nocap.store.files import write_file
 from nocap.store.formats import fixed, shorten, three_digits, whole
 from nocap.store.metrics import METRICS, PARTS, Scale, part_title
 
 Json = Mapping[str, Any]
 BUSY = 0.8  # of a step: below, the GPU waits for the host
-MOST_PAIRS = 12  # combinations of options shown; the JSON has all
 
 
 def values(metric: str, title: str) -> Column:
@@ -108,20 +106,20 @@ def profile_head(found: Json) -> list[str]:
 
 def doubted(found: Json) -> list[str]:
     """A line that says why the figures cannot be trusted; none where they can."""
-    says = {
-        "core": lambda d: f"this process had {d['value']:.2f} of its core",
-        "peak": lambda d: f"{part_title(d['part'])} at {d['value']:.0%} of the measured peak",
-        "layers": lambda d: f"{d['path']} {d['direction']} {three_digits(d['low_ms'])} to {three_digits(d['high_ms'])} ms in equal layers",
-    }
-    why = shorten(says[doubt["doubt"]](doubt) for doubt in found["doubts"])
-    return [f"not to be trusted, the machine was busy: {why}; measure again when it is quiet"] if why else []
+    why = [
+        f"this process had {doubt['value']:.2f} of its core"
+        if doubt["doubt"] == "core"
+        else f"{part_title(doubt['part'])} at {doubt['value']:.0%} of the measured peak"
+        for doubt in found["doubts"]
+    ]
+    return [f"not to be trusted, the machine was busy: {shorten(why)}; measure again when it is quiet"] if why else []
 
 
 def profile_tables(found: Json) -> dict[str, Table]:
     """By what they show, in the order to read them; tables of ceilings where those were measured."""
     tables = {"parts": _parts(found["parts"], found["step"]), "memory": _memory(found["memory_mib"])}
     if "ceilings" in found:
-        tables |= _ceilings(found["ceilings"]["table"], trusted=found["trusted"])
+        tables["ceilings"] = _ceilings(found["ceilings"]["table"], trusted=found["trusted"])
     return {**tables, "layers": _layers(found["layers"])}
 
 
@@ -198,15 +196,14 @@ def _memory(memory: Json) -> Table:
     for part in dict.fromkeys([*PARTS, *seen["kept"], *counted["kept"]]):
         if part in seen["kept"] or part in counted["kept"]:
             rows.append([f"  {part_title(part)}", seen["kept"].get(part, 0), counted["kept"].get(part, 0)])
-    rows += [["peak of tensors", seen["peak"], None], ["slack beyond them", seen["slack"], None]]
+    rows.append(["peak of tensors", seen["peak"], None])
     columns = [Column(title="MiB"), *(Column(title=title, show=_per(1), unit="MiB") for title in ("measured", "counted"))]
     note = "activations: what a micro-batch's forward keeps for its backward, by the part that keeps it first"
     return Table(title="memory", columns=columns, rows=rows, notes=[note])
 
 
-def _ceilings(found: Sequence[Json], *, trusted: bool) -> dict[str, Table]:
+def _ceilings(found: Sequence[Json], *, trusted: bool) -> Table:
     """The largest win first: by the measured step, or, where that cannot be trusted, by arithmetic alone."""
-    found = found if trusted else sorted(found, key=lambda row: -row["by_flops"])
     columns = [
         Column(title="option"),
         Column(title="by FLOPs", show="{:.3f}×".format),
@@ -214,23 +211,12 @@ def _ceilings(found: Sequence[Json], *, trusted: bool) -> dict[str, Table]:
         Column(title="MiB saved", show=whole),
         Column(title="of memory", show=_share),
     ]
-    tables = {}
-    for name, title, most in (("single", "what an option can win at most", None), ("together", "several together", MOST_PAIRS)):
-        rows = [row for row in found if (len(row["words"]) > 1) is (name == "together")]
-        cells = [
-            [row["label"], row["by_flops"], row["by_step"] if trusted else None, row["saved_mib"], row["saved"]] for row in rows[:most]
-        ]
-        notes = [f"and {len(rows) - len(cells)} more, in --json"] if len(rows) > len(cells) else []
-        tables[name] = Table(title=title, columns=columns, rows=cells, notes=notes)
-    return tables
+    order = found if trusted else sorted(found, key=lambda row: -row["by_flops"])
+    rows = [[row["label"], row["by_flops"], row["by_step"] if trusted else None, row["saved_mib"], row["saved"]] for row in order]
+    return Table(title="what an option can win at most", columns=columns, rows=rows)
 
 
 # --- the profile as a page: nested bars of the step, its roofline, and the tables of the terminal
-
-
-def write_page(found: Json, path: Path) -> None:
-    """Write the report of a profile (`nocap.profile --json`) to `path`."""
-    write_file(path, render_page(found).encode())
 
 
 def render_page(found: Json) -> str:
@@ -269,23 +255,17 @@ def _plots(found: Json) -> dict[str, Any]:
 
 def _tree(found: Json) -> list[dict[str, Any]]:
     """The model's hierarchy, each node with its parent and the ms of all below it; a module's own operations are a leaf of it."""
-    nodes: dict[str, dict[str, Any]] = {}
-
-    def add(id_: str, parent: str, name: str, ms: float) -> None:
-        node = nodes.setdefault(id_, {"id": id_, "parent": parent, "name": name, "ms": 0.0})
-        node["ms"] += ms
-
+    ms = Counter[tuple[str, ...]]()
+    leaves = [((), "not attributed", found["step"]["unattributed_ms"])]
     for row in found["rows"]:
         inside = [] if row["path"] in ("model", "step", *PARTS) else row["path"].replace(".f.", ".").split(".")
-        names = ["model", *inside] if inside or row["path"] == "model" else []
-        add("step", "", "step", row["ms"])
-        parent = "step"
-        for depth, name in enumerate(names):
-            id_ = "/".join(names[: depth + 1])
-            add(id_, parent, f"block {name}" if name.isdigit() else name, row["ms"])
-            parent = id_
-        add(f"{parent}//{row['part']} {row['direction']}", parent, f"{part_title(row['part'])}, {row['direction']}", row["ms"])
-    rest = found["step"]["unattributed_ms"]
-    add("step", "", "step", rest)
-    add("step//rest", "step", "not attributed", rest)
-    return list(nodes.values())
+        model = ("model",) if inside or row["path"] == "model" else ()
+        leaves.append(((*model, *inside), f"{part_title(row['part'])}, {row['direction']}", row["ms"]))
+    for inside, leaf, leaf_ms in leaves:
+        path = ("step", *inside, leaf)
+        for depth in range(len(path)):
+            ms[path[: depth + 1]] += leaf_ms
+    return [
+        {"id": "/".join(path), "parent": "/".join(path[:-1]), "name": f"block {path[-1]}" if path[-1].isdigit() else path[-1], "ms": total}
+        for path, total in ms.items()
+    ]

@@ -1,4 +1,5 @@
-"""An arm of a bench, from its run to what is known of its step: the trainer's own (`nocap.training.step.take_step`), on random tokens."""
+"""An arm of a bench, from its run to what is known of its step: the trainer's own (`nocap.training.step.take_step`), on random tokens;
+and the one clock for all that is compared."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,6 @@ from nocap.config.trainer import Device
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
 from nocap.measure.arms import step_config
-from nocap.measure.clock import Clock, repeat
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
@@ -29,10 +31,50 @@ from nocap.training.loop import warm_up
 from nocap.training.step import Job, build, configure_numerics, take_step
 from nocap.training.world import join
 
+LEAST_S, REPEATS = 0.2, 3  # of work behind a figure of `least_ms`; figures, of which the least counts: others can only add time
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
 # What is known of a step besides its times: null where it could not be built, or an arm from a file does not say.
 FACTS = ("tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "flops_basis", "params", "kernel", "memory_mib", "settings")
+
+
+class Clock(Enum):
+    """How work is timed."""
+
+    cuda = "CUDA events"
+    cpu = "process CPU time, one thread"  # what other processes take of the core does not count
+    wall = "wall clock"  # CPU time would count threads that wait for each other
+
+    @classmethod
+    def of(cls, device: Device, threads: int) -> Clock:
+        return cls.cuda if device is Device.cuda else cls.cpu if threads == 1 else cls.wall
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """How long `work` takes. On CUDA: between two events in the stream, with one wait at the end."""
+        if self is Clock.cuda:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / 1e3
+        read = time.process_time if self is Clock.cpu else time.perf_counter
+        began = read()
+        work()
+        return read() - began
+
+    def least_ms(self, work: Callable[[], object]) -> float:
+        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one call that is not counted."""
+        work()
+        calls = 1
+        while self.seconds(partial(repeat, work, calls)) < LEAST_S and calls < 4096:
+            calls *= 2
+        return min(self.seconds(partial(repeat, work, calls)) for _ in range(REPEATS)) / calls * 1e3
+
+
+def repeat(work: Callable[[], object], n: int) -> None:
+    for _ in range(n):
+        work()
 
 
 @contextmanager
@@ -60,8 +102,6 @@ class DivergedError(Exception):
 
 class TimedArm:
     """What is timed under one name. It fails by itself: `status` and `reason` say how, and its blocks take NaN seconds from then on."""
-
-    strict = False  # whether a mistake (InputError) in building it ends the bench
 
     def __init__(self, label: str, run: Run) -> None:
         self.label, self.config, self.run = label, step_config(run), run.in_the_end()
@@ -129,13 +169,17 @@ class TimedArm:
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
     def tried(self, work: Callable[[], float | None]) -> float:
-        """What `work`, a method of this arm, returns; NaN from the moment the arm fails, which stops no other."""
+        """What `work`, a method of this arm, returns; NaN from the moment the arm fails, which stops no other.
+
+        Errors:
+            InputError: a mistake in the file of an arm that is being built.
+        """
         if self.status != "measured":
             return math.nan
         try:
             return work() or 0.0
         except Exception as error:
-            if self.strict and not self.steps and isinstance(error, InputError):
+            if not self.steps and isinstance(error, InputError):
                 raise
             line, _, rest = str(error).strip().partition("\n")
             line += " " + rest.strip().partition("\n")[0] if line.endswith(":") else ""  # a compiler's: what it passes on
@@ -149,10 +193,10 @@ class TimedArm:
         """Note the facts, and give the memory back. On the CPU the peak is counted, on CUDA measured."""
         if self.steps and self.built is not None:
             size = {"tokens_per_step": self.run.trainer.batch_tokens, "steps_per_block": self.steps, "warm_up_s": self.warm_up_s}
-            found = self.describe()
-            mib = {**found["memory_mib"], "activations": self.saved_mib}
+            known = self.describe()
+            mib = {**known["memory_mib"], "activations": self.saved_mib}
             peak_mib = self.peak_mib if self.device.type == "cuda" else sum(mib.values())
-            self.facts = {**self.facts, **size, **found, "memory_mib": {"peak": peak_mib, **mib}}
+            self.facts = {**self.facts, **size, **known, "memory_mib": {"peak": peak_mib, **mib}}
         self.built = None
         memory.give_back(self.device)
 

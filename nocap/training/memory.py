@@ -74,23 +74,6 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def resident_mib(*, highest: bool = False) -> float:
-    """MiB of this process now, or the most since `reset_peak`; elsewhere than on Linux, always the most."""
-    found = _proc("/proc/self/status").get("VmHWM" if highest else "VmRSS")
-    return peak_mib(torch.device("cpu")) if found is None else found / MIB
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that a new process can have; `None` where the system does not say. A container's limit counts as the machine's."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    free = [found] if (found := _proc("/proc/meminfo").get("MemAvailable")) is not None else []
-    with suppress(OSError, ValueError):  # no limit, or none that is written there
-        group = Path("/sys/fs/cgroup")
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return min(free, default=None)
-
-
 def _proc(path: str) -> dict[str, int]:
     """Bytes by name, from the lines `Name: 123 kB` of a file in /proc; empty where there is no such file."""
     try:

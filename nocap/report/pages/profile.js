@@ -9,7 +9,7 @@
   function drawTree() {
     const boxes = [];
     const deep = narrow.matches ? 4 : 7;
-    const hue = (node) => 1 + ((["model", "optimizer", "data"].indexOf(node.id.split("/")[0]) + node.id.split("/").length + 6) % 6);
+    const hue = (node) => 1 + (((node.id.split("/")[1] === "model" ? 0 : -1) + node.id.split("/").length + 5) % 6);
     function add(node, x0, level) {
       const hover = `${node.name}\n${ms(node.ms)}, ${number((100 * node.ms) / whole.ms, 1)}% of the step`;
       const color = node === whole ? "var(--grid)" : `color-mix(in srgb, var(--hue-${hue(node)}) 55%, var(--card))`; // so that words can be read on it
