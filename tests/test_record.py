@@ -166,7 +166,7 @@ def test_a_finished_record_is_sealed_and_its_digest_covers_what_it_sums_up(whole
 def test_a_summary_without_digests_is_not_believed(whole: Path, tmp_path: Path) -> None:
     this = copied(whole, tmp_path)
     unsealed(this.run_dir, val_loss=1.0)
-    line = "summary.json has no digest"
+    line = "summary.json is not what its digest in summary.json says"
     assert line in load([this.run_dir]).unreadable[this.run_dir.name]
     assert outcome(this) is None
     (notice,) = copied_again(this).notices
