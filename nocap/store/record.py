@@ -17,7 +17,7 @@ from nocap.config.bounded import JSON_BYTES, parse_json, read_bytes, read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.store import lease
-from nocap.store.files import is_stream, not_elsewhere, pour, write_file
+from nocap.store.files import not_elsewhere, stream, write_file
 
 SCHEMA_VERSION = 1
 
@@ -95,22 +95,21 @@ def check_writable(key: str, path: Path) -> None:
 
 
 @contextmanager
-def writing(key: str, path: Path, *, follow: bool = True) -> Iterator[Path]:
-    """Where to write, inside the block, a file that a person named; its folder is created, and its name printed afterwards.
-
-    With `follow`, a link to a file is followed, and a device or a pipe gets the file's bytes at the end and stays what it is.
+def writing(key: str, path: Path) -> Iterator[Path]:
+    """Where to write, inside the block, a file that a person named; its folder is created, and its name printed afterwards. A link to a
+    file is followed, and a device or a pipe gets the file's bytes at the end and stays what it is.
 
     Errors:
         ValueError: it cannot be written.
     """
     try:
-        if follow and is_stream(path):
-            with TemporaryDirectory() as folder:
+        if (descriptor := stream(path)) is not None:
+            with open(descriptor, "wb") as file, TemporaryDirectory() as folder:
                 yield Path(folder) / path.name
                 sys.stdout.flush()
-                pour(Path(folder) / path.name, path)
+                file.write((Path(folder) / path.name).read_bytes())
         else:
-            path = path.resolve() if follow and path.is_symlink() else path
+            path = path.resolve() if path.is_symlink() else path
             path.parent.mkdir(parents=True, exist_ok=True)
             yield path
     except OSError as error:

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
-    content: str = ""  # SHA-256 of its rows
 
     def number(self, *keys: str) -> float | None:
         """A number of the summary, by its path; `None` where it was not measured."""
@@ -153,7 +151,7 @@ def load(paths: Iterable[str | Path]) -> Found:
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
-        if twin := next((r for r in found.records if _is_copy(record, r)), None):
+        if twin := next((r for r in found.records if r.identity == record.identity), None):
             found.problems.append(f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})")
         else:
             found.records.append(record)
@@ -169,11 +167,6 @@ def records(paths: Iterable[str | Path]) -> list[Record]:
     return found.records
 
 
-def _is_copy(record: Record, other: Record) -> bool:
-    """The same run, or the same rows under another name: no two runs have the same clocks."""
-    return record.identity == other.identity or (bool(record.content) and record.content == other.content)
-
-
 def read(folder: Path, *, problems: list[str]) -> Record:
     """One run's record. Lines of its metrics that are torn or foreign are skipped and counted in `problems`.
 
@@ -183,10 +176,10 @@ def read(folder: Path, *, problems: list[str]) -> Record:
     record, path = glance(folder), folder / "metrics.jsonl"
     if record.status not in ENDED:
         return record
-    rows, bad = read_rows(content := read_bytes(path, JSON_BYTES))
+    rows, bad = read_rows(read_bytes(path, JSON_BYTES))
     if bad:
         problems.append(f"{path}: {plural(len(bad), 'corrupt line')} skipped ({shorten(f'line {n}' for n in bad)})")
-    return replace(record, curve=_curve(rows), content=sha256(content).hexdigest() if rows else "")
+    return replace(record, curve=_curve(rows))
 
 
 def glance(folder: Path, *, sound: bool = True) -> Record:
