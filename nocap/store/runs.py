@@ -71,6 +71,12 @@ class Record:
         return sum(clock.get(line) or 0.0 for line in TRAIN_LINES) if clock else None
 
     @property
+    def attempt(self) -> Mapping[str, Any]:
+        """The last one."""
+        attempt: Mapping[str, Any] = self.manifest["attempts"][-1]
+        return attempt
+
+    @property
     def hardware(self) -> Mapping[str, Any]:
         return self.summary.get("hardware") or self.manifest.get("hardware") or {}
 
@@ -196,6 +202,8 @@ def glance(folder: Path, *, sound: bool = True) -> Record:
     config = dict(flat(shown))
     seed = config.pop("seed", None)
     require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
+    attempts = manifest.get("attempts") or []
+    require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
     return Record(
         folder=folder,
         identity=str(manifest.get("identity")),
@@ -203,7 +211,7 @@ def glance(folder: Path, *, sound: bool = True) -> Record:
         arm=arm,
         seed=seed,
         status=summary.get("status") or "not finished",
-        started=str(dig((manifest.get("attempts") or [{}])[0], "started") or ""),
+        started=str(attempts[0].get("started") or ""),
         config=config,
         parts=manifest.get("parts") or {},
         manifest=manifest,
