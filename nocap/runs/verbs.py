@@ -28,8 +28,6 @@ from nocap.store.verify import ENDED
 from nocap.study import ledger
 from nocap.training.terminal import table
 
-AT_ONCE = 100  # folders in one command: a command line has an end
-
 
 def list_runs(options: argparse.Namespace) -> int:
     runs, problems = _chosen(options.words, options.output_dir)
@@ -65,9 +63,8 @@ def sync(options: argparse.Namespace) -> int:
     waiting = offline(None, folders)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # a tool beside this Python
     for uploader, places in waiting.items():
-        for start in range(0, len(places), AT_ONCE):
-            batch = [str(place.absolute()) for place in places[start : start + AT_ONCE]]
-            subprocess.run([*shlex.split(uploader), *batch], env={**os.environ, "PATH": path}, check=False)
+        command = [*shlex.split(uploader), *(str(place.absolute()) for place in places)]
+        subprocess.run(command, env={**os.environ, "PATH": path}, check=False)
     left, before = offline(None, folders), sum(map(len, waiting.values()))
     print(f"uploaded: {before - sum(map(len, left.values()))} of {before} offline, of {plural(len(runs), 'run')}")
     _tell([*problems, *(f"{uploader} did not upload {place}" for uploader, places in left.items() for place in places)])
