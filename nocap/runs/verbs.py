@@ -48,10 +48,11 @@ def list_runs(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    print(render(found := why(*(find_one(name, outputs=options.output_dir) for name in options.words))))
+    answer = why(*(find_one(name, outputs=options.output_dir) for name in options.words))
+    print(render(answer))
     if options.json:
         with writing("--json", options.json) as path:
-            write_json(path, found)
+            write_json(path, answer)
     return 0
 
 

@@ -127,7 +127,7 @@ def acquire(folder: Path, *, wait_s: float = 0.0) -> Lease:
             return lease
         if name is not None and time.monotonic() >= deadline:
             raise HeldError(f"{folder} must have one writer, and {name} is training there")
-        time.sleep(random.uniform(0.01, 0.3))
+        time.sleep(random.uniform(0.01, 0.1 if name is None else 1.0))
 
 
 def abandoned(folder: Path) -> bool:

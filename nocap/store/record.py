@@ -158,25 +158,21 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
 
 
 def read_rows(content: bytes) -> tuple[list[Row], list[int]]:
-    """The sound rows of a `metrics.jsonl`, and the numbers of the lines that are none: torn, foreign, or not after the row before."""
-    rows: list[Row] = []
-    bad: list[int] = []
+    """The sound rows of a `metrics.jsonl`, objects of numbers and nulls and of a step, and the numbers of the lines that are none: torn,
+    foreign, or not after the row before."""
+    rows, bad = list[Row](), list[int]()
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             row = parse_json(line.decode())
-        except ValueError:
-            row = None
-        if _is_row(row) and (not rows or row["step"] > rows[-1]["step"]):
+            numbers = all(value is None or type(value) in (int, float) for value in row.values())
+            sound = numbers and type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1)
+        except (AttributeError, KeyError, ValueError):
+            sound = False
+        if sound:
             rows.append(row)
         else:
             bad.append(number)
     return rows, bad
-
-
-def _is_row(row: object) -> bool:
-    """An object of numbers and nulls, and of a step."""
-    numbers = isinstance(row, dict) and all(value is None or type(value) in (int, float) for value in row.values())
-    return numbers and isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0
 
 
 class Metrics:
