@@ -97,7 +97,11 @@ def write_run(
         "schema_version": version,
         "status": status,
         "identity": identity,
+        "name": f"{words}-s{seed}",
         "seed": seed,
+        "val_bpb_reason": None,
+        "mfu": None,
+        "mfu_basis": "no peak",
         "val_loss": losses[-1],
         "val_bpb": losses[-1] / 2 if bpb else None,
         "steps": STEPS[-1],
@@ -476,7 +480,7 @@ def test_what_is_not_compared_is_listed(tmp_path):
     told = {run["name"].rpartition("-s")[0]: run["status"] for run in compare(load([tmp_path])).json()["not_compared"]}
     assert told["gpt2-half"] == "preempted"
     assert told["gpt2-going"] == "not finished"
-    assert "schema_version 99" in told["gpt2-new"]
+    assert "schema_version must be at most 1" in told["gpt2-new"]
     assert "summary.json must hold a JSON object" in told["gpt2-torn"]
 
 

@@ -26,7 +26,7 @@ from nocap.config.run import Run
 from nocap.data.prepare import prepare
 from nocap.measure.arms import step_config
 from nocap.store.identity import config_that_counts
-from nocap.store.source import QUIET, digest, module_path, source_hashes
+from nocap.store.source import QUIET, digest, module_path, source_hashes, what_counts
 from nocap.training.loop import train
 from nocap.training.step import Job
 from nocap.training.world import join
@@ -119,11 +119,11 @@ def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: 
         path = module_path(module)
         assert path is not None
         source = path.read_text()
-        before = digest(source)
+        before = digest(what_counts(source))
         for number, mutant in list(mutants(source, executed.get(module, set()) | executed.get(f"{module}.__init__", set())))[::every]:
             tried += 1
             try:
-                same = digest(mutant) == before
+                same = digest(what_counts(mutant)) == before
             except SyntaxError:
                 continue  # not Python: no run either
             if same and not REVIEWED.match(source.splitlines()[number - 1].strip()):

@@ -128,7 +128,7 @@ def test_colour_is_one_factor_and_dash_the_other() -> None:
 
 
 def test_a_rounded_zero_has_no_minus() -> None:
-    assert (table.signed(-1e-9), table.signed(-0.00012), table.signed(None)) == ("+0.0000", "−0.0001", "–")
+    assert (table.percent(-1e-9), table.percent(-0.0012), table.percent(None)) == ("+0.0%", "−0.1%", "–")
 
 
 def test_intervals_share_one_scale_and_an_arrow_is_an_outlier() -> None:

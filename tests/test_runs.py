@@ -11,9 +11,9 @@ import pytest
 from nocap import plot
 from nocap.report.drawing import drawn
 from nocap.runs.__main__ import main
-from nocap.runs.columns import look
-from nocap.runs.removal import remove
+from nocap.runs.verbs import remove_run
 from nocap.store import lease
+from nocap.store.runs import glance
 from tests.sealing import seal
 from tests.test_compare import write_run
 
@@ -182,10 +182,10 @@ def test_one_point_is_drawn_as_one() -> None:
 
 def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:
     folder = write_run(here / "outputs", status="failed")
-    (run,), _ = look([folder])
+    run = glance(folder)
     content = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**content, "status": "finished"}))
-    assert remove(run, root=folder.parent, checkpoints=False) == "it has gone on since it was listed"
+    assert remove_run(run, root=folder.parent, checkpoints=False) == "it has gone on since it was listed"
     assert folder.exists()
 
 

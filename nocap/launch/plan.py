@@ -28,7 +28,7 @@ from nocap.store.find import of_identity
 from nocap.store.git import uncommitted
 from nocap.store.identity import differing, digest, identity_parts
 from nocap.store.record import read_json
-from nocap.store.verify import Ended, read_ended
+from nocap.store.verify import read_ended
 
 if TYPE_CHECKING:
     from nocap.config.compose import Composed
@@ -170,8 +170,8 @@ def _damage(folder: Path, identity: str) -> Iterator[str]:
         yield f"{damage}: not believed; the run goes on from its last checkpoint, which makes its record again"
 
 
-def _read(folder: Path, identity: str) -> tuple[Ended | None, ValueError | None]:
-    """The record of a run that has ended, or why it is not believed.
+def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueError | None]:
+    """The summary of a run that has ended, or why it is not believed.
 
     Errors:
         ValueError: it is not believed, and there is no checkpoint that could make it again; or the folder is another run's.
@@ -251,10 +251,9 @@ def outcome(plan: Plan) -> dict[str, Any] | None:
     One that is damaged has not, where there is a checkpoint to go on from; without one it is `damaged`, with the reason as its `error`.
     """
     try:
-        ended, _ = _read(plan.run_dir, plan.identity)
+        return _read(plan.run_dir, plan.identity)[0]
     except ValueError as error:
         return {"status": DAMAGED, "error": str(error)}
-    return ended.summary if ended is not None else None
 
 
 def sound(plan: Plan) -> dict[str, Any] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
-import stat
 from pathlib import Path
 from typing import TextIO
 
@@ -60,27 +60,13 @@ def not_elsewhere(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
 
 
-def pour(source: Path, path: Path) -> None:
-    """Write a file's bytes into a device, a pipe or an open file of this process, none of which is ever replaced."""
-    if (own := _own_descriptor(path)) is not None:
-        descriptor = os.dup(own)  # it has its place in the file
-    else:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is an error, not a hang
-        os.set_blocking(descriptor, True)
-    with open(descriptor, "wb") as file:
-        file.write(source.read_bytes())
-
-
-def is_stream(path: Path) -> bool:
-    """Whether it is a device, a pipe, or an open file of this process, such as `/dev/stdout`."""
-    if not path.exists() or path.is_dir():
-        return False
-    mode = path.stat().st_mode
-    return _own_descriptor(path) is not None or stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
-
-
-def _own_descriptor(path: Path) -> int | None:
-    """1 of `/dev/stdout`, `/dev/fd/1` and `/proc/self/fd/1`."""
-    path = Path(os.readlink(path)) if path.is_symlink() and path.parent == Path("/dev") else path
-    own = path.name.isdecimal() and path.parent.resolve() == Path("/proc/self/fd").resolve()
-    return int(path.name) if own else None
+def stream(path: Path) -> int | None:
+    """A descriptor of what is written into and never replaced: a device, a pipe, or an open file of this process, as `/dev/stdout` is."""
+    name = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}.get(str(path), str(path))
+    if own := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name):
+        return os.dup(int(own[1]))  # it has its place in the file
+    if not path.is_char_device() and not path.is_fifo():
+        return None
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is an error, not a hang
+    os.set_blocking(descriptor, True)
+    return descriptor

@@ -7,6 +7,7 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from nocap.config.paths import expanded
@@ -30,10 +31,10 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
     """
     place = expanded(path)
     if place.is_dir():
-        folders, rule = below(place), "a run, a folder of runs or a grid's folder, and holds no run"
+        folders, rule = _below(place), "a run, a folder of runs or a grid's folder, and holds no run"
     else:
         matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
-        folders = [run for match in matches if match.is_dir() for run in below(match)] or _named(path, outputs / "runs")
+        folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(path, outputs / "runs")
         rule = f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found"
         if not folders and (there := run_folders(outputs / "runs")):
             close = difflib.get_close_matches(path, [folder.name for folder in there], n=CANDIDATES, cutoff=0.3)
@@ -65,56 +66,50 @@ def run_folders(root: Path) -> list[Path]:
     return sorted(folder for folder in root.glob("[!.]*/") if _is_run(folder))
 
 
-def _runs(root: Path) -> list[Path]:
-    """The same in the order they were started."""
-    return sorted(run_folders(root), key=lambda folder: (_started(folder), folder.name))
-
-
 def _is_run(folder: Path) -> bool:
     """Whatever they are: what is no file is a damaged run, which is named."""
     return os.path.lexists(folder / "manifest.json") or os.path.lexists(folder / "summary.json")
 
 
-def _started(folder: Path, attempt: int = 0) -> str:
-    """When the run was started first, or gone on with last: `attempt` -1."""
-    try:
-        manifest = read_json(folder / "manifest.json") or {}
-    except ValueError:
-        return ""
-    return str(((manifest.get("attempts") or [{}])[attempt] or {}).get("started") or "")
+def _in_order(folders: Iterable[Path], attempt: int = 0) -> list[Path]:
+    """As they were started, or with attempt -1 gone on with last."""
+    return sorted(folders, key=lambda folder: (_started(folder, attempt), folder.name))
 
 
-def below(place: Path) -> list[Path]:
+def _started(folder: Path, attempt: int) -> str:
+    with suppress(ValueError, LookupError, TypeError):  # a damaged one is named by who reads it
+        return str((read_json(folder / "manifest.json") or {})["attempts"][attempt]["started"])
+    return ""
+
+
+def _below(place: Path) -> list[Path]:
     if _is_run(place):
         return [place]
     if (place / GRID).is_file():
-        return _cells(place)
-    return _runs(place / "runs" if (place / "runs").is_dir() else place)
+        return [folder for folder in _cells(place).values() if folder is not None]
+    return _in_order(run_folders(place / "runs" if (place / "runs").is_dir() else place))
 
 
-def _cells(grid: Path) -> list[Path]:
-    """A grid's runs, which lie beside all others in `runs/`; cells that nobody started yet have none."""
-    return [folder for folder in _by_cell(grid).values() if folder is not None and _is_run(folder)]
-
-
-def _by_cell(grid: Path) -> dict[str, Path | None]:
-    """Each cell's name → its folder. A damaged one is known by the name that it was given."""
-    cells = {cell["identity"]: cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")}
-    root, found = grid.absolute().parents[1] / "runs", dict[str, Path | None]()
-    for identity, cell in cells.items():
-        name = cell.get("run") or identity
-        found[name] = of_identity(root, identity) or next((folder for folder in _runs(root) if folder.name == name), None)
-    return found
+def _cells(grid: Path) -> dict[str, Path | None]:
+    """Each cell's name → its run's folder, which lies beside all others in `runs/`, or None where nobody started it. A damaged run is known
+    by the name that it was given."""
+    root, folders = grid.absolute().parents[1] / "runs", dict[str, Path | None]()
+    for cell in filter(None, (read_json(grid / GRID) or {}).get("cells") or ()):
+        if identity := cell.get("identity"):
+            name = cell.get("run") or identity
+            folder = of_identity(root, identity) or root / Path(name).name  # never outside
+            folders[name] = folder if _is_run(folder) else None
+    return folders
 
 
 def without_record(place: Path) -> Iterator[str]:
     """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's name has."""
     if _is_run(place) or not (place / GRID).is_file():
         return
-    if lost := [name for name, folder in _by_cell(place).items() if folder is None or not _is_run(folder)]:
+    if lost := [name for name, folder in _cells(place).items() if folder is None]:
         yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
     named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
-    cells = [cell for cell in (read_json(place / GRID) or {}).get("cells") or () if cell]
+    cells = filter(None, (read_json(place / GRID) or {}).get("cells") or ())
     identities = sorted(cell.get("key") or cell.get("identity") or "" for cell in cells)  # a key: decided on another machine
     if named and named[1] != digest({"identities": identities})[:8]:
         yield f"{place / GRID}: it lists other cells than those that made the folder's name"
@@ -124,22 +119,11 @@ def of_identity(root: Path, identity: str) -> Path | None:
     """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet. A copy is another's."""
     names = os.listdir(root) if root.is_dir() else ()  # a path for each of ten thousand runs, for each cell of a grid, is half an hour
     for folder in sorted(root / name for name in names if name.endswith(f"-{identity}")):
-        if folder.is_dir() and folder.name == _named_as(folder):
-            return folder
+        with suppress(ValueError):
+            manifest = read_json(folder / "manifest.json") if folder.is_dir() else {}
+            if manifest is None or folder.name == f"{manifest.get('name')}-{manifest.get('identity')}":
+                return folder
     return None
-
-
-def _named_as(folder: Path) -> str | None:
-    """The name that nocap gave the folder."""
-    try:
-        manifest = read_json(folder / "manifest.json")
-    except ValueError:
-        return None
-    return folder.name if manifest is None else f"{manifest.get('name')}-{manifest.get('identity')}"
-
-
-def _identity(folder: Path) -> str:
-    return folder.name.rpartition("-")[2]
 
 
 def _named(name: str, root: Path) -> list[Path]:
@@ -148,19 +132,11 @@ def _named(name: str, root: Path) -> list[Path]:
     Errors:
         ValueError: it begins the names of several.
     """
-    folders = run_folders(root)
+    identities = {folder: folder.name.rpartition("-")[2] for folder in run_folders(root)}
     if name == LAST:
-        return sorted(folders, key=_begun_last)[-1:]
-    whole = [folder for folder in folders if name in (folder.name, _identity(folder)) or folder.name.startswith(f"{name}-")]
-    if whole:
-        return sorted(whole, key=lambda folder: (_started(folder), folder.name))
-    begins = [folder for folder in folders if folder.name.startswith(name) or _identity(folder).startswith(name)]
-    if len(begins) > 1:
+        return _in_order(identities, attempt=-1)[-1:]
+    whole = [f for f, identity in identities.items() if name in (f.name, identity) or f.name.startswith(f"{name}-")]
+    begins = [f for f, identity in identities.items() if f.name.startswith(name) or identity.startswith(name)]
+    if not whole and len(begins) > 1:
         raise ValueError(_several(name, begins))
-    return begins
-
-
-def _begun_last(folder: Path) -> tuple[str, int]:
-    """Of two attempts in one second, the manifest says no more than its file's time."""
-    path = folder / "manifest.json"
-    return _started(folder, -1), path.stat().st_mtime_ns if path.is_file() else 0
+    return _in_order(whole or begins)

@@ -13,10 +13,6 @@ def fixed(value: float | None, digits: int) -> str:
     return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
 
 
-def signed(value: float | None, digits: int = 4) -> str:
-    return NONE if value is None else f"{round(value, digits) + 0.0:+,.{digits}f}".replace("-", MINUS)
-
-
 def loss(value: float | None) -> str:
     return fixed(value, 4)
 
@@ -27,24 +23,20 @@ def whole(value: float | None) -> str:
 
 def percent(share: float | None, digits: int = 1) -> str:
     """`−14.3%` of 0.857 − 1."""
-    return NONE if share is None else f"{signed(100 * share, digits)}%"
+    return NONE if share is None else f"{round(100 * share, digits) + 0.0:+,.{digits}f}%".replace("-", MINUS)
 
 
 def count(value: float | None) -> str:
     """`114,752`; 124,439,808 as `124.4M`."""
-    if value is None:
-        return NONE
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if abs(value) >= size:
-            return f"{value / size:.{1 if abs(value) >= 10 * size else 2}f}{unit}"
-    return whole(value)
+    if value is None or abs(value) < 1e6:
+        return whole(value)
+    size, unit = next((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if abs(value) >= size)
+    return f"{value / size:.{1 if abs(value) >= 10 * size else 2}f}{unit}"
 
 
 def three_digits(value: float | None) -> str:
     """Milliseconds or seconds of any size: `1,234`, `61.6`, `0.123`."""
-    if value is None:
-        return NONE
-    return fixed(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3)
+    return fixed(value, 3 if value is None else 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3)
 
 
 BYTES = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
@@ -52,22 +44,17 @@ BYTES = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
 
 def size(n: float | None) -> str:
     """`1.2 GiB`."""
-    if n is None:
-        return NONE
-    for letter in "GMK":
-        if n >= BYTES[letter]:
-            return f"{n / BYTES[letter]:.1f} {letter}iB"
-    return f"{n:.0f} B"
+    if n is None or n < BYTES["K"]:
+        return NONE if n is None else f"{n:.0f} B"
+    letter = next(letter for letter in "GMK" if n >= BYTES[letter])
+    return f"{n / BYTES[letter]:.1f} {letter}iB"
 
 
 def duration(seconds: float | None) -> str:
     """`2.3 h`, `4.5 min`, `61.6 s`."""
-    if seconds is None:
-        return NONE
-    for size, unit in ((3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.3g} s"
+    if seconds is None or seconds < 120:
+        return NONE if seconds is None else f"{seconds:.3g} s"
+    return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
 
 
 def plural(n: int, noun: str) -> str:

@@ -17,7 +17,7 @@ from nocap.config.bounded import parse_json, read_bytes, read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.store import lease
-from nocap.store.files import is_stream, not_elsewhere, pour, write_file
+from nocap.store.files import not_elsewhere, stream, write_file
 
 SCHEMA_VERSION = 1
 
@@ -95,22 +95,21 @@ def check_writable(key: str, path: Path) -> None:
 
 
 @contextmanager
-def writing(key: str, path: Path, *, follow: bool = True) -> Iterator[Path]:
-    """Where to write, inside the block, a file that a person named; its folder is created, and its name printed afterwards.
-
-    With `follow`, a link to a file is followed, and a device or a pipe gets the file's bytes at the end and stays what it is.
+def writing(key: str, path: Path) -> Iterator[Path]:
+    """Where to write, inside the block, a file that a person named; its folder is created, and its name printed afterwards. A link to a
+    file is followed, and a device or a pipe gets the file's bytes at the end and stays what it is.
 
     Errors:
         ValueError: it cannot be written.
     """
     try:
-        if follow and is_stream(path):
-            with TemporaryDirectory() as folder:
+        if (descriptor := stream(path)) is not None:
+            with open(descriptor, "wb") as file, TemporaryDirectory() as folder:
                 yield Path(folder) / path.name
                 sys.stdout.flush()
-                pour(Path(folder) / path.name, path)
+                file.write((Path(folder) / path.name).read_bytes())
         else:
-            path = path.resolve() if follow and path.is_symlink() else path
+            path = path.resolve() if path.is_symlink() else path
             path.parent.mkdir(parents=True, exist_ok=True)
             yield path
     except OSError as error:
@@ -159,25 +158,21 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
 
 
 def read_rows(content: bytes) -> tuple[list[Row], list[int]]:
-    """The sound rows of a `metrics.jsonl`, and the numbers of the lines that are none: torn, foreign, or not after the row before."""
-    rows: list[Row] = []
-    bad: list[int] = []
+    """The sound rows of a `metrics.jsonl`, objects of numbers and nulls and of a step, and the numbers of the lines that are none: torn,
+    foreign, or not after the row before."""
+    rows, bad = list[Row](), list[int]()
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             row = parse_json(line.decode())
-        except ValueError:
-            row = None
-        if _is_row(row) and (not rows or row["step"] > rows[-1]["step"]):
+            numbers = all(value is None or type(value) in (int, float) for value in row.values())
+            sound = numbers and type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1)
+        except (AttributeError, KeyError, ValueError):
+            sound = False
+        if sound:
             rows.append(row)
         else:
             bad.append(number)
     return rows, bad
-
-
-def _is_row(row: object) -> bool:
-    """An object of numbers and nulls, and of a step."""
-    numbers = isinstance(row, dict) and all(value is None or type(value) in (int, float) for value in row.values())
-    return numbers and isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0
 
 
 class Metrics:

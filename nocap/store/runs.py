@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nocap.config.keys import flat
+from nocap.config.bounded import read_bytes
+from nocap.config.keys import flat, require
 from nocap.config.outward import redact, visible
 from nocap.config.paths import expanded
 from nocap.store.find import find, without_record
 from nocap.store.formats import plural, shorten
 from nocap.store.measurement import Ending, Measurement
 from nocap.store.metrics import METRICS, OF_A_RUN
-from nocap.store.record import SCHEMA_VERSION, Row, read_json
-from nocap.store.verify import Ended, check, read_ended
-
-LONGEST_NAME = 500  # characters; a file system takes 255
+from nocap.store.record import SCHEMA_VERSION, Row, read_json, read_rows
+from nocap.store.verify import ENDED, SUMMARY, check
 
 TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
 
@@ -52,10 +51,9 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
-    content: str = ""  # SHA-256 of its rows
 
     def number(self, *keys: str) -> float | None:
-        """A finite number of the summary, by its path; `None` where there is none, as in older records."""
+        """A number of the summary, by its path; `None` where it was not measured."""
         return number(dig(self.summary, *keys))
 
     def value(self, metric: str) -> float | None:
@@ -69,8 +67,14 @@ class Record:
     @property
     def train_s(self) -> float | None:
         """Seconds of training: its waits for data and a teacher's training included."""
-        found = [self.number("clock_s", line) for line in TRAIN_LINES]
-        return None if found[0] is None else sum(seconds or 0.0 for seconds in found)
+        clock = dig(self.summary, "clock_s")
+        return sum(clock.get(line) or 0.0 for line in TRAIN_LINES) if clock else None
+
+    @property
+    def attempt(self) -> Mapping[str, Any]:
+        """The last one."""
+        attempt: Mapping[str, Any] = self.manifest["attempts"][-1]
+        return attempt
 
     @property
     def hardware(self) -> Mapping[str, Any]:
@@ -95,15 +99,14 @@ class Record:
 
 def measurements(record: Record) -> list[Measurement]:
     """What a run measured at its end. A diverged run has no loss, and says so."""
-    found = []
-    for name in OF_A_RUN:
-        is_lost = record.status == "diverged" and METRICS[name].made_by == "train"
-        value, ending = (None, Ending.diverged) if is_lost else (record.value(name), Ending.measured)
-        if is_lost or value is not None:
+    rows = list[Measurement]()
+    for metric in map(METRICS.__getitem__, OF_A_RUN):
+        lost = record.status == "diverged" and metric.made_by == "train"
+        value, ending = (None, Ending.diverged) if lost else (record.value(metric.name), Ending.measured)
+        if lost or value is not None:
             at, when = record.machine[0], record.started
-            metric = METRICS[name]
-            found.append(Measurement(arm=record.arm, repeat=record.seed, metric=metric, value=value, ending=ending, where=at, when=when))
-    return found
+            rows.append(Measurement(arm=record.arm, repeat=record.seed, metric=metric, value=value, ending=ending, where=at, when=when))
+    return rows
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,7 +157,7 @@ def load(paths: Iterable[str | Path]) -> Found:
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
-        if twin := next((r for r in found.records if _is_copy(record, r)), None):
+        if twin := next((r for r in found.records if r.identity == record.identity), None):
             found.problems.append(f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})")
         else:
             found.records.append(record)
@@ -170,24 +173,19 @@ def records(paths: Iterable[str | Path]) -> list[Record]:
     return found.records
 
 
-def _is_copy(record: Record, other: Record) -> bool:
-    """The same run, or the same rows under another name: no two runs have the same clocks."""
-    return record.identity == other.identity or (bool(record.content) and record.content == other.content)
-
-
 def read(folder: Path, *, problems: list[str]) -> Record:
     """One run's record. Lines of its metrics that are torn or foreign are skipped and counted in `problems`.
 
     Errors:
         ValueError: the folder is no run, its record is damaged or contradicts itself, or a newer nocap wrote it.
     """
-    ended = read_ended(folder)
-    record = glance(folder, sound=ended is None)  # its digests were checked with its rows
-    return replace(
-        record,
-        curve=_curve(folder, ended, problems) if ended is not None else Curve(),
-        content=ended.content if ended is not None and ended.rows else "",
-    )
+    record, path = glance(folder), folder / "metrics.jsonl"
+    if record.status not in ENDED:
+        return record
+    rows, bad = read_rows(read_bytes(path))
+    if bad:
+        problems.append(f"{path}: {plural(len(bad), 'corrupt line')} skipped ({shorten(f'line {n}' for n in bad)})")
+    return replace(record, curve=_curve(rows))
 
 
 def glance(folder: Path, *, sound: bool = True) -> Record:
@@ -196,57 +194,44 @@ def glance(folder: Path, *, sound: bool = True) -> Record:
     Errors:
         ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
     """
-    if sound:
-        manifest, summary = check(folder)
-    else:
-        manifest, summary = (read_json(folder / name) or {} for name in ("manifest.json", "summary.json"))
-    summary = summary or {"status": "not finished"}
-    for file, content in (("manifest.json", manifest), ("summary.json", summary)):
-        if (version := content.get("schema_version") or 0) > SCHEMA_VERSION:
-            raise ValueError(f"{file} has schema_version {version}, and this nocap reads up to {SCHEMA_VERSION}")
-    parts = manifest.get("parts") or {}
-    if not isinstance(dig(parts, "config"), Mapping) or not manifest.get("identity"):
-        raise ValueError("manifest.json has no identity or no parts.config")
-    name = str(manifest.get("name") or folder.name.rpartition("-")[0] or folder.name)[:LONGEST_NAME]
-    arm = str(manifest.get("arm") or name)[:LONGEST_NAME]
-    shown, name, arm = redact((parts["config"], name, arm))  # another's nocap may have left a secret
+    manifest, summary = check(folder) if sound else [read_json(folder / name) or {} for name in ("manifest.json", SUMMARY)]
+    version = max(content.get("schema_version") or 0 for content in (manifest, summary))
+    require(version <= SCHEMA_VERSION, "schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
+    name = manifest.get("name") or folder.name
+    shown, name, arm = redact((dig(manifest, "parts", "config") or {}, name, manifest.get("arm") or name))  # of another's nocap
     config = dict(flat(shown))
-    seed = config.pop("seed", summary.get("seed"))
-    if type(seed) is not int:
-        raise ValueError(f"the seed must be an integer, got {seed!r}")
-    status = str(summary.get("status", "unknown"))
+    seed = config.pop("seed", None)
+    require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
+    attempts = manifest.get("attempts") or []
+    require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
     return Record(
         folder=folder,
-        identity=str(manifest["identity"]),
+        identity=str(manifest.get("identity")),
         name=name,
         arm=arm,
         seed=seed,
-        status=status,
-        started=str(((manifest.get("attempts") or [{}])[0] or {}).get("started") or ""),
+        status=summary.get("status") or "not finished",
+        started=str(attempts[0].get("started") or ""),
         config=config,
-        parts=parts,
+        parts=manifest.get("parts") or {},
         manifest=manifest,
         summary=summary,
         curve=Curve(),
     )
 
 
-def _curve(folder: Path, ended: Ended, problems: list[str]) -> Curve:
-    curve = Curve()
-    for row in ended.rows:
-        if (loss := number(row.get("val/loss"))) is not None:
-            curve.step.append(row["step"])
-            curve.tokens.append(int(number(row.get("tokens")) or 0))
-            curve.train_s.append(train_s(row))
-            curve.val_loss.append(loss)
-            curve.val_bpb.append(number(row.get("val/bpb")))
-    if bad := ended.bad_lines:
-        path = folder / "metrics.jsonl"
-        problems.append(f"{path}: {plural(len(bad), 'corrupt line')} skipped ({shorten(f'line {n}' for n in bad)})")
-    return curve
+def _curve(rows: Sequence[Row]) -> Curve:
+    points = [row for row in rows if row.get("val/loss") is not None]
+    return Curve(
+        step=[row["step"] for row in points],
+        tokens=[row.get("tokens") or 0 for row in points],
+        train_s=[train_s(row) for row in points],
+        val_loss=[row["val/loss"] for row in points],
+        val_bpb=[row.get("val/bpb") for row in points],
+    )
 
 
 def train_s(row: Row) -> float:
     """Seconds of training before this row's validation: its clock is read after the step that follows the validation."""
-    clock = sum(number(row.get(f"clock/{line}_s")) or 0.0 for line in TRAIN_LINES)
-    return max(0.0, clock - (number(row.get("perf/step_ms")) or 0.0) / 1e3)
+    clock = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
+    return max(0.0, clock - (row.get("perf/step_ms") or 0.0) / 1e3)

@@ -164,20 +164,33 @@ def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], lis
     packages = map(distribution, _distributions().get(_package(path) or "", ()))
     if versions := {each.name: each.version for each in packages if '"dir_info"' not in (each.read_text("direct_url.json") or "")}:
         return versions, []
-    content, counts = path.read_bytes(), _WhatCounts()
+    content = path.read_bytes()
     try:
-        return {module: _hash(counts.visit(ast.parse(content)))}, counts.imports
+        tree = what_counts(content)
     except (SyntaxError, ValueError):  # compiled
         return {module: hashlib.sha256(content).hexdigest()[:12]}, []
+    return {module: digest(tree)}, _imports(tree)
 
 
-def digest(source: str) -> str:
-    """Twelve hex digits of a module's source, without what does not count."""
-    return _hash(_WhatCounts().visit(ast.parse(source)))
-
-
-def _hash(tree: ast.Module) -> str:
+def digest(tree: ast.Module) -> str:
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+def _imports(tree: ast.Module) -> list[tuple[int, str]]:
+    """Dots and names; those that are no module are dropped later."""
+    names = [(0, alias.name) for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            members = ["", *(f".{alias.name}" for alias in node.names)]
+            names += [(node.level, f"{node.module or ''}{member}".lstrip(".")) for member in members]
+    return names
+
+
+def what_counts(source: str | bytes) -> ast.Module:
+    """A module's source without what computes no number; see the top of this file."""
+    tree = ast.parse(source)
+    _WhatCounts().visit(tree)
+    return tree
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -188,54 +201,29 @@ def _is_text(node: ast.expr) -> bool:
 
 
 class _WhatCounts(ast.NodeTransformer):
-    """Removes what computes no number; see the top of this file. Expressions hold no statements: those are left as they are."""
+    """Expressions hold no statements: they are left as they are. A block that is empty then does nothing."""
 
-    def __init__(self) -> None:
-        self.imports: list[tuple[int, str]] = []  # dots and names in what is left; those that are no module are dropped later
-
-    def visit_Import(self, node: ast.Import) -> ast.AST:
-        self.imports += [(0, alias.name) for alias in node.names]
-        return node
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        names = ["", *(f".{alias.name}" for alias in node.names)]
-        self.imports += [(node.level, f"{node.module or ''}{name}".lstrip(".")) for name in names]
-        return node
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" and not node.orelse:
-            return None
-        return self.generic_visit(node)
-
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        kind = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-        return ast.Raise(exc=kind, cause=None)
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return ast.Assert(test=node.test, msg=None)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        rule = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "rule"
-        return None if rule and _is_text(node.value) else self.generic_visit(node)
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        call = node.value
-        if isinstance(call, ast.Constant):
-            return None  # a docstring
-        if isinstance(call, ast.Call):
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
-            said = name == "log" and len(call.args) == 1 and not call.keywords and _is_text(call.args[0])
-            if said or name == "print" or ast.unparse(call.func) == "recorder.probe":
+    def visit(self, node: ast.AST) -> ast.AST | None:
+        match node:
+            case ast.expr():
+                return node
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]) | ast.Expr(value=ast.Constant()):
                 return None
-            if name == "require":
-                return ast.Expr(ast.Call(func=call.func, args=call.args[:1], keywords=[]))
-        return self.generic_visit(node)
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        """As its parent does; a block that is empty then does nothing."""
-        if isinstance(node, ast.expr):
-            return node
-        super().generic_visit(node)
+            case ast.Raise(exc=ast.Call(func=kind)) | ast.Raise(exc=kind):
+                return ast.Raise(exc=kind, cause=None)
+            case ast.Assert():
+                return ast.Assert(test=node.test, msg=None)
+            case ast.Assign(targets=[ast.Name(id="rule")], value=value) if _is_text(value):
+                return None
+            case ast.Expr(value=ast.Call(func=ast.Name(id="print") | ast.Attribute(attr="print"))):
+                return None
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="recorder"), attr="probe"))):
+                return None
+            case ast.Expr(value=ast.Call(func=ast.Name(id="log") | ast.Attribute(attr="log"), args=[said], keywords=[])) if _is_text(said):
+                return None
+            case ast.Expr(value=ast.Call(func=(ast.Name(id="require") | ast.Attribute(attr="require")) as func, args=args)):
+                return ast.Expr(ast.Call(func=func, args=args[:1], keywords=[]))
+        self.generic_visit(node)
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With | ast.If | ast.ExceptHandler) and not node.body:
             node.body = [ast.Pass()]
         return node

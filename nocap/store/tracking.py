@@ -17,16 +17,16 @@ T = TypeVar("T")
 NO_MIRROR = "no mirror of this run from here on: "
 
 
-class Guarded(TrackerSession):
-    """A session whose first failure is one warning. After it, nothing more is sent."""
+class Mirrors(TrackerSession):
+    """The sessions of several trackers. The first failure of one is a warning; after it, nothing more is sent there."""
 
-    def __init__(self, tracker: Tracker, session: TrackerSession) -> None:
-        self._tracker, self._session = tracker, session
-        self._failed = False
+    def __init__(self, sessions: Sequence[tuple[Tracker, TrackerSession]]) -> None:
+        self._working = list(sessions)
+        self._all = [session for _, session in sessions]
 
     @property
     def url_or_hint(self) -> str | None:  # type: ignore[override]
-        return self._session.url_or_hint
+        return "; ".join(hint for session in self._all if (hint := session.url_or_hint)) or None
 
     def log(self, row: Mapping[str, object]) -> None:
         self._call("log", row)
@@ -38,71 +38,41 @@ class Guarded(TrackerSession):
         self._call("finish", summary=summary, status=status)
 
     def _call(self, method: str, *args: object, **named: object) -> None:
-        if not self._failed:
+        for tracker, session in list(self._working):
             try:
-                getattr(self._session, method)(*redact(args), **redact(named))
+                getattr(session, method)(*redact(args), **redact(named))
             except Exception as error:  # anything a tracker may raise: the record has all rows
-                self._failed = True
-                _warn(self._tracker, error)
-
-
-class Several(TrackerSession):
-    """The sessions of several trackers, each guarded by itself."""
-
-    def __init__(self, sessions: Sequence[TrackerSession]) -> None:
-        self._sessions = sessions
-
-    @property
-    def url_or_hint(self) -> str | None:  # type: ignore[override]
-        return "; ".join(hint for session in self._sessions if (hint := session.url_or_hint)) or None
-
-    def log(self, row: Mapping[str, object]) -> None:
-        for session in self._sessions:
-            session.log(row)
-
-    def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
-        for session in self._sessions:
-            session.log_comparison(comparison, report)
-
-    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
-        for session in self._sessions:
-            session.finish(summary=summary, status=status)
+                self._working.remove((tracker, session))
+                _warn(tracker, error)
 
 
 def _each(tracker: Tracker) -> list[Tracker]:
-    return [tracker, *(cast(type[Tracker], registry.options("tracker")[kind])(kind=kind) for kind in tracker.also)]
+    """The chosen tracker and those beside it, without secrets in their keys."""
+    kinds = registry.options("tracker")
+    return [_clean(one) for one in (tracker, *(cast(type[Tracker], kinds[kind])(kind=kind) for kind in tracker.also))]
 
 
 def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Sequence[Mapping[str, object]] = ()) -> TrackerSession:
     """Open what the config asks for and log the rows that a resumed run already has."""
-    facts = _clean(facts)
-    if not tracker.also:
-        return _open(_clean(tracker), facts, rows)
-    return Several([_open(_clean(one), facts, rows) for one in _each(tracker)])
-
-
-def _open(tracker: Tracker, facts: RunFacts, rows: Sequence[Mapping[str, object]]) -> TrackerSession:
-    try:
-        opened = tracker.open(facts)
-    except Exception as error:
-        _warn(tracker, error)
-        return TrackerSession()
-    if type(opened) is TrackerSession:  # mirrors nothing
-        return opened
-    session = Guarded(tracker, opened)
+    sessions = list[tuple[Tracker, TrackerSession]]()
+    for each in _each(tracker):
+        try:
+            sessions.append((each, each.open(_clean(facts))))
+        except Exception as error:
+            _warn(each, error)
+    mirrors = Mirrors([(each, session) for each, session in sessions if type(session) is not TrackerSession])
     for row in rows:
-        session.log(row)
-    return session
+        mirrors.log(row)
+    return mirrors
 
 
 def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path) -> str | None:
     """A grid's verdicts and report, where a tracker has a place for them; their address, or how to sync them."""
-    facts = _clean(facts)
-    opened = [(one, one.open_comparison(facts)) for one in map(_clean, _each(tracker))]
-    session = Several([Guarded(one, found) for one, found in opened if found is not None])
-    session.log_comparison(comparison, report)
-    session.finish(summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished")
-    return session.url_or_hint
+    opened = [(each, each.open_comparison(_clean(facts))) for each in _each(tracker)]
+    mirrors = Mirrors([(each, session) for each, session in opened if session is not None])
+    mirrors.log_comparison(comparison, report)
+    mirrors.finish(summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished")
+    return mirrors.url_or_hint
 
 
 def offline(tracker: Tracker | None, folders: Iterable[Path]) -> dict[str, list[Path]]:

@@ -7,11 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nocap.config import hardware
 from nocap.config.run import Run
 from nocap.store.record import Metrics, Row, read_json
-from nocap.store.verify import from_rows, write_summary
+from nocap.store.verify import write_summary
 from nocap.training.ledger import LINES
+
+QUANTILES = {"median": 50, "p10": 10, "p90": 90}
 
 
 def summarize(
@@ -26,7 +30,8 @@ def summarize(
 ) -> dict[str, Any]:
     """All keys of the contract; what could not be measured is null, with the reason beside it."""
     totals = dict(totals)
-    found = from_rows(rows)
+    val = [row for row in rows if "val/loss" in row] or [dict.fromkeys(("val/loss", "val/bpb", "step"))]
+    step_ms = [row["perf/step_ms"] for row in rows if "perf/step_ms" in row]
     t, training_s = run.trainer, clock_s["train"] + clock_s["data"]
     tokens_per_s = run.tokens_before(step) / training_s if step and training_s else None
     epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
@@ -36,16 +41,16 @@ def summarize(
         "name": manifest["name"],
         "arm": manifest["arm"],
         "seed": run.seed,
-        "val_loss": found["val_loss"],
-        "val_bpb": found["val_bpb"],
+        "val_loss": val[-1]["val/loss"],
+        "val_bpb": val[-1].get("val/bpb"),
         "val_bpb_reason": manifest["data"]["val_bytes_reason"],
-        "val_step": found["val_step"],
+        "val_step": val[-1]["step"],
         "steps": step,
         "tokens": run.tokens_before(step),
         "tokens_per_s": tokens_per_s,
         "epoch_s": epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None,
-        "spikes": found["spikes"],
-        "step_ms": found["step_ms"],
+        "spikes": [row["step"] for row in rows if "train/spike" in row],
+        "step_ms": {name: float(np.percentile(step_ms, q)) for name, q in QUANTILES.items()} if step_ms else None,
         **_mfu(run, tokens_per_s, totals.get("flops_per_token")),
         "flops_per_token": None,
         "params": {},

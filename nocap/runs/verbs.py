@@ -1,0 +1,216 @@
+"""What `python -m nocap.runs` does: a function a verb."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from nocap.config.keys import require
+from nocap.report.rows import to_csv
+from nocap.report.table import aligned
+from nocap.report.why import render, why
+from nocap.runs.columns import COLUMNS, FILTER, age, age_s, column, matching, size_of
+from nocap.store import lease
+from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
+from nocap.store.files import write_text
+from nocap.store.find import GRID, LAST, find, find_one, run_folders
+from nocap.store.formats import NONE, plural, shorten, size
+from nocap.store.record import read_json, write_json, writing
+from nocap.store.runs import Record, dig, glance
+from nocap.store.tracking import offline
+from nocap.store.verify import ENDED
+from nocap.study import log
+from nocap.training.terminal import table
+
+
+def list_runs(options: argparse.Namespace) -> int:
+    runs, problems = _chosen(options.words, options.output_dir)
+    columns = [column(name, runs) for name in options.columns.split(",")]
+    runs = sorted(runs, key=column(options.sort, runs).sorts)
+    if runs:
+        print(aligned([each.name for each in columns], [[each.text(run) for each in columns] for run in runs]))
+    print(plural(len(runs), "run"))
+    rows = [{each.name: each.of(run) for each in columns} for run in runs]
+    if options.json:
+        with writing("--json", options.json) as path:
+            write_json(path, {"runs": rows, "problems": problems})
+    if options.csv:
+        with writing("--csv", options.csv) as path:
+            write_text(path, to_csv(rows))
+    _tell(problems)
+    return 0
+
+
+def explain(options: argparse.Namespace) -> int:
+    answer = why(*(find_one(name, outputs=options.output_dir) for name in options.words))
+    print(render(answer))
+    if options.json:
+        with writing("--json", options.json) as path:
+            write_json(path, answer)
+    return 0
+
+
+def sync(options: argparse.Namespace) -> int:
+    runs, problems = _chosen(options.words, options.output_dir)
+    named = {run.attempt.get("grid") for run in runs}
+    grids = [folder for folder in sorted((options.output_dir / "grids").glob("[!.]*/")) if folder.name in named]
+    folders = [*(run.folder for run in runs), *grids]
+    waiting = offline(None, folders)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # a tool beside this Python
+    for uploader, places in waiting.items():
+        command = [*shlex.split(uploader), *(str(place.absolute()) for place in places)]
+        subprocess.run(command, env={**os.environ, "PATH": path}, check=False)
+    left, before = offline(None, folders), sum(map(len, waiting.values()))
+    print(f"uploaded: {before - sum(map(len, left.values()))} of {before} offline, of {plural(len(runs), 'run')}")
+    _tell([*problems, *(f"{uploader} did not upload {place}" for uploader, places in left.items() for place in places)])
+    return 1 if left else 0
+
+
+def _chosen(words: Sequence[str], outputs: Path, *, named: bool = False) -> tuple[list[Record], list[str]]:
+    """The runs of these names and filters, and a line for each that cannot be read or was changed. With `named`, one that was changed is
+    chosen by its name, where no filter believes what it says.
+
+    Errors:
+        ValueError: a name stands for no run, or a filter is none.
+    """
+    filters = [word for word in words if FILTER.fullmatch(word)]
+    names = [word for word in words if word not in filters]
+    folders = [folder for name in names for folder in find(name, outputs=outputs)] if names else run_folders(outputs / "runs")
+    believed = named and bool(names) and not filters and LAST not in names
+    runs, problems = list[Record](), list[str]()
+    for folder in {folder.resolve(): folder for folder in folders}.values():
+        try:
+            runs.append(glance(folder, sound=not believed))
+        except ValueError as error:
+            problems.append(f"{folder.name}: {error}")
+    for word in filters:
+        runs = matching(word, runs)
+    return runs, problems
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"nocap: {line}", file=sys.stderr)
+
+
+# --- show ----------------------------------------------------------------------------------------------------------------------------
+
+
+def show(options: argparse.Namespace) -> int:
+    run = glance(find_one(options.words[0], outputs=options.output_dir))
+    used_by, problems = _references(options)
+    result = f"  {'run':<11} {run.name}  {run.status}\n  {'record':<11} {run.folder}"
+    print(table(run.summary, run_dir=run.folder) if run.summary else result)
+    for label, text in _facts(run, used_by.get(run.identity, ())):
+        if text:
+            print(f"  {label:<11} {text}")
+    _tell(problems)
+    return 0
+
+
+def _facts(run: Record, used_by: Sequence[str]) -> Iterator[tuple[str, str]]:
+    attempts = run.manifest["attempts"]
+    yield "identity", run.identity
+    yield "arm", run.arm
+    yield "started", f"{run.started}, {len(attempts)} attempt(s), the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
+    yield "machine", run.machine_name
+    code = {"commit": str(dig(run.manifest, "git", "commit") or "")[:12], **(run.manifest.get("versions") or {})}
+    yield "code", ", ".join(f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name))
+    steps = [str(step) for step in sorted(saved_steps(run.folder))]
+    kept = f", of that {size(size_of(run.folder / FOLDER))} in checkpoints of steps {shorten(steps, most=8)}" if steps else ""
+    yield "disk", f"{size(size_of(run.folder))}{kept}"
+    yield "begins from", str(dig(run.manifest, "init", "path") or "")
+    yield "learns from", ", ".join(str(dig(teacher, "path")) for teacher in (run.manifest.get("teachers") or {}).values())
+    yield "used by", shorten(used_by, most=8) if used_by else ""
+
+
+def _references(options: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:
+    """Identity → what refers to it, for people: grids and searches, studies by their logs, and runs that began from it or learn from it.
+    And a line for each file that cannot be read."""
+    used_by, problems = dict[str, list[str]](), list[str]()
+    outputs, readers = options.output_dir, list[tuple[Path, Callable[[Path], Iterable[tuple[object, str]]]]]()
+    readers += [(path, _of_grid) for path in sorted((outputs / "grids").glob(f"*/{GRID}"))]
+    readers += [(path, _of_study) for path in sorted(options.studies.glob(f"*/{log.FILE}"))]
+    readers += [(folder / "manifest.json", _of_run) for folder in (outputs / "runs").glob("[!.]*")]
+    for path, read in readers:
+        try:
+            for identity, name in read(path):
+                names = used_by.setdefault(str(identity), [])
+                names += [name] if name not in names else []
+        except ValueError as error:
+            problems.append(f"what it refers to is not known: {error}")
+    return used_by, problems
+
+
+def _of_grid(path: Path) -> Iterable[tuple[object, str]]:
+    return [(dig(cell, "identity"), f"grid {path.parent.name}") for cell in (read_json(path) or {}).get("cells") or ()]
+
+
+def _of_study(path: Path) -> Iterable[tuple[object, str]]:
+    return [(line["identity"], f"study {path.parent.name}") for line in log.read(path).of("run")]
+
+
+def _of_run(path: Path) -> Iterable[tuple[object, str]]:
+    manifest, name = read_json(path) or {}, path.parent.name
+    students = [(dig(teacher, "identity"), f"student {name}") for teacher in (manifest.get("teachers") or {}).values()]
+    return [(dig(manifest, "init", "identity"), f"branch {name}"), *students]
+
+
+# --- rm and gc: never a run that a process is training, never through a link, nothing outside `outputs/runs` --------------------------
+
+
+def remove(options: argparse.Namespace) -> int:
+    checkpoints, root = options.verb == "gc", options.output_dir / "runs"
+    require(checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
+    runs, problems = _chosen(options.words, options.output_dir, named=True)
+    frees = {run.folder: _freed(run, checkpoints=checkpoints) for run in runs}
+    runs = sorted((run for run in runs if not checkpoints or frees[run.folder]), key=COLUMNS["started"].sorts)
+    used_by, unknown = _references(options)
+    shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
+    rows = [
+        [*(each.text(run) for each in shown), size(frees[run.folder]), shorten(used_by.get(run.identity) or [NONE], most=3)] for run in runs
+    ]
+    if rows:
+        print(aligned([*(each.name for each in shown), "frees", "used by"], rows))
+    what, stayed = "checkpoints of " if checkpoints else "", list[str]()
+    if options.yes:
+        kept = {run.folder: remove_run(run, root=root, checkpoints=checkpoints) for run in runs}
+        delete(folder for folder in root.glob(".*.removed") if is_folder(folder))  # what killed removals left, too
+        stayed = [f"not removed: {folder.name}: {reason}" for folder, reason in kept.items() if reason is not None]
+        runs = [run for run in runs if kept[run.folder] is None]
+    total = f"{what}{plural(len(runs), 'run')}, {size(sum(frees[run.folder] for run in runs))}"
+    print(f"removed: {total}" if options.yes else f"{total}: nothing was removed; --yes removes")
+    _tell([*problems, *unknown, *stayed])
+    return 1 if stayed or (options.yes and problems and options.words) else 0
+
+
+def _freed(run: Record, *, checkpoints: bool) -> int:
+    """Bytes that go with it; with `checkpoints` only those of an ended run, whose record stays."""
+    if not checkpoints:
+        return size_of(run.folder)
+    return size_of(run.folder / FOLDER) if run.status in ENDED and is_folder(run.folder / FOLDER) else 0
+
+
+def remove_run(run: Record, *, root: Path, checkpoints: bool) -> str | None:
+    """Remove it, while nobody else can begin to train it. Why it stays, else None."""
+    folder = run.folder
+    if folder.is_symlink() or folder.absolute().parent.resolve() != root.resolve():
+        return f"it is no folder of its own right in {root}"
+    try:
+        with lease.acquire(folder):
+            now = glance(folder, sound=False)
+            if (now.manifest, now.summary) != (run.manifest, run.summary):
+                return "it has gone on since it was listed"
+            if checkpoints:
+                shutil.rmtree(folder / FOLDER)  # links in it are removed, and not followed
+            else:
+                folder.rename(folder.with_name(f".{folder.name}.removed"))  # deleted after the lease, whose file is open
+    except (OSError, ValueError) as error:  # held by another process, another user's, or no folder of leases
+        return str(error)
+    return None
