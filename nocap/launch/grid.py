@@ -74,14 +74,19 @@ class RefusedError(ValueError):
 
 
 def check(
-    cells: Sequence[Sequence[str]], *, swept: Sequence[str], compose: Callable[[Sequence[str]], Composed], log: Callable[[str], None]
+    cells: Sequence[Sequence[str]],
+    *,
+    swept: Sequence[str],
+    compose: Callable[[Sequence[str]], Composed],
+    log: Callable[[str], None],
+    datasets: Datasets | None = None,
 ) -> Grid:
     """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order given, each run once.
 
     Errors:
         RefusedError: at least one cell is invalid. Nothing has been written but the data's cache.
     """
-    found, experiments, bad, datasets = [], set(), [], Datasets()
+    found, experiments, bad, datasets = [], set(), [], datasets or Datasets()
     first: Composed | None = None
     for overrides in cells:
         label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"

@@ -9,7 +9,9 @@ import itertools
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,12 +35,9 @@ from nocap.launch.cell import cell as task
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
 from nocap.launch.plan import DAMAGED, Plan, outcome
 from nocap.launch.runner import Runner
-from nocap.launch.searching import Searching
 from nocap.launch.tracked import track_grid, upload_all
 from nocap.options.launcher import Launcher as Launching
 from nocap.options.launcher import One, Slots
-from nocap.report.table import aligned
-from nocap.store.formats import plural
 from nocap.store.verify import SUMMARY
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def _train_here(grid: Grid, slots: Slots) -> int:
 # --- a search ----------------------------------------------------------------------------------------------------------------------
 
 
-def _searching(searched: search.Search, overrides: Sequence[Override], slots: Slots | None) -> Searching:
+def _searching(searched: search.Search, overrides: Sequence[Override], slots: Slots | None) -> search.Searching:
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
     require(slots is not None, "hydra/launcher", rule, "another")
     rule = f"be left to search.seed={searched.seed} in a search"
@@ -202,40 +201,15 @@ def _searching(searched: search.Search, overrides: Sequence[Override], slots: Sl
     for override in sweeps:
         _check_glob(override)
     fixed = [str(override.input_line) for override in overrides if override not in sweeps]
-    return Searching(searched, search.space_of(sweeps), fixed=fixed, compose=composed)
+    return search.Searching(searched, search.space_of(sweeps), fixed=fixed, compose=composed)
 
 
-def _search(searching: Searching, slots: Slots) -> int:
+def _search(searching: search.Searching, slots: Slots) -> int:
     """Carry out a search, and print what came of it. Its exit code."""
-    from nocap.launch import search_report
-
-    print("\n".join(search_report.head(searching)), flush=True)
+    print("\n".join(searching.head), flush=True)
     searching.run(slots)
-    trials, folder = searching.trials(), _shown(searching.grid.folder)
-    by_status: dict[str, int] = {}
-    for trial in trials:
-        by_status[trial.status] = by_status.get(trial.status, 0) + 1
-    now = sum(result.trained and result.status == "finished" for result in searching.results.values())
-    counts = [f"{n} {SEARCHED.get(status, status)}" for status, n in by_status.items()]
-    print(f"{searching.grid.name}: {', '.join(counts)}; {plural(now, 'run')} trained now", flush=True)
-    cells = {cell.plan.identity: cell for cell in searching.cells()}
-    left = {identity: result for identity, result in searching.results.items() if result.status not in ("finished", "diverged")}
-    for identity, result in left.items():
-        if not (searching.stopped and result.status == "waiting"):
-            _explain(cells[identity], result)
-    search_report.write(searching, trials, with_page=not searching.stopped)
-    _say_uploads(searching.grid.folder, [cell.plan for cell in cells.values()])
-    if searching.stopped:
-        print(GOES_ON, flush=True)
-        return EXIT_CODES["preempted"]
-    names, rows = search_report.rows(searching, trials[: search_report.MOST])
-    print(f"\n{aligned(names, rows)}\n\n{search_report.note(searching)}\nreport: {folder}/{REPORT}", flush=True)
-    if any(result.status != "preempted" for result in left.values()):
-        return EXIT_CODES["failed"]
-    return EXIT_CODES["preempted"] if left else 0
-
-
-SEARCHED = {"open": "not finished", "refused": "that cannot be trained"}  # a trial's status, where that alone is unclear
+    grid = replace(searching.grid, cells=tuple(searching.cells()))
+    return _report(grid, searching.results, stopped=searching.stopped, conclude=lambda: print(f"\n{searching.report()}"))
 
 
 # --- the report --------------------------------------------------------------------------------------------------------------------
@@ -243,25 +217,32 @@ SEARCHED = {"open": "not finished", "refused": "that cannot be trained"}  # a tr
 STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where the status alone is unclear
 
 
-def _report(grid: Grid, results: Results, *, stopped: bool) -> int:
-    """Print counts, what is unfinished and why, the comparison. The grid's exit code."""
-    by_status: dict[str, list[Cell]] = {}
-    for cell in grid.cells:
-        by_status.setdefault(results[cell.plan.identity].status, []).append(cell)
-    now = sum(result.trained and result.status == "finished" for result in results.values())
-    counts = [f"{len(cells)} {STATUSES.get(status, status)}" for status, cells in sorted(by_status.items())]
-    print(f"grid {grid.name}: {', '.join(counts)}; {now} trained now", flush=True)
-    for status, cells in by_status.items():
-        if status != "finished" and not (stopped and status == "waiting"):
-            for cell in cells:
-                _explain(cell, results[cell.plan.identity])
+def _report(grid: Grid, results: Results, *, stopped: bool, conclude: Callable[[], None] | None = None) -> int:
+    """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude` says. The grid's exit code."""
+    ended = [(cell, results.get(cell.plan.identity) or Result(status="waiting")) for cell in grid.cells]
+    counts = Counter(result.status for _, result in ended)
+    now = sum(result.trained and result.status == "finished" for _, result in ended)
+    told = [f"{n} {STATUSES.get(status, status)}" for status, n in sorted(counts.items())]
+    print(f"grid {grid.name}: {', '.join(told)}; {now} trained now", flush=True)
+    for cell, result in ended:
+        if result.status != "finished" and not (stopped and result.status == "waiting"):
+            _explain(cell, result)
     if stopped:
         print(GOES_ON, flush=True)
         return EXIT_CODES["preempted"]
-    _compare(grid, any_finished="finished" in by_status, trained=any(result.trained for result in results.values()))
-    if by_status.keys() & {"failed", "waiting", DAMAGED}:
+    if conclude is not None:
+        conclude()
+    elif counts["finished"]:
+        _compare(grid, trained=any(result.trained for _, result in ended))
+    for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
+        print(f"tracker: {line}", flush=True)
+    folder = _shown(grid.folder)
+    if (grid.folder / REPORT).is_file():
+        print(f"report: {folder}/{REPORT}")
+    print(f"compare: python -m nocap.compare {folder}", flush=True)
+    if counts.keys() & {"failed", "waiting", DAMAGED}:
         return EXIT_CODES["failed"]
-    return EXIT_CODES["preempted"] if "preempted" in by_status else 0
+    return EXIT_CODES["preempted"] if "preempted" in counts else 0
 
 
 def _explain(cell: Cell, result: Result) -> None:
@@ -272,29 +253,19 @@ def _explain(cell: Cell, result: Result) -> None:
     print(f"nocap: {what}: {cell.label} ({reason})", file=sys.stderr)
 
 
-def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
+def _compare(grid: Grid, *, trained: bool) -> None:
     """Print the comparison. A report older than its runs is written and tracked again. An error here changes nothing about the grid."""
-    folder = _shown(grid.folder)
-    if any_finished:
-        try:
-            from nocap.judge.compare import compare
-            from nocap.report.arms import render
-            from nocap.store.runs import load
+    try:
+        from nocap.judge.compare import compare
+        from nocap.report.arms import render
+        from nocap.store.runs import load
 
-            comparison = compare(load([grid.folder]))
-            print(f"\n{render(comparison)}\n")
-            if trained or _report_is_older(grid):
-                _write_report(grid, comparison)
-            print(f"report: {folder}/{REPORT}")
-        except Exception as error:
-            print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
-    _say_uploads(grid.folder, [cell.plan for cell in grid.cells])
-    print(f"compare: python -m nocap.compare {folder}", flush=True)
-
-
-def _say_uploads(folder: Path, plans: Sequence[Plan]) -> None:
-    for line in upload_all(folder, plans):
-        print(f"tracker: {line}", flush=True)
+        comparison = compare(load([grid.folder]))
+        print(f"\n{render(comparison)}\n")
+        if trained or _report_is_older(grid):
+            _write_report(grid, comparison)
+    except Exception as error:
+        print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _shown(folder: Path) -> str:
