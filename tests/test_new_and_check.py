@@ -263,7 +263,8 @@ UNTYPED = """
             return nn.Identity()
     """
 ONE_SHARE = """
-    from nocap.options.launcher import Launcher, One
+    from nocap.options.launcher import Launcher
+    from nocap.options.launcher.pool import One
 
     class Greedy(One):
         def give_back(self, share):

@@ -25,8 +25,8 @@ from nocap.config.flags import asked as flags_asked
 from nocap.launch import search as searching
 from nocap.launch.grid import FILE, Cell, Grid
 from nocap.launch.multirun import multirun
-from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, params_of, propose, space_of, words_of
-from nocap.options.launcher import One
+from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, words_of
+from nocap.options.launcher.pool import One
 from nocap.store import lease
 from nocap.store.files import write_file
 from tests.attempts import wait_until
@@ -418,7 +418,7 @@ def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     for words, reason in {
         ("seed=0,1", "optimizer.lr=0.1,0.2"): "seed must be left to search.seed=100",
-        ("attention=gqa", "hydra/launcher=submitit_local"): "hydra/launcher must be basic or pool in a search",
+        ("attention=gqa", "hydra/launcher=ray"): "hydra/launcher must be basic or pool in a search",
     }.items():
         with pytest.raises(ValueError, match=f"^{reason}"):
             multirun([*TINY, "search=tpe", *words])

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nocap.config import hardware
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
-from nocap.launch.plan import Plan, plan, settled, undecided
+from nocap.launch.plan import Plan, plan, settled
 from nocap.store.checkpoints import delete, half_written
 from nocap.store.identity import digest
 from nocap.store.record import write_json
@@ -37,22 +36,19 @@ class Grid:
     folder: Path
     swept: tuple[str, ...]  # keys
     cells: tuple[Cell, ...]
-    keys: tuple[str, ...] = ()  # of the cells of a grid that other machines train: `nocap.launch.elsewhere`
 
     def write(self) -> None:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         delete(half_written(self.folder, (FILE, REPORT), older_than_s=60))  # another process may be writing one
-        keys = [{"key": key} for key in self.keys] or [{}] * len(self.cells)
-        cells = [{**named(cell), **key} for cell, key in zip(self.cells, keys, strict=True)]
-        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": cells})
+        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]})
 
 
 def named(cell: Cell) -> dict[str, Any]:
     """A cell in `grid.json`."""
     planned = cell.plan
     names = {"identity": planned.identity, "run": planned.run_dir.name, "arm": planned.arm, "seed": planned.run.seed}
-    return {**names, "overrides": cell.overrides}
+    return {**names, "overrides": cell.overrides, "environment": planned.parts["environment"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +87,9 @@ def check(
     for overrides in cells:
         label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"
         try:
-            composed = as_in(first, overrides, compose) if first and hardware.is_here() else settled(overrides, compose)
+            composed = as_in(first, overrides, compose) if first else settled(overrides, compose)
             first = first or composed
             planned = plan(composed.run, choices=composed.choices, dataset=datasets.of(composed.run))
-            if not hardware.is_here():
-                planned = undecided(planned, composed.defaults)
         except ValueError as error:
             if is_fault(error):
                 raise

@@ -7,37 +7,29 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
-from hydra.core.plugins import Plugins
-from hydra.experimental.callback import Callback
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware, plain, registry
-from nocap.config.compose import composed, is_launcher, of_a_grid, overrides_of
+from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import check_keys, require
-from nocap.config.paths import conf_dir
-from nocap.launch import elsewhere, jobs, search
-from nocap.launch.attempt import GOES_ON, clean
-from nocap.launch.cell import cell as task
+from nocap.launch import search
+from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
-from nocap.launch.plan import DAMAGED, Plan, outcome
-from nocap.launch.runner import Runner
+from nocap.launch.plan import DAMAGED, outcome
+from nocap.launch.runner import JOBS, Runner
 from nocap.launch.tracked import track_grid, upload_all
-from nocap.options.launcher import Launcher as Launching
-from nocap.options.launcher import One, Slots
+from nocap.options.launcher import Launcher, OfCluster, Slots
+from nocap.options.launcher.pool import One
 from nocap.store.verify import SUMMARY
 
 if TYPE_CHECKING:
@@ -52,50 +44,69 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
-    searched, words = search.asked(overrides)
+    renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]  # as Hydra's plugin is called
+    searched, words = search.asked(renamed)
     require(searched is None or look is None, "--plan", "be left out of a search, whose trials are not known before", "search=…")
     given = overrides_of(words, grid=True)
     config = of_a_grid(given)
     try:
-        own = launcher_option(config)
-        slots = own.slots() if own else _slots(config, given)
+        launcher = launcher_option(config)
+        slots = One() if launcher is None else launcher.slots()
         cells = _overrides(config, given)
-        searching = None if searched is None else _searching(searched, cells, slots)
-        with hardware.elsewhere(slots is None):
-            grid = _check(cells) if searching is None else searching.grid
-        if look is not None:
-            print(look(grid))
-            return 0
-        grid = elsewhere.decided(grid) if slots is None else grid
-        hydras = None if slots or own else _hydras_launcher(config, grid.folder)
+        if searched is not None:
+            return _search(searched, cells, slots)
+        grid = _check(cells, launcher)
     except KeyboardInterrupt:
         print("nocap: stopped before the first cell", file=sys.stderr)
         return EXIT_CODES["preempted"]
-    if searching is not None:
-        assert slots is not None
-        return _search(searching, slots)
+    if look is not None:
+        print(look(grid))
+        return 0
     grid.write()
     total, done = len(grid.cells), sum(outcome(cell.plan) is not None for cell in grid.cells)
     print(f"grid {grid.name}: {total} cells, {done} done, {total - done} to train", flush=True)
-    if done == total:
-        for cell in grid.cells:
-            clean(cell.plan)
-        return _report(grid, {cell.plan.identity: elsewhere.read(cell) for cell in grid.cells}, stopped=False)
-    if slots is not None:
-        return _train_here(grid, slots)
-    if own is not None:
-        grid, results, stopped = jobs.train(grid, own.cluster())
-    else:
-        assert hydras is not None
-        grid, results, stopped = elsewhere.train(grid, hydras)
-    return _report(grid, results, stopped=stopped)
+    cluster = launcher.cluster(grid.folder / JOBS) if launcher is not None and slots is None and done < total else None
+    executor = cluster or slots or One()
+    if done < total and (about := executor.describe([cell.plan.run for cell in grid.cells])):
+        print(about, flush=True)
+    runner = Runner(grid, slots=slots or One(), cluster=cluster)
+    try:
+        results = runner.run()
+    finally:
+        if cluster is not None:
+            cluster.close()
+    return _report(grid, results, stopped=runner.stopping)
 
 
-def _check(overrides: Sequence[Override]) -> Grid:
+def _check(overrides: Sequence[Override], launcher: Launcher | None) -> Grid:
+    """The grid's cells, as runs on the machine that will train them."""
     sweeps = [override for override in overrides if override.is_sweep_override()]
     _check_size(sweeps)
-    values = [_words(override) for override in overrides]
-    return check(list(itertools.product(*values)), swept=[one.key_or_group for one in sweeps], compose=composed, log=print)
+    cells, swept = list(itertools.product(*map(_words, overrides))), [one.key_or_group for one in sweeps]
+    if not isinstance(launcher, OfCluster):
+        return check(cells, swept=swept, compose=composed, log=print)
+    target = launcher.target
+    stated = {name: value for name in MACHINE if (value := getattr(target, name)) is not None}
+
+    def compose(words: Sequence[str]) -> Composed:
+        first = composed(words)
+        more = [f"trainer.{name}={_text(value)}" for name, value in stated.items() if name in first.defaults]
+        return composed([*words, *more]) if more else first
+
+    with hardware.target(target.name, target.torch):
+        grid = check(cells, swept=swept, compose=compose, log=print)
+    pinned = [
+        replace(cell, overrides=(*cell.overrides, *(f"trainer.{name}={_text(getattr(cell.plan.run.trainer, name))}" for name in MACHINE)))
+        for cell in grid.cells
+    ]
+    return replace(grid, cells=tuple(pinned))
+
+
+MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine
+
+
+def _text(value: object) -> str:
+    return value.name if isinstance(value, Enum) else str(value)
 
 
 def _words(override: Override) -> list[str]:
@@ -142,70 +153,41 @@ def _check_glob(override: Override) -> None:
     require(ok, override.get_key_element(), "be a group where its options are chosen by glob", override.input_line)
 
 
-def launcher_option(config: DictConfig) -> Launching | None:
-    """nocap's own launcher that `config.hydra.launcher` is. None: it is one of Hydra's.
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # what Hydra has where none is chosen
+
+
+def launcher_option(config: DictConfig) -> Launcher | None:
+    """The launcher that `config.hydra.launcher` is. None: none was chosen.
 
     Errors:
         ValueError, OmegaConfBaseException: an unknown kind or key, or a wrong value.
     """
     keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    if "kind" not in keys:
+    chosen = config.hydra.runtime.choices["hydra/launcher"]
+    if chosen == "basic":
+        require(keys == {"_target_": BASIC}, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", keys)
         return None
+    require("_target_" not in keys, "hydra/launcher", "be basic, pool, slurm or ray, or an option from outside: Hydra's are not run", chosen)
     typed = OmegaConf.create({"hydra": {"launcher": plain.option("launcher", "hydra.launcher", keys)}})
     OmegaConf.update(typed, "hydra.launcher", keys, merge=True)
     option = OmegaConf.to_object(typed.hydra.launcher)
-    assert isinstance(option, Launching)
+    assert isinstance(option, Launcher)
     check_keys("hydra.launcher", option)
     return option
 
 
-def _slots(config: DictConfig, given: Sequence[Override]) -> Slots | None:
-    """Where this process trains the cells with a launcher of Hydra's. None: one such as submitit's trains them elsewhere. It must be an
-    installed plugin, and none of its keys would be made an object of."""
-    keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    target = keys.pop("_target_", None)
-    if config.hydra.runtime.choices["hydra/launcher"] == "basic":
-        named = [one.input_line for one in given if is_launcher(one) and "." in one.key_or_group]
-        require(not named, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", named)
-        return One()
-    known = [f"{kind.__module__}.{kind.__qualname__}" for kind in Plugins.instance().discover(Launcher)]
-    require(target in known, "hydra.launcher._target_", f"be an installed launcher, one of {', '.join(known)}", target)
-    require(not re.search(r"'_\w+_': ", str(keys)), "hydra.launcher", "hold plain values", keys)
-    return None
-
-
-def _hydras_launcher(config: DictConfig, folder: Path) -> Launcher:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="nocap"):
-        context = HydraContext(GlobalHydra.instance().config_loader(), cast(Any, Callback()))
-    with open_dict(config):
-        config.hydra.sweep.dir = str(folder)
-    return Plugins.instance().instantiate_launcher(context, task, config)
-
-
-def _train_here(grid: Grid, slots: Slots) -> int:
-    if about := slots.describe([cell.plan.run for cell in grid.cells]):
-        print(about, flush=True)
-    runner = Runner(grid, slots=slots)
-    return _report(grid, runner.run(), stopped=runner.stopping)
-
-
-# --- a search ----------------------------------------------------------------------------------------------------------------------
-
-
-def _searching(searched: search.Search, overrides: Sequence[Override], slots: Slots | None) -> search.Searching:
+def _search(searched: search.Search, overrides: Sequence[Override], slots: Slots | None) -> int:
+    """Carry out a search, and print what came of it. Its exit code."""
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
     require(slots is not None, "hydra/launcher", rule, "another")
+    assert slots is not None
     rule = f"be left to search.seed={searched.seed} in a search"
     require(all(one.key_or_group != "seed" for one in overrides), "seed", rule, "seed=…")
     sweeps = [override for override in overrides if override.is_sweep_override()]
     for override in sweeps:
         _check_glob(override)
     fixed = [str(override.input_line) for override in overrides if override not in sweeps]
-    return search.Searching(searched, search.space_of(sweeps), fixed=fixed, compose=composed)
-
-
-def _search(searching: search.Searching, slots: Slots) -> int:
-    """Carry out a search, and print what came of it. Its exit code."""
+    searching = search.Searching(searched, search.space_of(sweeps), fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
     searching.run(slots)
     grid = replace(searching.grid, cells=tuple(searching.cells()))

@@ -1,0 +1,117 @@
+"""Cells as jobs of Slurm, by submitit's own API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nocap.config.keys import key, require
+from nocap.config.run import Run
+from nocap.options.launcher import Cluster, End, Job, OfCluster, last_words
+
+MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
+EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")  # submitit's own names, for any cluster
+
+
+@dataclass(kw_only=True)
+class Slurm(OfCluster):
+    """`hydra/launcher=slurm`: a job of Slurm for each cell, which saves near its time limit, and is requeued"""
+
+    kind: str = "slurm"
+    timeout_min: int = key(ge=1, le=10**6, default=60)
+    cpus_per_task: int | None = None
+    gpus_per_node: int | None = None
+    mem_gb: int | None = None
+    name: str = "nocap"
+    stderr_to_stdout: bool = False
+    partition: str | None = None
+    qos: str | None = None
+    comment: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+    gres: str | None = None
+    cpus_per_gpu: int | None = None
+    gpus_per_task: int | None = None
+    mem_per_gpu: str | None = None
+    mem_per_cpu: str | None = None
+    account: str | None = None
+    signal_delay_s: int = 120  # before the time limit, when the job saves
+    max_num_timeout: int = 0  # times that a job is requeued at its time limit
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch
+    array_parallelism: int = 256  # jobs at once, at most
+    setup: list[str] = field(default_factory=list)  # commands before srun
+
+    def slots(self) -> None:
+        require(find_spec("submitit") is not None, "hydra/launcher=slurm", "find submitit installed: pip install 'nocap[slurm]'", "none")
+
+    def cluster(self, folder: Path) -> Cluster:
+        import submitit
+
+        asked = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "target", "max_num_timeout")}
+        try:
+            executor = submitit.AutoExecutor(folder / "%j", cluster="slurm", slurm_max_num_timeout=self.max_num_timeout)
+            executor.update_parameters(**{name if name in EVERY else f"slurm_{name}": value for name, value in asked.items()})
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}") from error
+        return Jobs(executor, asked)
+
+
+class Jobs:
+    """What was handed over since the last look becomes arrays of jobs."""
+
+    restarts = 0  # Slurm requeues them itself
+
+    def __init__(self, executor: Any, asked: Mapping[str, Any]) -> None:
+        self._executor, self._asked, self._new = executor, asked, list[Submitted]()
+        self.one_log = asked["stderr_to_stdout"]
+
+    def describe(self, runs: Sequence[Run]) -> str:
+        return f"slurm: a job of {self._asked['timeout_min']} min a cell, {self._asked['array_parallelism']} at once at most"
+
+    def submit(self, job: Job) -> Submitted:
+        self._new.append(made := Submitted(self, job))
+        return made
+
+    def send(self) -> None:
+        while self._new:
+            part, self._new = self._new[:MOST_JOBS], self._new[MOST_JOBS:]
+            try:
+                for made, job in zip(part, self._executor.submit_array([made.job.train for made in part]), strict=True):
+                    made.sent = job
+            except Exception as error:  # submitit's, of no class of their own: sbatch has refused the array
+                for made in part:
+                    made.end = End(reason=_last_line(error))
+
+    def close(self) -> None:
+        pass
+
+
+class Submitted:
+    """A job of Slurm's."""
+
+    def __init__(self, cluster: Jobs, job: Job) -> None:
+        self._cluster, self.job = cluster, job
+        self.sent: Any = None
+        self.end: End | None = None
+
+    def poll(self) -> End | None:
+        self._cluster.send()
+        if self.end is None and self.sent.done():
+            error = self.sent.exception()
+            printed = last_words(self.sent.stdout() if self._cluster.one_log else self.sent.stderr())
+            self.end = End(reason=printed if error is None else _last_line(error))
+        return self.end
+
+    def stop(self) -> None:
+        """It goes on as it is: Slurm's jobs outlive the command that handed them over."""
+        self._cluster.send()
+        self.end = self.end or End(reason=f"goes on as Slurm's job {self.sent.job_id}")
+
+
+def _last_line(error: Exception) -> str:
+    lines = re.findall(r"\S.*", str(error))
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
