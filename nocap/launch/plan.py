@@ -20,9 +20,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
-from nocap.launch.init_checkpoint import InitCheckpoint, init_checkpoint
-from nocap.launch.sources import located
-from nocap.launch.teachers import Teacher, teachers
+from nocap.launch.sources import Source, init_checkpoint, located, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.find import of_identity
 from nocap.store.git import uncommitted
@@ -47,8 +45,8 @@ class Plan:
     parts: dict[str, Any]
     identity: str
     run_dir: Path
-    init: InitCheckpoint | None = None  # what it begins from
-    teachers: dict[str, Teacher] = field(default_factory=dict)  # what it learns from, by the option that does
+    init: Source | None = None  # what it begins from
+    teachers: dict[str, Source] = field(default_factory=dict)  # what it learns from, by the option that does
     options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option, for people
     grid: str | None = None  # the grid that starts it
     swept: tuple[str, ...] = ()  # the groups and keys that set it apart from the runs beside it
