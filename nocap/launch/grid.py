@@ -103,7 +103,8 @@ def check(
         bad.append((f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid"))
     if bad:
         raise RefusedError(_refusal(bad, len(cells)))
-    ordered = _distinct(_by_seed(found), log)
+    seeds = list(dict.fromkeys(cell.plan.run.seed for cell in found))
+    ordered = _distinct(sorted(found, key=lambda cell: seeds.index(cell.plan.run.seed)), log)
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
     named = tuple(replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered)
     return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
@@ -137,13 +138,6 @@ def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
     if len(bad) == total and len({reason for _, reason in bad}) == 1:
         return [f"{bad[0][1]} (all {total} cells; none was trained)"]
     return [*(f"{label}: {reason}" for label, reason in bad), f"{len(bad)} of {total} cells refused; none was trained"]
-
-
-def _by_seed(cells: Iterable[Cell]) -> list[Cell]:
-    seeds: dict[int, list[Cell]] = {}
-    for cell in cells:
-        seeds.setdefault(cell.plan.run.seed, []).append(cell)
-    return [cell for block in seeds.values() for cell in block]
 
 
 def _distinct(cells: Iterable[Cell], log: Callable[[str], None]) -> list[Cell]:

@@ -167,9 +167,7 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     if chosen == "basic":
         require(keys == {"_target_": BASIC}, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", keys)
         return None
-    require(
-        "_target_" not in keys, "hydra/launcher", "be basic, pool, slurm or ray, or an option from outside: Hydra's are not run", chosen
-    )
+    require("_target_" not in keys, "hydra/launcher", "be basic, pool, slurm or ray, or from outside: Hydra's are not run", chosen)
     typed = OmegaConf.create({"hydra": {"launcher": plain.option("launcher", "hydra.launcher", keys)}})
     OmegaConf.update(typed, "hydra.launcher", keys, merge=True)
     option = OmegaConf.to_object(typed.hydra.launcher)

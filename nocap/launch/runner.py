@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -175,16 +175,14 @@ class _Sent:
 
 def left_by(cell: Cell, reason: str) -> Result:
     """How a cell ended that another machine trained, from its record; `reason`: why it has none."""
+    if (result := ended(cell)) is not None:
+        return replace(result, trained=True)
     try:
-        done = outcome(cell.plan)
-        summary = done or read_json(cell.plan.run_dir / SUMMARY)
+        summary = read_json(cell.plan.run_dir / SUMMARY) or {"status": "waiting", "error": reason}
     except ValueError as error:
-        return Result(status="failed", reason=str(error))
-    if summary is None:
-        return Result(status="waiting", reason=reason)
-    if done is None and summary.get("status") in ENDED:
-        return Result(status="failed", reason="its record is damaged; the same command mends it")
-    return Result(status=summary["status"], trained=True, summary=summary, reason=summary.get("error"))
+        summary = {"status": "failed", "error": str(error)}
+    status = "failed" if summary["status"] in ENDED else summary["status"]  # it is damaged, and the same command mends it
+    return Result(status=status, trained=True, summary=summary, reason=summary.get("error"))
 
 
 class Runner:

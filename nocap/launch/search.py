@@ -261,7 +261,6 @@ class Searching:
     def __init__(self, search: Search, space: Space, *, fixed: Sequence[str], compose: Compose) -> None:
         """`fixed`: the overrides of every trial. The space's first end decides the precision and compilation of all."""
         require(bool(space), "search", "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'", "no such override")
-        require("seed" not in space, "seed", "be left to search.seed: every trial has the same", "a sweep")
         self.search, self.space, self.fixed = search, space, (*fixed, f"seed={search.seed}")
         self._datasets, self._trials, self._losses = Datasets(), list[Trial](), dict[str, float]()
         self.results, self.stopped = dict[str, Result](), False  # identity → how a run ended, of this process

@@ -101,10 +101,8 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
     """
     if run.trainer.init_from is None:
         return None
-    path, rule = (
-        expanded(run.trainer.init_from).absolute(),
-        "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80",
-    )
+    path = expanded(run.trainer.init_from).absolute()
+    rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80"
     step = step_of(path)
     if step is None or not path.is_dir():
         raise ValueError(f"{KEY} must {rule}, got {path}")
@@ -126,12 +124,12 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
     base = load(folder / "config.yaml")
     own, other = (dict(flat(side)) for side in (parts, {**recorded, "config": config_that_counts(base)}))
     for key in dict.fromkeys([*own, *other]):
-        value, theirs = (side.get(key, "nothing") for side in (own, other))
-        same = value == theirs or FREE.match(key) or key.startswith("init.")
-        require(bool(same), KEY, f"be of a run with this one's {key.removeprefix('config.')} ({value})", f"{theirs} in {folder}")
+        value, base_value = (side.get(key, "nothing") for side in (own, other))
+        same = value == base_value or FREE.match(key) or key.startswith("init.")
+        require(bool(same), KEY, f"be of a run with this one's {key.removeprefix('config.')} ({value})", f"{base_value} in {folder}")
     for earlier in range(step):
-        rate, theirs = (one.schedule.multiplier(step=earlier, steps=one.trainer.steps) for one in (run, base))
+        rate, base_rate = (side.schedule.multiplier(step=earlier, steps=side.trainer.steps) for side in (run, base))
         rule = f"be of a run with this one's learning rate before the branch at step {step} ({rate:g} of the peak at step {earlier})"
-        require(rate == theirs, KEY, rule, f"{theirs:g} in {folder}")
+        require(rate == base_rate, KEY, rule, f"{base_rate:g} in {folder}")
     names = {"path": str(path), "step": step, "identity": str(manifest.get("identity"))}
     return Source(path=path, part=part, record=names, seconds=float(sum(state["clock_s"].values())))
