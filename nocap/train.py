@@ -58,7 +58,7 @@ def _main() -> None:
             from nocap.study.sessions import SessionError
 
             try:
-                raise SystemExit(multirun(flags.overrides, look=render))
+                raise SystemExit(multirun(flags.overrides, look=render, zipped=flags.zip))
             except SessionError as error:
                 print(f"nocap: {error}", file=sys.stderr)
                 raise SystemExit(EXIT_CODES["failed"]) from error
@@ -70,7 +70,7 @@ def _main() -> None:
         else:
             from nocap.launch.multirun import multirun
 
-            raise SystemExit(multirun(flags.overrides))
+            raise SystemExit(multirun(flags.overrides, zipped=flags.zip, fail_fast=flags.fail_fast, detach=flags.detach))
 
 
 if __name__ == "__main__":

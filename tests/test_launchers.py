@@ -167,14 +167,23 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster: Path, tm
 
 @needs_submitit
 @pytest.mark.slow
-def test_a_command_that_is_stopped_leaves_its_jobs_to_slurm(cluster: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster: Path, tmp_path: Path, door: Door) -> None:
     out = tmp_path / "out"
-    running = Background(out, *SMALL, "trainer.steps=100", "trainer.val_tokens=1024", "seed=0", "hydra/launcher=slurm")
+    words = (*SMALL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0,1", "hydra/launcher=slurm")
+    running = Background(out, *words)
     wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
-    done = running.end(signal.SIGINT)
-    assert (done.code, "1 not started" in done.out) == (75, True), done
-    assert "goes on as Slurm's job 1" in done.out
-    wait_until(lambda: [s["status"] for s in summaries(out).values()] == ["finished"], "the job's end")
+    stopped = running.end(signal.SIGINT)
+    assert (stopped.code, "goes on as Slurm's job 1_1" in stopped.out) == (75, True), stopped
+    left = door("--multirun", "--detach", *words, f"output_dir={out}")
+    assert (left.code, "2 not started" in left.out) == (75, True), left
+    assert "goes on as Slurm's job 1_0" in left.out
+    done = door("--multirun", *words, f"output_dir={out}", timeout=300)
+    assert (done.code, "2 finished" in done.out) == (0, True), done
+    assert {s["attempts"] for s in summaries(out).values()} == {1}
+    assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
+    refused = door("--multirun", "--detach", *CELL, "seed=0", f"output_dir={out}")
+    assert (refused.code, refused.err.startswith("nocap: --detach must be given with hydra/launcher=slurm")) == (2, True)
 
 
 @needs_submitit

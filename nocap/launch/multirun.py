@@ -30,6 +30,7 @@ from nocap.launch.runner import JOBS, Runner
 from nocap.launch.tracked import track_grid, upload_all
 from nocap.options.launcher import Launcher, OfCluster, Slots
 from nocap.options.launcher.pool import One
+from nocap.options.launcher.slurm import Slurm
 from nocap.store.verify import SUMMARY
 
 if TYPE_CHECKING:
@@ -38,8 +39,17 @@ if TYPE_CHECKING:
 Results = dict[str, Result]  # by identity
 
 
-def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = None) -> int:
-    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
+def multirun(
+    overrides: Sequence[str],
+    *,
+    look: Callable[[Grid], str] | None = None,
+    zipped: bool = False,
+    fail_fast: bool = False,
+    detach: bool = False,
+) -> int:
+    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code. `zipped`: what is swept goes in
+    pairs, but for seeds. `fail_fast`: the first cell that fails stops the others. `detach`: leave the cells to Slurm once they are handed
+    over; the same command later reports.
 
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
@@ -54,8 +64,10 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
         slots = One() if launcher is None else launcher.slots()
         cells = _overrides(config, given)
         if searched is not None:
+            require(not (zipped or fail_fast or detach), "search", "be given without --zip, --fail-fast and --detach", "one of them")
             return _search(searched, cells, slots)
-        grid = _check(cells, launcher)
+        require(not detach or isinstance(launcher, Slurm), "--detach", "be given with hydra/launcher=slurm", "another launcher")
+        grid = _check(cells, launcher, zipped=zipped)
     except KeyboardInterrupt:
         print("nocap: stopped before the first cell", file=sys.stderr)
         return EXIT_CODES["preempted"]
@@ -69,20 +81,21 @@ def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = N
     executor = cluster or slots or One()
     if done < total and (about := executor.describe([cell.plan.run for cell in grid.cells])):
         print(about, flush=True)
-    runner = Runner(grid, slots=slots or One(), cluster=cluster)
+    runner = Runner(grid, slots=slots or One(), cluster=cluster, fail_fast=fail_fast, detach=detach)
     try:
         results = runner.run()
     finally:
         if cluster is not None:
             cluster.close()
-    return _report(grid, results, stopped=runner.stopping)
+    code = _report(grid, results, stopped=runner.stopping)
+    return EXIT_CODES["failed"] if fail_fast and any(result.status == "failed" for result in results.values()) else code
 
 
-def _check(overrides: Sequence[Override], launcher: Launcher | None) -> Grid:
+def _check(overrides: Sequence[Override], launcher: Launcher | None, *, zipped: bool) -> Grid:
     """The grid's cells, as runs on the machine that will train them."""
     sweeps = [override for override in overrides if override.is_sweep_override()]
     _check_size(sweeps)
-    cells, swept = list(itertools.product(*map(_words, overrides))), [one.key_or_group for one in sweeps]
+    cells, swept = _cells(overrides, zipped=zipped), [one.key_or_group for one in sweeps]
     if not isinstance(launcher, OfCluster):
         return check(cells, swept=swept, compose=composed, log=print)
     target = launcher.target
@@ -100,6 +113,18 @@ def _check(overrides: Sequence[Override], launcher: Launcher | None) -> Grid:
         for cell in grid.cells
     ]
     return replace(grid, cells=tuple(pinned))
+
+
+def _cells(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
+    """Every combination of what is swept; with `zipped` the first values together, the second, and so on, each with every seed."""
+    words = [_words(override) for override in overrides]
+    paired = [one.is_sweep_override() and one.key_or_group != "seed" for one in overrides]
+    if not zipped or not any(paired):
+        return list(itertools.product(*words))
+    lists, rest = list(itertools.compress(words, paired)), [values for values, pair in zip(words, paired, strict=True) if not pair]
+    lengths = [len(values) for values in lists]
+    require(len(set(lengths)) == 1, "--zip", "be given lists of one length", lengths)
+    return [(*one, *row) for row in zip(*lists, strict=True) for one in itertools.product(*rest)]
 
 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine

@@ -195,11 +195,13 @@ class Runner:
         watch: Callable[[Cell, str], None] = lambda cell, event: None,
         more: Callable[[], Sequence[Cell]] = tuple,
         total: int = 0,
+        fail_fast: bool = False,
+        detach: bool = False,
     ) -> None:
         """On `slots` of this machine, or as jobs of a `cluster`. `watch` is told of each cell that it is `begun`, before its worker starts,
         and then how it ended. `more`: asked for cells beyond the grid's while none waits and there is room for one; with them there may be
-        `total`."""
-        self._watch, self._more = watch, more
+        `total`. `fail_fast`: the first that fails stops the others. `detach`: leave the cluster once it has them."""
+        self._watch, self._more, self._fail_fast, self._detach = watch, more, fail_fast, detach
         self.stopping = False  # whether a request to stop came
         self._progress = Progress(grid, total=total, bars=cluster is None)
         self._executor: Executor
@@ -221,6 +223,8 @@ class Runner:
                 while self._running or (not self.stopping and (self._waiting or self._held or self._asked_for_more())):
                     if not self.stopping:
                         self._start_what_fits()
+                    if self._detach and not self.stopping:
+                        self._stop(0)
                     self._collect()
                     self._progress.update([work.cell for work in self._running])
                     time.sleep(self._executor.poll_s if self._running or self._held else 0)
@@ -290,6 +294,8 @@ class Runner:
         self._results[cell.plan.identity] = result
         self._progress.ended(cell, result)
         self._watch(cell, result.status)
+        if self._fail_fast and result.status == "failed" and not self.stopping:
+            self._stop(0)
 
 
 class Progress:

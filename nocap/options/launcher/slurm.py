@@ -57,7 +57,7 @@ class Slurm(OfCluster):
             executor.update_parameters(**{name if name in EVERY else f"slurm_{name}": value for name, value in asked.items()})
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}") from error
-        return Jobs(executor, asked)
+        return Jobs(executor, folder / "%j", asked)
 
 
 class Jobs:
@@ -65,8 +65,8 @@ class Jobs:
 
     restarts = 0  # Slurm requeues them itself
 
-    def __init__(self, executor: Any, asked: Mapping[str, Any]) -> None:
-        self._executor, self._asked, self._new = executor, asked, list[Submitted]()
+    def __init__(self, executor: Any, folder: Path, asked: Mapping[str, Any]) -> None:
+        self._executor, self._folder, self._asked, self._new = executor, folder, asked, list[Submitted]()
         self.one_log = asked["stderr_to_stdout"]
 
     def describe(self, runs: Sequence[Run]) -> str:
@@ -77,11 +77,21 @@ class Jobs:
         return made
 
     def send(self) -> None:
-        while self._new:
-            part, self._new = self._new[:MOST_JOBS], self._new[MOST_JOBS:]
+        """Hand over what is new, unless a job of an earlier command still has it."""
+        from submitit import SlurmJob
+
+        new, self._new = self._new, []
+        for made in new:  # all are known before the first is asked for: then one call of sacct answers for all
+            made.sent = SlurmJob(self._folder, made.number.read_text()) if made.number.is_file() else None
+        for made in new:
+            if made.sent is not None and (made.sent.state == "UNKNOWN" or made.sent.done()):
+                made.sent = None
+        todo = [made for made in new if made.sent is None]
+        for part in (todo[first : first + MOST_JOBS] for first in range(0, len(todo), MOST_JOBS)):
             try:
-                for made, job in zip(part, self._executor.submit_array([made.job.train for made in part]), strict=True):
-                    made.sent = job
+                for made, sent in zip(part, self._executor.submit_array([made.job.train for made in part]), strict=True):
+                    made.sent = sent
+                    made.number.write_text(sent.job_id)
             except Exception as error:  # submitit's, of no class of their own: sbatch has refused the array
                 for made in part:
                     made.end = End(reason=_last_line(error))
@@ -95,6 +105,7 @@ class Submitted:
 
     def __init__(self, cluster: Jobs, job: Job) -> None:
         self._cluster, self.job = cluster, job
+        self.number = job.log.with_suffix(".job")  # holds that of Slurm
         self.sent: Any = None
         self.end: End | None = None
 
