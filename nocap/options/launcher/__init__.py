@@ -60,7 +60,7 @@ class Launcher(Option):
 class OfCluster(Launcher):
     """A launcher of other machines."""
 
-    target: Target = field(default_factory=Target)
+    target: Target = field(default_factory=Target)  # the machines that the jobs run on, as target.device, target.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

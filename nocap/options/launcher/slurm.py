@@ -22,23 +22,23 @@ class Slurm(OfCluster):
     """`hydra/launcher=slurm`: a job of Slurm for each cell, which saves near its time limit, and is requeued"""
 
     kind: str = "slurm"
-    timeout_min: int = key(ge=1, le=10**6, default=60)
-    cpus_per_task: int | None = None
-    gpus_per_node: int | None = None
-    mem_gb: int | None = None
-    name: str = "nocap"
-    stderr_to_stdout: bool = False
-    partition: str | None = None
-    qos: str | None = None
-    comment: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    gres: str | None = None
-    cpus_per_gpu: int | None = None
-    gpus_per_task: int | None = None
-    mem_per_gpu: str | None = None
-    mem_per_cpu: str | None = None
-    account: str | None = None
+    timeout_min: int = key(ge=1, le=10**6, default=60)  # of a job
+    cpus_per_task: int | None = None  # cores of a job
+    gpus_per_node: int | None = None  # GPUs of a job
+    mem_gb: int | None = None  # memory of a job
+    name: str = "nocap"  # of the jobs
+    stderr_to_stdout: bool = False  # one log a job
+    partition: str | None = None  # of the nodes
+    qos: str | None = None  # quality of service
+    comment: str | None = None  # kept with the jobs
+    constraint: str | None = None  # features that the nodes must have
+    exclude: str | None = None  # nodes that are left out
+    gres: str | None = None  # generic resources, as gpu:h100:1
+    cpus_per_gpu: int | None = None  # cores
+    gpus_per_task: int | None = None  # GPUs of a job
+    mem_per_gpu: str | None = None  # as 80G
+    mem_per_cpu: str | None = None  # as 4G
+    account: str | None = None  # that is charged
     signal_delay_s: int = 120  # before the time limit, when the job saves
     max_num_timeout: int = 0  # times that a job is requeued at its time limit
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch
