@@ -56,7 +56,7 @@ def _main() -> None:
             from nocap.launch.multirun import multirun
             from nocap.study.preview import of_grid
 
-            raise SystemExit(multirun(flags.overrides, look=of_grid))
+            raise SystemExit(multirun(flags.overrides, look=of_grid, zipped=flags.zip))
         elif not flags.grid:
             cell.single(flags.overrides)
         elif "RANK" in os.environ:
@@ -65,7 +65,7 @@ def _main() -> None:
         else:
             from nocap.launch.multirun import multirun
 
-            raise SystemExit(multirun(flags.overrides))
+            raise SystemExit(multirun(flags.overrides, zipped=flags.zip, fail_fast=flags.fail_fast, detach=flags.detach))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.config import hardware
 from nocap.config.compose import composed
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.plan import plan, undecided
+from nocap.launch.plan import plan
 from tests.attempts import spawn, steady
 from tests.conftest import SMALL, Finished, called
 
@@ -55,13 +54,13 @@ class Trained:
 
 
 def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
-    """A grid that other machines will train."""
-    found = []
-    with hardware.elsewhere(True):
-        for words in cells:
-            made = composed([*SMALL, f"output_dir={tmp_path}", *words])
-            found.append(Cell(overrides=made.overrides, label="", plan=undecided(plan(made.run, choices=made.choices), made.defaults)))
-    return Grid(name="g", folder=tmp_path / "grids" / "g", swept=(), cells=tuple(found), keys=tuple(c.plan.identity for c in found))
+    """A grid whose cells nobody has trained."""
+    made = [composed([*SMALL, f"output_dir={tmp_path}", *words]) for words in cells]
+    found = [
+        Cell(overrides=one.overrides, label=" ".join(words), plan=plan(one.run, choices=one.choices))
+        for one, words in zip(made, cells, strict=True)
+    ]
+    return Grid(name="g", folder=tmp_path / "grids" / "g", swept=(), cells=tuple(found))
 
 
 def train_small_grid(out: Path, cache_dir: Path) -> Trained:

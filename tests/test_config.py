@@ -469,7 +469,9 @@ def test_help_shows_values_choices_and_comments_of_the_chosen(monkeypatch: pytes
 
 
 def test_the_sweeps_that_help_shows_are_sweeps() -> None:
-    words = [shlex.split(shown)[0] for shown in re.findall(r"^  (\S.*?)  ", GRIDS, re.M) if not shown.startswith(("search=", "hydra/"))]
+    words = [
+        shlex.split(shown)[0] for shown in re.findall(r"^  (\S.*?)  ", GRIDS, re.M) if not shown.startswith(("search=", "hydra/", "--"))
+    ]
     parsed = OverridesParser.create().parse_overrides(words)
     assert [one.is_sweep_override() for one in parsed] == [True] * 4
 

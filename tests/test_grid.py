@@ -144,6 +144,28 @@ def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path: P
     assert {seed for _, _, seed in arms} == {0}
 
 
+def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path: Path) -> None:
+    seen = list[Grid]()
+    words = [*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2", "seed=0,1", f"output_dir={tmp_path}"]
+    assert multirun(words, zipped=True, look=lambda grid: seen.append(grid) or "") == 0  # type: ignore[func-returns-value]
+    arms = [("attention=flash", 0.1), ("attention=gqa", 0.2)]
+    found = [(cell.overrides, cell.plan.run.optimizer.lr, cell.plan.run.seed) for cell in seen[0].cells]
+    assert [(lr, seed) for _, lr, seed in found] == [(lr, seed) for seed in (0, 1) for _, lr in arms]
+    assert all(arms[n % 2][0] in overrides for n, (overrides, _, _) in enumerate(found))
+    with pytest.raises(ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"):
+        multirun([*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2,0.3"], zipped=True)
+
+
+def test_the_first_cell_that_fails_stops_the_others(tmp_path: Path, door: Door) -> None:
+    out = tmp_path / "out"
+    first = checked(out, "seed=0", swept=("seed",)).cells[0].plan.run_dir
+    first.mkdir(parents=True)
+    (first / "checkpoints").write_text("a file where the worker makes a folder")
+    done = door("--multirun", "--fail-fast", *CELL, "seed=0,1,2", f"output_dir={out}")
+    assert (done.code, trained(done.out)) == (1, ["seed=0"])
+    assert "1 failed, 2 not started" in done.out
+
+
 # --- trained, skipped, gone on with ------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,13 +14,12 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.launch import elsewhere
 from nocap.launch.plan import plan
-from nocap.options.launcher import One, Share
-from nocap.options.launcher.pool import Devices
+from nocap.options.launcher import Share
+from nocap.options.launcher.pool import Devices, One
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door
-from tests.grids import ARMS, CELL, Background, Trained, grid_of, records, summaries, train_small_grid
+from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
 from tests.tools import slurm
 
 needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed: pip install 'nocap[slurm]'")
@@ -125,138 +123,99 @@ def test_pool_gives_the_same_records(small_grid: Trained, tmp_path: Path, door: 
     assert records(out) == records(small_grid.out)
 
 
+# --- other machines ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state of a pretended Slurm."""
+    for name, value in slurm.install(tmp_path / "slurm").items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "slurm" / "state"
+
+
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_submitit_gives_the_same_records(small_grid: Trained, tmp_path: Path, door: Door) -> None:
+def test_slurm_gives_the_same_records(small_grid: Trained, cluster: Path, tmp_path: Path, door: Door) -> None:
     out = tmp_path / "out"
-    words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", "hydra/launcher=submitit_local")
+    words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=two")
     done = door(*words, timeout=300)
     assert (done.code, done.err) == (0, "")
     assert "4 finished; 4 trained now" in done.out
     assert records(out) == records(small_grid.out)
-    jobs = sorted(out.glob("grids/*/.submitit/*"))
     again = door(*words)
     assert "4 cells, 4 done, 0 to train" in again.out
-    assert sorted(out.glob("grids/*/.submitit/*")) == jobs  # nothing was handed over
+    assert len(list(cluster.glob("submitted-*"))) == 1  # one array, and nothing was handed over again
 
 
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_submitit_requeues_a_preempted_job_and_it_resumes(tmp_path: Path) -> None:
+def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster: Path, tmp_path: Path, door: Door) -> None:
     out = tmp_path / "out"
-    running = Background(out, *SMALL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0", "hydra/launcher=submitit_local")
-    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
-    (holder,) = out.glob("runs/*/.lease/*/holder")
-    os.kill(int(holder.read_text().split()[1]), signal.SIGUSR2)  # Slurm's warning, to the job
-    (run_dir,) = out.glob("runs/*")
-    wait_until(lambda: "resuming from step" in (run_dir / "train.log").read_text(), "the requeued job")
-    done = running.end()
-    assert done.code == 0, done.err
-    ((_, summary),) = summaries(out).items()
-    assert (summary["status"], summary["attempts"], summary["steps"]) == ("finished", 2, 400)
-    logs = "".join(path.read_text() for path in out.glob("grids/*/.submitit/*/*_log.*"))
-    assert re.search(r"Requeued job", logs)
-
-
-# --- other machines ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
-def test_a_machine_without_a_gpu_plans_for_those_that_have_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer\.device=cuda needs a "):
-        compose([*SMALL, "trainer.device=cuda"])
-    one, two = grid_of(tmp_path, ("trainer.device=cuda", "seed=0"), ("trainer.device=cuda", "seed=1")).cells
-    assert one.plan.identity != two.plan.identity
-
-
-def test_a_cells_key_is_the_same_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = (), ("trainer.precision=fp32",), ("trainer.precision=bf16",), ("seed=7",)
-    here = grid_of(tmp_path, *cells)
-    monkeypatch.setattr(hardware, "_cpu", lambda: ("Another CPU", frozenset({"avx512_bf16"})))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(61)))
-    assert grid_of(tmp_path, *cells).keys == here.keys
-    assert len(set(here.keys)) == 3  # what a key names counts, and SMALL names fp32
-
-
-def test_a_grid_finds_the_runs_that_its_cells_became(tmp_path: Path) -> None:
-    grid = grid_of(tmp_path, ("seed=0",), ("seed=1",))
-    grid.folder.mkdir(parents=True)
-    grid.write()
-    there = plan(compose([*SMALL, f"output_dir={tmp_path}", "seed=1"]), choices={"model": "nano"})
-    elsewhere.note(grid.folder, grid.cells[1].overrides, there)
-    first, second = elsewhere.decided(grid).cells
-    assert first == grid.cells[0]
-    assert (second.plan.identity, second.plan.run_dir) == (there.identity, there.run_dir)
-    path = grid.folder / elsewhere.CELLS / f"{grid.keys[1]}.json"
-    path.write_text(json.dumps({"identity": there.identity, "run": f"../../{there.run_dir.name}", "arm": "x"}))
-    with pytest.raises(ValueError, match="must name a run and its identity"):
-        elsewhere.decided(grid)
-
-
-def test_cells_beyond_an_array_are_handed_over_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that is killed takes none of the later ones with it."""
-    monkeypatch.setattr(elsewhere, "MOST_JOBS", 2)
-    grid, handed = grid_of(tmp_path, *((f"seed={n}",) for n in range(5))), []
-
-    class Launcher:
-        def launch(self, words: list[list[str]], first: int) -> None:
-            handed.append((first, [word.partition("'")[2][:-1] for line in words for word in line if word.startswith("+cell=")]))
-            if first == 0:
-                raise RuntimeError("killed")
-
-    grid.folder.mkdir(parents=True)
-    _, results, stopped = elsewhere.train(grid, Launcher())  # type: ignore[arg-type]
-    assert handed == [(first, list(grid.keys[first : first + 2])) for first in (0, 2, 4)]
-    assert {result.status for result in results.values()} == {"waiting"}
-    assert not stopped
-
-
-@needs_submitit
-@pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no other hardware than one core")
-def test_slurm_decides_where_a_cell_runs_requeues_and_resumes(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node has one core, and this machine more: it plans no run of its own."""
-    for name, value in slurm.install(tmp_path / "slurm").items():
-        monkeypatch.setenv(name, value)
-    out = tmp_path / "out"
-    small = [word for word in SMALL if not word.startswith("trainer.threads")]
-    words = (*small, "trainer.steps=100", "trainer.val_every=0", "trainer.checkpoint_every=50", "seed=0,1")
-    words = (*words, "hydra/launcher=submitit_slurm", "hydra.launcher.max_num_timeout=1")
+    words = (*SMALL, "trainer.steps=100", "trainer.val_every=0", "trainer.checkpoint_every=50", "seed=0,1")
+    words = (*words, "hydra/launcher=slurm", "hydra.launcher.max_num_timeout=1")
     running = Background(out, *words)
     wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*-s0-*/metrics.jsonl")), "a row")
-    (tmp_path / "slurm" / "state" / "limit-1_0").touch()
+    (cluster / "limit-1_0").touch()
     done = running.end()
     assert (done.code, done.err) == (0, "")
     assert "2 cells, 0 done, 2 to train" in done.out
-    assert "decided there: device, precision, compilation and threads" in done.out
     assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == {0: ("finished", 2), 1: ("finished", 1)}
-    for path in out.glob("runs/*/manifest.json"):
-        assert json.loads(path.read_text())["parts"]["environment"]["threads"] == 1
-    again = door("--multirun", *words, f"output_dir={out}")
-    assert (again.code, "2 cells, 2 done, 0 to train" in again.out) == (0, True), again
+
+
+@needs_submitit
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster: Path, tmp_path: Path, door: Door) -> None:
+    out = tmp_path / "out"
+    words = (*SMALL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0,1", "hydra/launcher=slurm")
+    running = Background(out, *words)
+    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
+    stopped = running.end(signal.SIGINT)
+    assert (stopped.code, "goes on as Slurm's job 1_1" in stopped.out) == (75, True), stopped
+    left = door("--multirun", "--detach", *words, f"output_dir={out}")
+    assert (left.code, "2 not started" in left.out) == (75, True), left
+    assert "goes on as Slurm's job 1_0" in left.out
+    done = door("--multirun", *words, f"output_dir={out}", timeout=300)
+    assert (done.code, "2 finished" in done.out) == (0, True), done
+    assert {s["attempts"] for s in summaries(out).values()} == {1}
+    assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
+    refused = door("--multirun", "--detach", *CELL, "seed=0", f"output_dir={out}")
+    assert (refused.code, refused.err.startswith("nocap: --detach must be given with hydra/launcher=slurm")) == (2, True)
 
 
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
-def test_each_partition_of_slurm_decides_for_its_nodes(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in slurm.install(tmp_path / "slurm").items():
-        monkeypatch.setenv(name, value)
+def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster: Path, tmp_path: Path, door: Door) -> None:
     out = tmp_path / "out"
-    small = [word for word in CELL if not word.startswith("trainer.threads")]
-    words = ("--multirun", *small, "seed=0", f"output_dir={out}", "hydra/launcher=submitit_slurm")
-    done = door(*words, "trainer.device=cpu,cuda", "hydra.launcher.partition=one")
-    assert (done.code, "1 finished, 1 not started" in done.out) == (1, True), done
-    (line,) = done.err.splitlines()
-    assert line.startswith("nocap: not finished: trainer.device=cuda (")
-    logs = [path.read_text() for path in out.glob("grids/*/.submitit/*/*_log.err")]
-    assert sum(text.startswith("nocap: trainer.device=cuda needs a ") for text in logs) == 1, logs
-    done = door(*words, "hydra.launcher.partition=two")
+    small = [word for word in CELL if not word.startswith(("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile"))]
+    target = ("hydra.launcher.target.device=cuda", "hydra.launcher.target.name='NVIDIA H100'", "hydra.launcher.target.torch='9.9'")
+    words = ("--multirun", *small, "seed=0", f"output_dir={out}", "hydra/launcher=slurm")
+    done = door(*words, *target)
+    assert (done.code, "1 not started" in done.out) == (1, True), done
+    assert re.search(r"not finished: the only cell|not finished: .* \(trainer\.device=cuda needs a ", done.err), done.err
+    cpu = [f"hydra.launcher.target.{word}" for word in ("device=cpu", "name=Another", "threads=1", "precision=fp32", "compile=off")]
+    done = door(*words, *cpu)
+    assert (done.code, "1 not started" in done.out) == (1, True), done
+    assert re.search(r"hydra\.launcher\.target must be the machine where the job runs \(.*, 1\), got .*, Another, 1", done.err), done.err
+    done = door(*words, *cpu[:1], *cpu[2:])
     assert (done.code, done.err) == (0, ""), done
-    found = {json.loads(path.read_text())["parts"]["environment"]["threads"] for path in out.glob("runs/*/manifest.json")}
-    assert found == {1, min(2, len(os.sched_getaffinity(0)))}
-    done = door(*words, "trainer.steps=4", "hydra.launcher.partition=three")
+    done = door(*words, *cpu[2:], "trainer.steps=4", "hydra.launcher.partition=three")
     assert (done.code, "1 not started" in done.out) == (1, True), done
     assert "Invalid partition name specified" in done.err
+
+
+def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path: Path, here: Door) -> None:
+    words = ("--multirun", "--plan", *(word for word in CELL if not word.startswith("trainer.")), "seed=0", "hydra/launcher=ray")
+    done = here(*words, "hydra.launcher.target.name=Other")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("nocap: hydra.launcher.target must state the device of another machine")
+    with hardware.target("NVIDIA H100", "9.9"):
+        parts = plan(
+            compose(["model=nano", "tracker=none", "data=synthetic", "trainer.device=cuda", f"output_dir={tmp_path}"]), choices={}
+        ).parts
+    assert parts["environment"] == {"torch": "9.9", "device": "NVIDIA H100", "threads": None}
+    assert (parts["config"]["trainer"]["precision"], parts["config"]["trainer"]["compile"]) == ("bf16", "regional")

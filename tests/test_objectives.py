@@ -196,7 +196,7 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(teacher: str, un
     copy = shutil.copytree(teacher, tmp_path / "copies" / Path(teacher).name)
     one, other = (plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy))
     assert one.identity == other.identity
-    assert one.teachers["ideas.distill"].train_s == clock["train"] + clock["data"]
+    assert one.teachers["ideas.distill"].seconds == clock["train"] + clock["data"]
     sums = next((copy / "checkpoints").iterdir()) / "manifest.json"
     sums.write_text(sums.read_text().replace(json.loads(sums.read_text())["model.safetensors"], "0" * 64))
     assert plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}).identity != one.identity

@@ -122,7 +122,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def head_of_record(folder: Path, planned: Plan) -> None:
     tagged = compose([*SMALL, "tracker=wandb"]).tracker
     tagged.tags, tagged.group = [text for text in TEXTS if "\n" not in text], TEXTS[0]
-    init = type("Init", (), {"record": {"path": TEXTS[0]}, "clock_s": 0.0})()
+    init = type("Init", (), {"record": {"path": TEXTS[0]}, "seconds": 0.0})()
     moved = replace(planned, run_dir=folder, run=replace(planned.run, tracker=tagged), init=init, name=TEXTS[1])
     head.write_record_head(moved)
     config = yaml.safe_load((folder / "config.yaml").read_text())

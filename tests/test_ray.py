@@ -9,42 +9,34 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nocap.launch import jobs
-from nocap.launch.jobs import _job
+from nocap.config.compose import compose
+from nocap.config.run import Run
+from nocap.config.trainer import Device
+from nocap.launch.runner import Runner
 from nocap.options.launcher import End, Job
 from nocap.options.launcher.ray import Ray, _task, at_once, needs
 from nocap.store.checkpoints import saved_steps
 from tests.attempts import processes, wait_until
-from tests.conftest import Door, rows_of
+from tests.conftest import SMALL, Door, rows_of
 from tests.grids import CELL, Background, grid_of, summaries
 
 WHY = "ray is not installed: pip install 'nocap[ray]'"
 
 
-def job(tmp_path: Path, *words: str) -> Job:
-    grid = grid_of(tmp_path, words)
-    return _job(grid.folder, grid.keys[0], grid.cells[0])
-
-
 @pytest.mark.parametrize(
-    ("words", "gpus", "cpus_and_gpus"),
-    [
-        (("trainer.device=cpu", "trainer.threads=2", "trainer.devices=2"), True, (4, 0)),
-        (("trainer.threads=2",), False, (2, 0)),
-        (("trainer.threads=2",), True, (2, 1)),  # no device is named, and the cluster has GPUs
-        (("trainer.device=cuda", "trainer.devices=2", "trainer.threads=1"), False, (2, 2)),
-    ],
+    ("device", "threads", "devices", "cpus_and_gpus"), [("cpu", 2, 2, (4, 0)), ("cpu", 2, 1, (2, 0)), ("cuda", 1, 2, (2, 2))]
 )
-def test_what_a_cell_has_set_aside(tmp_path: Path, words: tuple[str, ...], gpus: bool, cpus_and_gpus: tuple[int, int]) -> None:
-    need = needs(job(tmp_path, *words), gpus=gpus)
-    assert (need["num_cpus"], need["num_gpus"]) == cpus_and_gpus
+def test_what_a_cell_has_set_aside(device: str, threads: int, devices: int, cpus_and_gpus: tuple[int, int]) -> None:
+    run = compose([*SMALL, f"trainer.threads={threads}"])
+    run.trainer.device, run.trainer.devices = Device[device], devices
+    assert tuple(needs(run).values()) == cpus_and_gpus
 
 
 def test_how_many_cells_there_is_room_for() -> None:
@@ -63,18 +55,13 @@ def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPa
     for address in ("127.0.0.1:1", "127.0.0.1:70000"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ValueError, match=rf"^hydra\.launcher\.address must be a running Ray cluster .*, got {address} \(.*\)$"):
-            Ray(address="auto", restarts=0).cluster()
+            Ray(address="auto", restarts=0).cluster(Path())
 
 
 def test_without_ray_the_command_that_installs_it_is_named(here: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nocap.options.launcher.ray.find_spec", lambda name: None)
     done = here("--multirun", *CELL, "seed=0", "hydra/launcher=ray")
     assert (done.code, done.err) == (2, "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n")
-
-
-def test_threads_on_cpus_must_be_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer\.threads must be given with hydra/launcher=ray on CPUs"):
-        needs(replace(job(tmp_path), undecided=("threads",)), gpus=False)
 
 
 @dataclass
@@ -85,53 +72,61 @@ class Losing:
     restarts: int = 3
     stop_at: int | None = None
     started: list[str] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-    stopped: bool = False
+    stopped: list[str] = field(default_factory=list)
 
-    def describe(self, jobs: Sequence[Job]) -> str:
+    def describe(self, runs: Sequence[Run]) -> str:
         return "losing"
 
-    def start(self, job: Job) -> None:
+    def submit(self, job: Job) -> Lost:
         self.started.append(job.key)
-        self.waiting.append(job.key)
-
-    def ended(self) -> list[End]:
-        if len(self.started) == self.stop_at and not self.stopped:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return []
-        ended = [End(key=key, reason="its node died", lost=len(self.started) <= self.lose) for key in self.waiting]
-        self.waiting.clear()
-        return ended
-
-    def stop(self) -> None:
-        self.stopped = True
+        return Lost(self, job.key, len(self.started))
 
     def close(self) -> None:
         pass
 
 
+@dataclass
+class Lost:
+    cluster: Losing
+    key: str
+    number: int
+
+    def poll(self) -> End | None:
+        if self.cluster.stop_at == len(self.cluster.started) and not self.cluster.stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.cluster.stop_at = None
+            return None
+        return End(reason="its node died", lost=self.number <= self.cluster.lose)
+
+    def stop(self) -> None:
+        self.cluster.stopped.append(self.key)
+
+
 def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = grid_of(tmp_path, ("seed=0",))
-    grid.folder.mkdir(parents=True)
+    grid.write()
+    (key,) = (cell.plan.identity for cell in grid.cells)
     cluster = Losing(lose=2)
-    assert not jobs.train(grid, cluster)[2]
-    assert cluster.started == [*grid.keys] * 3  # lost twice, and ended the third time
+    runner = Runner(grid, cluster=cluster)
+    runner.run()
+    assert (cluster.started, runner.stopping) == ([key] * 3, False)  # lost twice, and ended the third time
     printed = capsys.readouterr().out
     assert "lost     " in printed
     assert "its node died; goes on elsewhere (2 of 3)" in printed
     cluster = Losing(lose=9, restarts=1)
-    _, results, stopped = jobs.train(grid, cluster)
-    assert (len(cluster.started), stopped) == (2, False)
+    results = Runner(grid, cluster=cluster).run()
+    assert len(cluster.started) == 2
     assert [(result.status, result.reason) for result in results.values()] == [("waiting", "its node died")]
 
 
 def test_a_request_to_stop_reaches_the_cluster_and_starts_nothing_again(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, ("seed=0",), ("seed=1",))
-    grid.folder.mkdir(parents=True)
+    grid.write()
     cluster = Losing(lose=9, stop_at=4)
-    assert jobs.train(grid, cluster)[2]
-    assert cluster.stopped
-    assert len(cluster.started) == 4
+    runner = Runner(grid, cluster=cluster)
+    runner.run()
+    assert runner.stopping
+    assert (len(cluster.started), sorted(cluster.stopped)) == (4, sorted(cell.plan.identity for cell in grid.cells))
 
 
 def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:

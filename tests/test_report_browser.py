@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from nocap.judge.compare import Comparison
-from nocap.launch import search_report
 from nocap.launch.search import Sampler, Search
 from nocap.report import comparison as report
 from nocap.store.runs import Record
@@ -252,7 +251,7 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr * (1 + run.attention.n_kv_heads))
     found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=8, screen=0.5), LR, "attention=mqa,mha"))
     trials = found.trials()
-    search_report.write(found, trials)
+    found.report()
     tab = Tab(browser, found.grid.folder / "report.html", last="key1")
     n = [sum(loss is not None for loss in losses) for losses in zip(*((one.screened, one.val_loss) for one in trials), strict=True)]
     assert 0 < n[1] <= 4 < n[0] < 8

@@ -18,16 +18,15 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.distributions import FloatDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import create_trial
 
 from nocap.config.compose import Composed, composed
 from nocap.config.flags import asked as flags_asked
-from nocap.launch import search_report, searching
-from nocap.launch.grid import Cell, Grid
+from nocap.launch import search as searching
+from nocap.launch.grid import FILE, Cell, Grid
 from nocap.launch.multirun import multirun
-from nocap.launch.search import Sampler, Search, Space, asked, describe, ends, propose, space_of, words_of
-from nocap.launch.searching import FILE, Searching, Trials
-from nocap.options.launcher import One
+from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, words_of
+from nocap.options.launcher.pool import One
 from nocap.store import lease
 from nocap.store.files import write_file
 from tests.attempts import wait_until
@@ -57,14 +56,13 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["search=tpf"], "search must be one of tpe, random, sobol, got tpf"),
-        (["search.trials=3"], "search must be one of tpe, random, sobol, beside its keys, got none"),
+        (["search=tpf"], "search: Invalid value 'tpf', expected one of [tpe, random, sobol]"),
+        (["search.trials=3"], "search must be given"),
         (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
         (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
         (["search=tpe", "search.screen=1"], "search.screen must be below 1, or null, got 1.0"),
-        (["search=tpe,random"], "search must be one value, got search=tpe,random"),
-        (["search=tpe", "search.seed=[1]"], "search.seed must be one value, got search.seed=[1]"),
-        (["search=tpe", "~search.seed"], "search.seed must be one value, got ~search.seed"),
+        (["search=tpe,random"], "search: Invalid value 'tpe,random', expected one of [tpe, random, sobol]"),
+        (["search=tpe", "search.seed=[1]"], "search.seed: Value '[1]' of type 'ListConfig' could not be converted to Integer"),
         (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
     ],
 )
@@ -123,18 +121,19 @@ MIXED = space(LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "
 PLANE = space("x=interval(0, 1)", "y=interval(0, 1)")
 
 
-def drawn(search: Search, space: Space, n: int, loss: Callable[[dict[str, Any]], float] = lambda params: 0.0) -> list[FrozenTrial]:
-    found: list[FrozenTrial] = []
+def drawn(search: Search, space: Space, n: int, loss: Callable[[Params], float] = lambda params: 0.0) -> list[tuple[Params, float]]:
+    trials: list[tuple[Params, float]] = []
     for _ in range(n):
-        params = propose(search, space, found)
-        found.append(create_trial(params=params, distributions=space, value=loss(params)))  # which refuses what is not in the space
-    return found
+        params = propose(search, space, trials)
+        create_trial(params=dict(params), distributions=space, value=0.0)  # which refuses what is not in the space
+        trials.append((params, loss(params)))
+    return trials
 
 
 @pytest.mark.parametrize("sampler", Sampler)
 def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
     def params(seed: int) -> list[dict[str, Any]]:
-        return [trial.params for trial in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda found: found["a"])]
+        return [params for params, _ in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda found: found["a"])]
 
     n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
     first = params(1)
@@ -145,7 +144,7 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
 
 @pytest.mark.parametrize("sampler", [Sampler.random, Sampler.sobol])
 def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
-    found = [trial.params for trial in drawn(Search(sampler=sampler), MIXED, 128)]
+    found = [params for params, _ in drawn(Search(sampler=sampler), MIXED, 128)]
     assert {one["a"] for one in found} == set(range(1, 9))
     assert {one["c"] for one in found} == {0.0, 0.25, 0.5, 0.75}
     assert {one["attention"] for one in found} == {"flash", "gqa"}
@@ -158,22 +157,22 @@ def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
 
 def test_sobols_points_cover_the_plane():
     """The first 2^m points of the sequence, and each 2^m after them, are a net: one in each box of 4 × 4, of 2 × 8, of 8 × 2, of 16 × 1."""
-    points = np.array([[trial.params["x"], trial.params["y"]] for trial in drawn(Search(sampler=Sampler.sobol), PLANE, 32)])
+    points = np.array([[params["x"], params["y"]] for params, _ in drawn(Search(sampler=Sampler.sobol), PLANE, 32)])
     for half in (points[:16], points[16:]):
         for boxes in ((4, 4), (2, 8), (8, 2), (16, 1), (1, 16)):
             assert len({tuple(box) for box in np.floor(half * boxes).astype(int)}) == 16
-    chance = np.array([[trial.params["x"], trial.params["y"]] for trial in drawn(Search(sampler=Sampler.random), PLANE, 16)])
+    chance = np.array([[params["x"], params["y"]] for params, _ in drawn(Search(sampler=Sampler.random), PLANE, 16)])
     assert len({tuple(box) for box in np.floor(chance * 4).astype(int)}) < 14
 
 
 def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
     bowl = space("x=tag(log, interval(1e-4, 1e-1))", "y=interval(0, 1)", "z=interval(0, 1)")
 
-    def depth(params: dict[str, Any]) -> float:
+    def depth(params: Params) -> float:
         return float((math.log10(params["x"]) + 2.3) ** 2 + (params["y"] - 0.3) ** 2 + (params["z"] - 0.8) ** 2)
 
     def lowest(sampler: Sampler) -> float:
-        ends = [min(trial.value or 0.0 for trial in drawn(Search(sampler=sampler, seed=seed), bowl, 40, depth)) for seed in range(5)]
+        ends = [min(value for _, value in drawn(Search(sampler=sampler, seed=seed), bowl, 40, depth)) for seed in range(5)]
         return float(np.median(ends))
 
     assert lowest(Sampler.tpe) < lowest(Sampler.random) / 2
@@ -183,9 +182,9 @@ def test_a_trial_that_runs_counts_as_bad():
     """Twelve trials say that the bottom is near ½. Two that run there already keep the next one away."""
     line, search = space("x=interval(0, 1)"), Search(sampler=Sampler.tpe, seed=3)
     before = drawn(search, line, 12, lambda params: float((params["x"] - 0.5) ** 2))
-    running = create_trial(state=TrialState.RUNNING, params={"x": 0.5}, distributions=line)
+    running = ({"x": 0.5}, None)
 
-    def away(others: Sequence[FrozenTrial]) -> float:
+    def away(others: Sequence[tuple[Params, float | None]]) -> float:
         seen = [propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)]
         return float(np.median([abs(x - 0.5) for x in seen]))
 
@@ -325,9 +324,8 @@ def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake:
     trials = found.trials()
     assert len(trainer.trained) == 2
     assert [trial.val_loss for trial in trials] == sorted([2.0 if "attention=mqa" in one.words else 3.0 for one in trials])
-    assert len(said) == 4
-    assert all(line.startswith("trained once, it is the same run: trial ") for line in said)
-    listed = search_report.as_json(found, trials)
+    assert said == []
+    listed = json.loads((found.grid.folder / FILE).read_text())
     assert (len(listed["trials"]), len(listed["cells"])) == (6, 2)
 
 
@@ -348,13 +346,10 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, 
     reasons = [line.partition(" cannot be trained, which is its result: ")[2] for line in said]
     assert len(reasons) == list(status.values()).count("refused")
     assert all(reason.startswith("trainer.batch_tokens must be divisible by trainer.micro_batch × ") for reason in reasons)
-    kept = Trials(found.grid.folder / FILE)
-    assert [trial.value == math.inf for trial in kept.all()] == [status[n + 1] != "finished" for n in range(16)]
-    kept.close()
-    names, rows = search_report.rows(found, trials)
+    names, rows = found.table()
     assert (names, len(rows)) == (["trial", "val loss", "optimizer.lr", "trainer.micro_batch", ""], 16)
     assert rows[-1][-1].startswith("cannot be trained: trainer.batch_tokens must")
-    page = search_report.render(found, trials)
+    page = found.page()
     assert "cannot be trained: trainer.batch_tokens must" in page
     assert "Infinity" not in page.partition('id="data">')[2].partition("</script>")[0]
 
@@ -377,11 +372,8 @@ def test_the_best_share_of_shorter_whole_schedules_is_trained_in_whole(tmp_path:
     assert [one.val_loss is not None for one in trials] == [True] * 3 + [False] * 9
     assert [one.number for one in trials[:3]] == [one.number for one in sorted(best, key=lambda trial: trial.val_loss or 0.0)]
     assert all(one.screened is not None and one.status == "finished" for one in trials)
-    kept = Trials(found.grid.folder / FILE)
-    assert {trial.number + 1: trial.value for trial in kept.all()} == {one.number: one.screened for one in trials}
-    kept.close()
-    assert len(search_report.as_json(found, trials)["cells"]) == 3
-    assert search_report.rows(found, trials)[0][2] == "at 0.25 of the steps"
+    assert len(json.loads((found.grid.folder / FILE).read_text())["cells"]) == 3
+    assert found.table()[0][2] == "at 0.25 of the steps"
 
 
 def test_several_trials_at_once_are_each_told(tmp_path: Path, fake: Any):
@@ -394,12 +386,12 @@ def test_several_trials_at_once_are_each_told(tmp_path: Path, fake: Any):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("optimizer.lr=interval(-1, 1)",), "optimizer.lr=-1.0: optimizer.lr must be above 0, got -1.0"),
+        (("optimizer.lr=interval(-1, 1)",), "optimizer.lr must be above 0, got -1.0"),
         (
             ("trainer.batch_tokens=interval(64, 128)",),
-            "trainer.batch_tokens must be whole numbers, as int(interval(…)) draws them, got 64.0 to 128.0",
+            "trainer.batch_tokens: Value '64.0' of type 'float' could not be converted to Integer",
         ),
-        (("trainer.log_every=1,2",), "trainer.log_every must be a key that changes the run, at two values or more, got 1, 2"),
+        (("trainer.log_every=1,2",), "search must be over keys and values that change the run, got trainer.log_every=2"),
         ((), "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))', got no such override"),
     ],
 )
@@ -417,21 +409,16 @@ def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path
     with lease.acquire(found.grid.folder), pytest.raises(lease.HeldError, match="must have one writer"):
         carried(found)
     assert not (found.grid.folder / FILE).exists()
-    write_file(found.grid.folder / FILE, b"not a database" * 1000)
-    with pytest.raises(ValueError, match=rf"{FILE} must be a search's trials, got file is not a database; move it away"):
+    write_file(found.grid.folder / FILE, b"no JSON")
+    with pytest.raises(ValueError, match=rf"{FILE} must hold a JSON object"):
         carried(found)
-    (found.grid.folder / FILE).unlink()
-    (found.grid.folder / FILE).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=rf"{FILE} must be a file, or not be there"):
-        carried(found)
-    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for words, reason in {
         ("seed=0,1", "optimizer.lr=0.1,0.2"): "seed must be left to search.seed=100",
-        ("attention=gqa", "hydra/launcher=submitit_local"): "hydra/launcher must be basic or pool in a search",
+        ("attention=gqa", "hydra/launcher=ray"): "hydra/launcher must be basic or pool in a search",
     }.items():
         with pytest.raises(ValueError, match=f"^{reason}"):
             multirun([*TINY, "search=tpe", *words])
@@ -449,19 +436,19 @@ def test_only_a_search_imports_optuna():
 def test_a_range_ends_before_its_stop():
     (found,) = space("a=range(0, 0.4, 0.1)").values()
     assert isinstance(found, FloatDistribution)
-    assert {trial.params["a"] for trial in drawn(Search(sampler=Sampler.sobol), {"a": found}, 8)} == {0.0, 0.1, 0.2, 0.3}
+    assert {params["a"] for params, _ in drawn(Search(sampler=Sampler.sobol), {"a": found}, 8)} == {0.0, 0.1, 0.2, 0.3}
 
 
 def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
     fake(bowl)
     found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=4)))
-    search_report.write(found, found.trials())
-    assert sorted(path.name for path in found.grid.folder.iterdir()) == ["grid.json", "report.html", FILE]
+    found.report()
+    assert sorted(path.name for path in found.grid.folder.iterdir()) == ["grid.json", "report.html"]
     written = json.loads((found.grid.folder / "grid.json").read_text())
     assert written["search"] == {"sampler": "sobol", "trials": 4, "screen": None, "seed": 100, "seeds": [100]}
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
     assert [cell["seed"] for cell in written["cells"]] == [100] * 4
-    assert [cell["overrides"][-2] for cell in written["cells"]] == [trial["overrides"][0] for trial in written["trials"]]
+    assert [cell["overrides"][-1] for cell in written["cells"]] == [trial["overrides"][0] for trial in written["trials"]]
     losses = [trial["val_loss"] for trial in written["trials"]]
     assert losses == sorted(losses)
     page = (found.grid.folder / "report.html").read_text()
@@ -489,7 +476,7 @@ def test_a_search_in_a_pool_with_screening(tmp_path: Path, door: Door):
     assert space_ == ["  optimizer.lr: 0.0001 to 0.1, log", "  attention: flash, gqa"]
     assert len([one for one in trained(done.out) if "0.5 of its steps" in one]) == 4
     assert len([one for one in trained(done.out) if "0.5 of its steps" not in one]) == 2
-    assert "4 finished; 6 runs trained now" in done.out
+    assert "6 finished; 6 trained now" in done.out
     assert "chosen on seed 100: what the settings are worth, other seeds tell" in done.out
     assert {(summary["seed"], summary["status"]) for summary in summaries(out).values()} == {(100, "finished")}
     found = listed(out)
@@ -552,7 +539,7 @@ def test_a_broken_trial_stops_nobody_and_only_it_runs_again(tmp_path: Path, door
     words = ("--multirun", *CELL, "search=sobol", "search.trials=3", LR, f"output_dir={out}")
     space_, fixed = space(LR), [*CELL, f"output_dir={out}"]
     first = Searching(Search(sampler=Sampler.sobol, trials=3), space_, fixed=fixed, compose=composed)
-    cell = first.cell(words_of(space_, propose(first.search, space_, [])), "", share=None)
+    cell = first.cell(1, words_of(space_, propose(first.search, space_, [])), screened=False)
     cell.plan.run_dir.mkdir(parents=True)
     (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     done = door(*words)

@@ -39,8 +39,7 @@ from nocap.config.keys import InputError, flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.launch.grid import Cell
-from nocap.launch.search import Sampler, Search, space_of
-from nocap.launch.searching import Searching
+from nocap.launch.search import Sampler, Search, Searching, space_of
 from nocap.options.launcher.pool import Devices
 from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json

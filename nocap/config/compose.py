@@ -67,7 +67,7 @@ def composed(overrides: Iterable[str]) -> Composed:
     trainer = OmegaConf.to_container(config.trainer)
     assert isinstance(trainer, dict)
     left = tuple(key for key in ("precision", "compile", "device", "threads") if str(trainer[key]).startswith("${nocap."))
-    with hardware.elsewhere(None if hardware.is_here() else True):
+    with hardware.elsewhere(None):
         run = _run(config)  # what is wrong is refused before anything is measured
     if "precision" in left and "precision" not in reasons(run):
         run = _run(config)

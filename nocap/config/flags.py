@@ -10,6 +10,7 @@ from dataclasses import fields
 from nocap.config.keys import require
 from nocap.config.run import Run
 
+GRIDS = (("--zip",), ("--fail-fast",), ("--detach",))  # of grids alone
 QUESTIONS = ("cfg", "info", "help", "hydra_help", "shell_completion")  # they are answered, and nothing is run
 
 
@@ -38,7 +39,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser = argparse.ArgumentParser(prog="python -m nocap.train", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    for names in (("--help", "-h"), ("--hydra-help",), ("--multirun", "-m"), ("--run", "-r"), ("--resolve",), ("--plan",)):
+    for names in (("--help", "-h"), ("--hydra-help",), ("--multirun", "-m"), ("--run", "-r"), ("--resolve",), ("--plan",), *GRIDS):
         parser.add_argument(*names, action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--package", "-p")
@@ -58,6 +59,8 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     flags.grid = not flags.run and (flags.multirun or mode in flags.overrides)
     flags.overrides = [word for word in flags.overrides if word != mode]
     flags.question = any(getattr(flags, name) for name in QUESTIONS)
+    of_grids = [names[0] for names in GRIDS if getattr(flags, names[0][2:].replace("-", "_"))]
+    require(flags.grid or not of_grids, ", ".join(of_grids), "be given with --multirun", "one run")
     searched = [word for word in flags.overrides if re.match(r"search[.=]", word)]
     require(flags.grid or not searched, "search", "be given with --multirun", " ".join(searched))
     return flags

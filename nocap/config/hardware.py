@@ -63,23 +63,33 @@ fp32, bf16 = (median(taken[1:]) for taken in seconds.values())
 print(round(fp32 / bf16, 2))
 """
 
-_ELSEWHERE = ContextVar[bool | None]("elsewhere", default=False)
+_MEASURED = ContextVar[bool | None]("measured", default=False)
+_TARGET = ContextVar[tuple[str, str | None] | None]("target", default=None)
 
 
 @contextmanager
 def elsewhere(yes: bool | None) -> Iterator[None]:
-    """What is planned inside the block runs on other machines, which decide and check there what depends on the machine. With None it runs
-    here, and nothing is measured for it yet."""
-    before = _ELSEWHERE.set(yes)
+    """With None, nothing is measured inside the block."""
+    before = _MEASURED.set(yes)
     try:
         yield
     finally:
-        _ELSEWHERE.reset(before)
+        _MEASURED.reset(before)
+
+
+@contextmanager
+def target(name: str | None, torch: str | None) -> Iterator[None]:
+    """What is planned inside the block runs on a machine with this GPU or CPU and torch, unless there is no `name`: then it is this one."""
+    before = _TARGET.set((name, torch) if name is not None else None)
+    try:
+        yield
+    finally:
+        _TARGET.reset(before)
 
 
 def is_here() -> bool:
     """Whether what is planned runs on this machine."""
-    return _ELSEWHERE.get() is not True
+    return _TARGET.get() is None
 
 
 @cache
@@ -109,9 +119,15 @@ def capability() -> tuple[int, int] | None:
     return (found[0].value, found[1].value) if not any(codes) else None
 
 
-@cache
 def torch_build() -> dict[str, str | None]:
-    """The installed torch's `version` and `cuda`, read from its version file: importing torch would cost over a second."""
+    """The `version` and `cuda` of torch where the run is trained."""
+    machine = _TARGET.get()
+    return {**_installed_torch(), "version": machine[1]} if machine and machine[1] else _installed_torch()
+
+
+@cache
+def _installed_torch() -> dict[str, str | None]:
+    """Read from its version file: importing torch would cost over a second."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise ValueError("torch is not installed: pip install 'torch>=2.11'")
@@ -161,7 +177,7 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
     path, kept = cache_root(cache_dir) / "bf16.json", dict[str, float]()
     with suppress(OSError, ValueError):  # not there, damaged, or half written: measured again
         kept = json.loads(path.read_text())
-    if key not in kept and _ELSEWHERE.get() is False and "RANK" not in os.environ:  # torchrun's ranks would measure each other
+    if key not in kept and _MEASURED.get() is False and is_here() and "RANK" not in os.environ:  # torchrun's ranks would measure each other
         kept[key] = float(
             subprocess.Popen(
                 [sys.executable, "-P", "-", *map(str, product)],
@@ -177,8 +193,8 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
 
 
 def device_name(device: Device) -> str:
-    if not is_here():
-        return "decided there"
+    if (machine := _TARGET.get()) is not None:
+        return machine[0]
     return cuda_devices()[0] if device is Device.cuda else _cpu()[0]
 
 

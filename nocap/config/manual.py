@@ -44,7 +44,8 @@ Grids (--multirun): every combination of what is swept; then a table with interv
   'norm=glob(*)'                      all options of a group; glob(*,exclude=layernorm) all but one
   'ideas=[],[x0],[x0,smear]'          lists. Quotes keep brackets and stars from the shell
   search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations: tag(log,interval(…)), int(interval(…))
-  hydra/launcher=pool                 several cells at once on this machine; without it one; submitit_slurm: as Slurm's jobs
+  --zip --fail-fast --detach          lists in pairs; stop at the first failure; leave the cells to Slurm
+  hydra/launcher=pool                 several cells at once on this machine; without it one; slurm, ray: a cluster's jobs
 Where it stopped, the same command goes on; a cell that is finished is not trained again. More in docs/grids.md"""
 COLUMN = 38  # where what a key means begins
 

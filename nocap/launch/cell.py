@@ -8,13 +8,9 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
-
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from typing import Any, NoReturn
 
 from nocap import outside
 from nocap.config.compose import composed
@@ -23,7 +19,7 @@ from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import require
 from nocap.config.outward import guarded
 from nocap.config.run import Run
-from nocap.launch import attempt, elsewhere
+from nocap.launch import attempt
 from nocap.launch.grid import FILE
 from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, headline, nothing_to_train, plan, settled, sound
@@ -49,35 +45,57 @@ def single(overrides: Sequence[str]) -> NoReturn:
     raise SystemExit(attempt.start(planned, started=STARTED))
 
 
-def cell(cfg: DictConfig) -> int:
-    """Train the cell that a cluster's job names to Hydra; its exit code."""
-    folder = Path(HydraConfig.get().sweep.dir)
-    GlobalHydra.instance().clear()  # the cell is composed again: what the machine decides must be this one's
-    with guarded():
-        return _cell_of_grid(folder, elsewhere.overrides_of(folder, str(cfg.cell)))
+@dataclass(frozen=True, slots=True)
+class CellJob:
+    """A cluster's job: to train the cell that is this run of the grid in a folder."""
+
+    folder: str
+    identity: str
+
+    def __call__(self) -> int:
+        """Its exit code."""
+        with guarded():
+            try:
+                planned = _cell(Path(self.folder), self.identity)
+                # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
+                return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
+            except (ValueError, *CONFIG_ERRORS) as error:
+                print(f"nocap: {explain(error)}", file=sys.stderr)
+                return EXIT_CODES["refused"]
+            except Exception:  # the edge of a cluster's job: its neighbours in the array go on, and the log has the traceback
+                traceback.print_exc()
+                return EXIT_CODES["failed"]
+
+    def checkpoint(self) -> Any:
+        """What submitit calls before Slurm requeues the job: the run has saved, and goes on."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
 
 
-def main(folder: str, key: str) -> NoReturn:
-    """Train the cell with this key of the grid in a folder, as a job that ends with the process that started it."""
+def main(folder: str, identity: str) -> NoReturn:
+    """The same as a process that ends with the one that started it."""
     watch_parent(int(os.environ["NOCAP_PARENT"]))
     with refusals():
-        raise SystemExit(_cell_of_grid(Path(folder), elsewhere.overrides_of(Path(folder), key)))
+        raise SystemExit(CellJob(folder, identity)())
 
 
-def _cell_of_grid(folder: Path, overrides: Sequence[str]) -> int:
-    try:
-        composed = elsewhere.composed_there(folder, overrides)
-        swept = (read_json(folder / FILE) or {}).get("swept") or ()
-        planned = replace(_plan(composed.run, composed.choices), grid=folder.name, swept=tuple(swept))
-        elsewhere.note(folder, overrides, planned)
-        # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
-        return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
-    except (ValueError, *CONFIG_ERRORS) as error:
-        print(f"nocap: {explain(error)}", file=sys.stderr)
-        return EXIT_CODES["refused"]
-    except Exception:  # the edge of a cluster's job: its neighbours in the array go on, and the log has the traceback
-        traceback.print_exc()
-        return EXIT_CODES["failed"]
+def _cell(folder: Path, identity: str) -> Plan:
+    """The plan of a cell, which is the run that the grid has planned.
+
+    Errors:
+        ValueError: it is another run on this machine, or the grid has no such cell.
+    """
+    grid = read_json(folder / FILE) or {}
+    asked = next((cell for cell in grid.get("cells") or () if cell.get("identity") == identity), None)
+    if asked is None:
+        raise ValueError(f"{folder / FILE} must have the cell {identity}")
+    this = composed(asked["overrides"])
+    planned = replace(_plan(this.run, this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ()))
+    here, there = (", ".join(str(value) for value in place.values()) for place in (planned.parts["environment"], asked["environment"]))
+    require(here == there, "hydra.launcher.target", f"be the machine where the job runs ({here})", there)
+    require(planned.identity == identity, str(folder / FILE), "be planned with this code and data", "others")
+    return planned
 
 
 def _plan(run: Run, choices: Mapping[str, str | None]) -> Plan:

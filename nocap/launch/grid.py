@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nocap.config import hardware
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
-from nocap.launch.plan import Plan, plan, settled, undecided
+from nocap.launch.plan import Plan, plan, settled
 from nocap.store.checkpoints import delete, half_written
 from nocap.store.identity import digest
 from nocap.store.record import write_json
@@ -37,22 +36,19 @@ class Grid:
     folder: Path
     swept: tuple[str, ...]  # keys
     cells: tuple[Cell, ...]
-    keys: tuple[str, ...] = ()  # of the cells of a grid that other machines train: `nocap.launch.elsewhere`
 
     def write(self) -> None:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         delete(half_written(self.folder, (FILE, REPORT), older_than_s=60))  # another process may be writing one
-        keys = [{"key": key} for key in self.keys] or [{}] * len(self.cells)
-        cells = [{**named(cell), **key} for cell, key in zip(self.cells, keys, strict=True)]
-        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": cells})
+        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]})
 
 
 def named(cell: Cell) -> dict[str, Any]:
     """A cell in `grid.json`."""
     planned = cell.plan
     names = {"identity": planned.identity, "run": planned.run_dir.name, "arm": planned.arm, "seed": planned.run.seed}
-    return {**names, "overrides": cell.overrides}
+    return {**names, "overrides": cell.overrides, "environment": planned.parts["environment"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,23 +70,26 @@ class RefusedError(ValueError):
 
 
 def check(
-    cells: Sequence[Sequence[str]], *, swept: Sequence[str], compose: Callable[[Sequence[str]], Composed], log: Callable[[str], None]
+    cells: Sequence[Sequence[str]],
+    *,
+    swept: Sequence[str],
+    compose: Callable[[Sequence[str]], Composed],
+    log: Callable[[str], None],
+    datasets: Datasets | None = None,
 ) -> Grid:
     """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order given, each run once.
 
     Errors:
         RefusedError: at least one cell is invalid. Nothing has been written but the data's cache.
     """
-    found, experiments, bad, datasets = [], set(), [], Datasets()
+    found, experiments, bad, datasets = [], set(), [], datasets or Datasets()
     first: Composed | None = None
     for overrides in cells:
         label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"
         try:
-            composed = as_in(first, overrides, compose) if first and hardware.is_here() else settled(overrides, compose)
+            composed = as_in(first, overrides, compose) if first else settled(overrides, compose)
             first = first or composed
             planned = plan(composed.run, choices=composed.choices, dataset=datasets.of(composed.run))
-            if not hardware.is_here():
-                planned = undecided(planned, composed.defaults)
         except ValueError as error:
             if is_fault(error):
                 raise
@@ -104,7 +103,8 @@ def check(
         bad.append((f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid"))
     if bad:
         raise RefusedError(_refusal(bad, len(cells)))
-    ordered = _distinct(_by_seed(found), log)
+    seeds = list(dict.fromkeys(cell.plan.run.seed for cell in found))
+    ordered = _distinct(sorted(found, key=lambda cell: seeds.index(cell.plan.run.seed)), log)
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
     named = tuple(replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered)
     return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
@@ -138,13 +138,6 @@ def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
     if len(bad) == total and len({reason for _, reason in bad}) == 1:
         return [f"{bad[0][1]} (all {total} cells; none was trained)"]
     return [*(f"{label}: {reason}" for label, reason in bad), f"{len(bad)} of {total} cells refused; none was trained"]
-
-
-def _by_seed(cells: Iterable[Cell]) -> list[Cell]:
-    seeds: dict[int, list[Cell]] = {}
-    for cell in cells:
-        seeds.setdefault(cell.plan.run.seed, []).append(cell)
-    return [cell for block in seeds.values() for cell in block]
 
 
 def _distinct(cells: Iterable[Cell], log: Callable[[str], None]) -> list[Cell]:

@@ -77,7 +77,7 @@ def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
         summary = read_json(plan.run_dir / "summary.json") or {}
     except ValueError:  # damaged, and named in the plan's notices
         summary = {}
-    begun_s = plan.init.clock_s if plan.init is not None else sum(teacher.train_s for teacher in plan.teachers.values())
+    begun_s = plan.init.seconds if plan.init is not None else sum(teacher.seconds for teacher in plan.teachers.values())
     return max(
         (attempts[-1].get("spent_s") or 0.0) if attempts else begun_s,
         (rows[-1].get("clock/wall_s") or 0.0) if rows else 0.0,

@@ -7,38 +7,30 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
-from hydra.core.plugins import Plugins
-from hydra.experimental.callback import Callback
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware, plain, registry
-from nocap.config.compose import composed, is_launcher, of_a_grid, overrides_of
+from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import check_keys, require
-from nocap.config.paths import conf_dir
-from nocap.launch import elsewhere, jobs, search
-from nocap.launch.attempt import GOES_ON, clean
-from nocap.launch.cell import cell as task
+from nocap.launch import search
+from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
-from nocap.launch.plan import DAMAGED, Plan, outcome
-from nocap.launch.runner import Runner
-from nocap.launch.searching import Searching
+from nocap.launch.plan import DAMAGED, outcome
+from nocap.launch.runner import JOBS, Runner
 from nocap.launch.tracked import track_grid, upload_all
-from nocap.options.launcher import Launcher as Launching
-from nocap.options.launcher import One, Slots
-from nocap.report.table import aligned
-from nocap.store.formats import plural
+from nocap.options.launcher import Launcher, OfCluster, Slots
+from nocap.options.launcher.pool import One
+from nocap.options.launcher.slurm import Slurm
 from nocap.store.verify import SUMMARY
 
 if TYPE_CHECKING:
@@ -47,56 +39,99 @@ if TYPE_CHECKING:
 Results = dict[str, Result]  # by identity
 
 
-def multirun(overrides: Sequence[str], *, look: Callable[[Grid], str] | None = None) -> int:
-    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
+def multirun(
+    overrides: Sequence[str],
+    *,
+    look: Callable[[Grid], str] | None = None,
+    zipped: bool = False,
+    fail_fast: bool = False,
+    detach: bool = False,
+) -> int:
+    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code. `zipped`: what is swept goes in
+    pairs, but for seeds. `fail_fast`: the first cell that fails stops the others. `detach`: leave the cells to Slurm once they are handed
+    over; the same command later reports.
 
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
-    searched, words = search.asked(overrides)
+    renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]  # as Hydra's plugin is called
+    searched, words = search.asked(renamed)
     require(searched is None or look is None, "--plan", "be left out of a search, whose trials are not known before", "search=…")
     given = overrides_of(words, grid=True)
     config = of_a_grid(given)
     try:
-        own = launcher_option(config)
-        slots = own.slots() if own else _slots(config, given)
+        launcher = launcher_option(config)
+        slots = One() if launcher is None else launcher.slots()
         cells = _overrides(config, given)
-        searching = None if searched is None else _searching(searched, cells, slots)
-        with hardware.elsewhere(slots is None):
-            grid = _check(cells) if searching is None else searching.grid
-        if look is not None:
-            print(look(grid))
-            return 0
-        grid = elsewhere.decided(grid) if slots is None else grid
-        hydras = None if slots or own else _hydras_launcher(config, grid.folder)
+        if searched is not None:
+            require(not (zipped or fail_fast or detach), "search", "be given without --zip, --fail-fast and --detach", "one of them")
+            return _search(searched, cells, slots)
+        require(not detach or isinstance(launcher, Slurm), "--detach", "be given with hydra/launcher=slurm", "another launcher")
+        grid = _check(cells, launcher, zipped=zipped)
     except KeyboardInterrupt:
         print("nocap: stopped before the first cell", file=sys.stderr)
         return EXIT_CODES["preempted"]
-    if searching is not None:
-        assert slots is not None
-        return _search(searching, slots)
+    if look is not None:
+        print(look(grid))
+        return 0
     grid.write()
     total, done = len(grid.cells), sum(outcome(cell.plan) is not None for cell in grid.cells)
     print(f"grid {grid.name}: {total} cells, {done} done, {total - done} to train", flush=True)
-    if done == total:
-        for cell in grid.cells:
-            clean(cell.plan)
-        return _report(grid, {cell.plan.identity: elsewhere.read(cell) for cell in grid.cells}, stopped=False)
-    if slots is not None:
-        return _train_here(grid, slots)
-    if own is not None:
-        grid, results, stopped = jobs.train(grid, own.cluster())
-    else:
-        assert hydras is not None
-        grid, results, stopped = elsewhere.train(grid, hydras)
-    return _report(grid, results, stopped=stopped)
+    cluster = launcher.cluster(grid.folder / JOBS) if launcher is not None and slots is None and done < total else None
+    executor = cluster or slots or One()
+    if done < total and (about := executor.describe([cell.plan.run for cell in grid.cells])):
+        print(about, flush=True)
+    runner = Runner(grid, slots=slots or One(), cluster=cluster, fail_fast=fail_fast, detach=detach)
+    try:
+        results = runner.run()
+    finally:
+        if cluster is not None:
+            cluster.close()
+    code = _report(grid, results, stopped=runner.stopping)
+    return EXIT_CODES["failed"] if fail_fast and any(result.status == "failed" for result in results.values()) else code
 
 
-def _check(overrides: Sequence[Override]) -> Grid:
+def _check(overrides: Sequence[Override], launcher: Launcher | None, *, zipped: bool) -> Grid:
+    """The grid's cells, as runs on the machine that will train them."""
     sweeps = [override for override in overrides if override.is_sweep_override()]
     _check_size(sweeps)
-    values = [_words(override) for override in overrides]
-    return check(list(itertools.product(*values)), swept=[one.key_or_group for one in sweeps], compose=composed, log=print)
+    cells, swept = _cells(overrides, zipped=zipped), [one.key_or_group for one in sweeps]
+    if not isinstance(launcher, OfCluster):
+        return check(cells, swept=swept, compose=composed, log=print)
+    target = launcher.target
+    stated = {name: value for name in MACHINE if (value := getattr(target, name)) is not None}
+
+    def compose(words: Sequence[str]) -> Composed:
+        first = composed(words)
+        more = [f"trainer.{name}={_text(value)}" for name, value in stated.items() if name in first.defaults]
+        return composed([*words, *more]) if more else first
+
+    with hardware.target(target.name, target.torch):
+        grid = check(cells, swept=swept, compose=compose, log=print)
+    pinned = [
+        replace(cell, overrides=(*cell.overrides, *(f"trainer.{name}={_text(getattr(cell.plan.run.trainer, name))}" for name in MACHINE)))
+        for cell in grid.cells
+    ]
+    return replace(grid, cells=tuple(pinned))
+
+
+def _cells(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
+    """Every combination of what is swept; with `zipped` the first values together, the second, and so on, each with every seed."""
+    words = [_words(override) for override in overrides]
+    paired = [one.is_sweep_override() and one.key_or_group != "seed" for one in overrides]
+    if not zipped or not any(paired):
+        return list(itertools.product(*words))
+    lists, rest = list(itertools.compress(words, paired)), [values for values, pair in zip(words, paired, strict=True) if not pair]
+    lengths = [len(values) for values in lists]
+    require(len(set(lengths)) == 1, "--zip", "be given lists of one length", lengths)
+    return [(*one, *row) for row in zip(*lists, strict=True) for one in itertools.product(*rest)]
+
+
+MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine
+
+
+def _text(value: object) -> str:
+    return value.name if isinstance(value, Enum) else str(value)
 
 
 def _words(override: Override) -> list[str]:
@@ -143,99 +178,45 @@ def _check_glob(override: Override) -> None:
     require(ok, override.get_key_element(), "be a group where its options are chosen by glob", override.input_line)
 
 
-def launcher_option(config: DictConfig) -> Launching | None:
-    """nocap's own launcher that `config.hydra.launcher` is. None: it is one of Hydra's.
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # what Hydra has where none is chosen
+
+
+def launcher_option(config: DictConfig) -> Launcher | None:
+    """The launcher that `config.hydra.launcher` is. None: none was chosen.
 
     Errors:
         ValueError, OmegaConfBaseException: an unknown kind or key, or a wrong value.
     """
     keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    if "kind" not in keys:
+    chosen = config.hydra.runtime.choices["hydra/launcher"]
+    if chosen == "basic":
+        require(keys == {"_target_": BASIC}, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", keys)
         return None
+    require("_target_" not in keys, "hydra/launcher", "be basic, pool, slurm or ray, or from outside: Hydra's are not run", chosen)
     typed = OmegaConf.create({"hydra": {"launcher": plain.option("launcher", "hydra.launcher", keys)}})
     OmegaConf.update(typed, "hydra.launcher", keys, merge=True)
     option = OmegaConf.to_object(typed.hydra.launcher)
-    assert isinstance(option, Launching)
+    assert isinstance(option, Launcher)
     check_keys("hydra.launcher", option)
     return option
 
 
-def _slots(config: DictConfig, given: Sequence[Override]) -> Slots | None:
-    """Where this process trains the cells with a launcher of Hydra's. None: one such as submitit's trains them elsewhere. It must be an
-    installed plugin, and none of its keys would be made an object of."""
-    keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    target = keys.pop("_target_", None)
-    if config.hydra.runtime.choices["hydra/launcher"] == "basic":
-        named = [one.input_line for one in given if is_launcher(one) and "." in one.key_or_group]
-        require(not named, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", named)
-        return One()
-    known = [f"{kind.__module__}.{kind.__qualname__}" for kind in Plugins.instance().discover(Launcher)]
-    require(target in known, "hydra.launcher._target_", f"be an installed launcher, one of {', '.join(known)}", target)
-    require(not re.search(r"'_\w+_': ", str(keys)), "hydra.launcher", "hold plain values", keys)
-    return None
-
-
-def _hydras_launcher(config: DictConfig, folder: Path) -> Launcher:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="nocap"):
-        context = HydraContext(GlobalHydra.instance().config_loader(), cast(Any, Callback()))
-    with open_dict(config):
-        config.hydra.sweep.dir = str(folder)
-    return Plugins.instance().instantiate_launcher(context, task, config)
-
-
-def _train_here(grid: Grid, slots: Slots) -> int:
-    if about := slots.describe([cell.plan.run for cell in grid.cells]):
-        print(about, flush=True)
-    runner = Runner(grid, slots=slots)
-    return _report(grid, runner.run(), stopped=runner.stopping)
-
-
-# --- a search ----------------------------------------------------------------------------------------------------------------------
-
-
-def _searching(searched: search.Search, overrides: Sequence[Override], slots: Slots | None) -> Searching:
+def _search(searched: search.Search, overrides: Sequence[Override], slots: Slots | None) -> int:
+    """Carry out a search, and print what came of it. Its exit code."""
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
     require(slots is not None, "hydra/launcher", rule, "another")
+    assert slots is not None
     rule = f"be left to search.seed={searched.seed} in a search"
     require(all(one.key_or_group != "seed" for one in overrides), "seed", rule, "seed=…")
     sweeps = [override for override in overrides if override.is_sweep_override()]
     for override in sweeps:
         _check_glob(override)
     fixed = [str(override.input_line) for override in overrides if override not in sweeps]
-    return Searching(searched, search.space_of(sweeps), fixed=fixed, compose=composed)
-
-
-def _search(searching: Searching, slots: Slots) -> int:
-    """Carry out a search, and print what came of it. Its exit code."""
-    from nocap.launch import search_report
-
-    print("\n".join(search_report.head(searching)), flush=True)
+    searching = search.Searching(searched, search.space_of(sweeps), fixed=fixed, compose=composed)
+    print("\n".join(searching.head), flush=True)
     searching.run(slots)
-    trials, folder = searching.trials(), _shown(searching.grid.folder)
-    by_status: dict[str, int] = {}
-    for trial in trials:
-        by_status[trial.status] = by_status.get(trial.status, 0) + 1
-    now = sum(result.trained and result.status == "finished" for result in searching.results.values())
-    counts = [f"{n} {SEARCHED.get(status, status)}" for status, n in by_status.items()]
-    print(f"{searching.grid.name}: {', '.join(counts)}; {plural(now, 'run')} trained now", flush=True)
-    cells = {cell.plan.identity: cell for cell in searching.cells()}
-    left = {identity: result for identity, result in searching.results.items() if result.status not in ("finished", "diverged")}
-    for identity, result in left.items():
-        if not (searching.stopped and result.status == "waiting"):
-            _explain(cells[identity], result)
-    search_report.write(searching, trials, with_page=not searching.stopped)
-    _say_uploads(searching.grid.folder, [cell.plan for cell in cells.values()])
-    if searching.stopped:
-        print(GOES_ON, flush=True)
-        return EXIT_CODES["preempted"]
-    names, rows = search_report.rows(searching, trials[: search_report.MOST])
-    print(f"\n{aligned(names, rows)}\n\n{search_report.note(searching)}\nreport: {folder}/{REPORT}", flush=True)
-    if any(result.status != "preempted" for result in left.values()):
-        return EXIT_CODES["failed"]
-    return EXIT_CODES["preempted"] if left else 0
-
-
-SEARCHED = {"open": "not finished", "refused": "that cannot be trained"}  # a trial's status, where that alone is unclear
+    grid = replace(searching.grid, cells=tuple(searching.cells()))
+    return _report(grid, searching.results, stopped=searching.stopped, conclude=lambda: print(f"\n{searching.report()}"))
 
 
 # --- the report --------------------------------------------------------------------------------------------------------------------
@@ -243,25 +224,32 @@ SEARCHED = {"open": "not finished", "refused": "that cannot be trained"}  # a tr
 STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where the status alone is unclear
 
 
-def _report(grid: Grid, results: Results, *, stopped: bool) -> int:
-    """Print counts, what is unfinished and why, the comparison. The grid's exit code."""
-    by_status: dict[str, list[Cell]] = {}
-    for cell in grid.cells:
-        by_status.setdefault(results[cell.plan.identity].status, []).append(cell)
-    now = sum(result.trained and result.status == "finished" for result in results.values())
-    counts = [f"{len(cells)} {STATUSES.get(status, status)}" for status, cells in sorted(by_status.items())]
-    print(f"grid {grid.name}: {', '.join(counts)}; {now} trained now", flush=True)
-    for status, cells in by_status.items():
-        if status != "finished" and not (stopped and status == "waiting"):
-            for cell in cells:
-                _explain(cell, results[cell.plan.identity])
+def _report(grid: Grid, results: Results, *, stopped: bool, conclude: Callable[[], None] | None = None) -> int:
+    """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude` says. The grid's exit code."""
+    ended = [(cell, results.get(cell.plan.identity) or Result(status="waiting")) for cell in grid.cells]
+    counts = Counter(result.status for _, result in ended)
+    now = sum(result.trained and result.status == "finished" for _, result in ended)
+    told = [f"{n} {STATUSES.get(status, status)}" for status, n in sorted(counts.items())]
+    print(f"grid {grid.name}: {', '.join(told)}; {now} trained now", flush=True)
+    for cell, result in ended:
+        if result.status != "finished" and not (stopped and result.status == "waiting"):
+            _explain(cell, result)
     if stopped:
         print(GOES_ON, flush=True)
         return EXIT_CODES["preempted"]
-    _compare(grid, any_finished="finished" in by_status, trained=any(result.trained for result in results.values()))
-    if by_status.keys() & {"failed", "waiting", DAMAGED}:
+    if conclude is not None:
+        conclude()
+    elif counts["finished"]:
+        _compare(grid, trained=any(result.trained for _, result in ended))
+    for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
+        print(f"tracker: {line}", flush=True)
+    folder = _shown(grid.folder)
+    if (grid.folder / REPORT).is_file():
+        print(f"report: {folder}/{REPORT}")
+    print(f"compare: python -m nocap.compare {folder}", flush=True)
+    if counts.keys() & {"failed", "waiting", DAMAGED}:
         return EXIT_CODES["failed"]
-    return EXIT_CODES["preempted"] if "preempted" in by_status else 0
+    return EXIT_CODES["preempted"] if "preempted" in counts else 0
 
 
 def _explain(cell: Cell, result: Result) -> None:
@@ -272,29 +260,19 @@ def _explain(cell: Cell, result: Result) -> None:
     print(f"nocap: {what}: {cell.label} ({reason})", file=sys.stderr)
 
 
-def _compare(grid: Grid, *, any_finished: bool, trained: bool) -> None:
+def _compare(grid: Grid, *, trained: bool) -> None:
     """Print the comparison. A report older than its runs is written and tracked again. An error here changes nothing about the grid."""
-    folder = _shown(grid.folder)
-    if any_finished:
-        try:
-            from nocap.judge.compare import compare
-            from nocap.report.arms import render
-            from nocap.store.runs import load
+    try:
+        from nocap.judge.compare import compare
+        from nocap.report.arms import render
+        from nocap.store.runs import load
 
-            comparison = compare(load([grid.folder]))
-            print(f"\n{render(comparison)}\n")
-            if trained or _report_is_older(grid):
-                _write_report(grid, comparison)
-            print(f"report: {folder}/{REPORT}")
-        except Exception as error:
-            print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
-    _say_uploads(grid.folder, [cell.plan for cell in grid.cells])
-    print(f"compare: python -m nocap.compare {folder}", flush=True)
-
-
-def _say_uploads(folder: Path, plans: Sequence[Plan]) -> None:
-    for line in upload_all(folder, plans):
-        print(f"tracker: {line}", flush=True)
+        comparison = compare(load([grid.folder]))
+        print(f"\n{render(comparison)}\n")
+        if trained or _report_is_older(grid):
+            _write_report(grid, comparison)
+    except Exception as error:
+        print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _shown(folder: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
-from nocap.launch.init_checkpoint import InitCheckpoint, init_checkpoint
-from nocap.launch.sources import located
-from nocap.launch.teachers import Teacher, teachers
+from nocap.launch.sources import Source, init_checkpoint, located, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.find import of_identity
 from nocap.store.git import uncommitted
@@ -47,13 +45,12 @@ class Plan:
     parts: dict[str, Any]
     identity: str
     run_dir: Path
-    init: InitCheckpoint | None = None  # what it begins from
-    teachers: dict[str, Teacher] = field(default_factory=dict)  # what it learns from, by the option that does
+    init: Source | None = None  # what it begins from
+    teachers: dict[str, Source] = field(default_factory=dict)  # what it learns from, by the option that does
     options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option, for people
     grid: str | None = None  # the grid that starts it
     swept: tuple[str, ...] = ()  # the groups and keys that set it apart from the runs beside it
     notices: tuple[str, ...] = ()  # what a person should know before it starts
-    left: tuple[str, ...] = ()  # the keys of the trainer that are left to the machine that trains it, which is not known
 
 
 LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
@@ -96,9 +93,6 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     run_dir = _folder(root, f"{name}-{identity}", identity)
     begun = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")  # the same run may have another readable name
     arm, name = f"{begun}{arm[-7:]}", f"{begun}-s{run.seed}"
-    notices: tuple[str, ...] = ()
-    if hardware.is_here():
-        notices = tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name))
     return Plan(
         run=run,
         dataset=dataset,
@@ -110,7 +104,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         init=init,
         teachers=found,
         options=_options(run, choices),
-        notices=notices,
+        notices=tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name)),
     )
 
 
@@ -121,7 +115,7 @@ def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Compose
     Errors:
         ValueError: as for `compose`, or the run cannot be planned.
     """
-    with hardware.elsewhere(None if hardware.is_here() else True):
+    with hardware.elsewhere(None):
         found = compose(overrides)
     if not hardware.is_here() or "precision" not in found.defaults or "precision" in reasons(found.run):
         return found
@@ -136,15 +130,6 @@ def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
     """The chosen options by name, those that change no number left out; ideas have commas between them."""
     groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
     return {group: name for group in groups if (name := choices.get(group))} | {"ideas": ",".join(run.ideas) or "none"}
-
-
-def undecided(plan: Plan, left: Sequence[str]) -> Plan:
-    """The plan of a run on a machine that is not known yet: in place of an identity it has what does not depend on the machine, which
-    decides the keys of the trainer that are `left` to it."""
-    trainer = {key: value for key, value in plan.parts["config"]["trainer"].items() if key not in left}
-    config = {**plan.parts["config"], "trainer": trainer}
-    key = digest({**plan.parts, "config": config, "environment": None})
-    return replace(plan, identity=key, run_dir=plan.run_dir.with_name(f"{plan.name}-{key}"), left=tuple(left))
 
 
 def _folder(root: Path, name: str, identity: str) -> Path:

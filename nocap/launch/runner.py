@@ -1,39 +1,188 @@
-"""Train a grid's cells on this machine: in order, as many at once as there is room for, each by one process at a time."""
+"""Train a grid's cells: here, in order and as many at once as there is room for, or as a cluster's jobs; each by one process at a time."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from nocap import outside
 from nocap.config.outward import trusted, visible
 from nocap.config.run import Run
 from nocap.launch.attempt import Attempt, clean, hold
+from nocap.launch.cell import CellJob
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import DAMAGED, outcome
 from nocap.launch.signals import stop_handler
-from nocap.options.launcher import Share, Slots
+from nocap.options.launcher import Cluster, Handle, Job, Slots
 from nocap.store.lease import HeldError
-from nocap.store.record import read_rows
+from nocap.store.record import read_json, read_rows
+from nocap.store.verify import ENDED, SUMMARY
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-POLL_S = 0.03  # between looks at the running cells: nothing beside a cell's seconds
 HELD_POLL_S = 0.5  # for each cell that another process is training, between looks at them: a thousand are no load on a file server
 REFRESH_S = 0.5  # between updates of the bars
 TAIL_BYTES = 4096  # holds the last row of a run's metrics
+JOBS = "jobs"  # in a grid's folder: what its jobs print
+PASSED_ON = (outside.VARIABLE, "NOCAP_CACHE", "PYTHONPATH")  # no secrets: a cluster shows what it is given
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Running:
+def ended(cell: Cell) -> Result | None:
+    """How some process has brought this run to its end."""
+    if (summary := outcome(cell.plan)) is None:
+        return None
+    if summary["status"] != DAMAGED:
+        clean(cell.plan)
+    return Result(status=summary["status"], summary=summary, reason=summary.get("error"))
+
+
+class Work(Protocol):
+    """A cell that runs."""
+
+    cell: Cell
+
+    def poll(self) -> Result | None:
+        """How it ended, once it has.
+
+        Errors:
+            HeldError: another process has taken it over.
+        """
+
+    def stop(self) -> None: ...
+
+
+class Executor(Protocol):
+    event: str  # what is said of a cell that it has begun
+    poll_s: float
+
+    def submit(self, cell: Cell) -> Work | Result | None:
+        """Begin a cell, unless it has ended already. None: there is no room.
+
+        Errors:
+            HeldError: another process trains it.
+            OSError, ValueError: it cannot begin.
+        """
+
+
+@dataclass(kw_only=True, slots=True)
+class Here:
+    """A worker for each cell, on a share of this machine."""
+
+    slots: Slots
+    watch: Callable[[Cell, str], None]
+    event: str = "start"
+    poll_s: float = 0.03  # nothing beside a cell's seconds
+
+    def room(self, run: Run) -> bool:
+        if (share := self.slots.take(run)) is not None:
+            self.slots.give_back(share)
+        return share is not None
+
+    def submit(self, cell: Cell) -> Work | Result | None:
+        if (share := self.slots.take(cell.plan.run)) is None:
+            return None
+        with ExitStack() as undo:
+            undo.callback(self.slots.give_back, share)
+            lease = undo.enter_context(hold(cell.plan))
+            if (result := ended(cell)) is not None:
+                return result
+            self.watch(cell, "begun")
+            attempt = Attempt(cell.plan, lease, started=time.monotonic(), quiet=True, env=share.env, on_worker=share.pin)
+            return _Worker(cell=cell, attempt=attempt, undo=undo.pop_all())
+
+
+@dataclass(kw_only=True, slots=True)
+class _Worker:
     cell: Cell
     attempt: Attempt
-    share: Share
+    undo: ExitStack
+
+    def poll(self) -> Result | None:
+        if self.attempt.poll() is None:
+            return None
+        with self.undo:
+            try:
+                summary = self.attempt.summary()
+                result = Result(status=summary["status"], trained=True, summary=summary, reason=summary.get("error"))
+            except (OSError, ValueError) as error:
+                result = Result(status="failed", trained=True, reason=str(error))
+        if self.attempt.held.lost:
+            raise HeldError(str(result.reason))
+        return result
+
+    def stop(self) -> None:
+        self.attempt.stop()
+
+
+@dataclass(kw_only=True, slots=True)
+class There:
+    """A job of a cluster for each cell. One whose machine was lost goes on on another."""
+
+    cluster: Cluster
+    folder: Path
+    log: Callable[[Cell, str, str], None]
+    event: str = "sent"
+    poll_s: float = 0.5
+
+    def submit(self, cell: Cell) -> Work:
+        (logs := self.folder / JOBS).mkdir(exist_ok=True)
+        key = cell.plan.identity
+        job = Job(
+            key=key,
+            run=cell.plan.run,
+            train=CellJob(str(self.folder), key),
+            words=("-m", "nocap.launch.cell", str(self.folder), key),
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            log=logs / f"{key}.log",
+        )
+        return _Sent(cell=cell, to=self, job=job, handle=self.cluster.submit(job))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sent:
+    cell: Cell
+    to: There
+    job: Job
+    handle: Handle
+    losses: int = 0
+    stopping: bool = False
+    told: bool = False
+
+    def poll(self) -> Result | None:
+        if self.stopping and not self.told:
+            self.told = True
+            self.handle.stop()
+        if (end := self.handle.poll()) is None:
+            return None
+        if end.lost and not self.stopping and self.losses < self.to.cluster.restarts:
+            self.losses += 1
+            self.to.log(self.cell, "lost", f"{end.reason}; goes on elsewhere ({self.losses} of {self.to.cluster.restarts})")
+            self.handle = self.to.cluster.submit(self.job)
+            return None
+        return left_by(self.cell, end.reason or f"see {self.job.log.parent}")
+
+    def stop(self) -> None:
+        self.stopping = True  # it is told at the next look: this may be a signal's handler
+
+
+def left_by(cell: Cell, reason: str) -> Result:
+    """How a cell ended that another machine trained, from its record; `reason`: why it has none."""
+    if (result := ended(cell)) is not None:
+        return replace(result, trained=True)
+    try:
+        summary = read_json(cell.plan.run_dir / SUMMARY) or {"status": "waiting", "error": reason}
+    except ValueError as error:
+        summary = {"status": "failed", "error": str(error)}
+    status = "failed" if summary["status"] in ENDED else summary["status"]  # it is damaged, and the same command mends it
+    return Result(status=status, trained=True, summary=summary, reason=summary.get("error"))
 
 
 class Runner:
@@ -41,18 +190,28 @@ class Runner:
         self,
         grid: Grid,
         *,
-        slots: Slots,
+        slots: Slots | None = None,
+        cluster: Cluster | None = None,
         watch: Callable[[Cell, str], None] = lambda cell, event: None,
         more: Callable[[], Sequence[Cell]] = tuple,
         total: int = 0,
+        fail_fast: bool = False,
+        detach: bool = False,
     ) -> None:
-        """`watch` is told of each cell that it is `begun`, before its worker starts, and then how it ended. `more`: asked for cells beyond
-        the grid's while none waits and there is room for one; with them there may be `total`."""
-        self._watch, self._more = watch, more
+        """On `slots` of this machine, or as jobs of a `cluster`. `watch` is told of each cell that it is `begun`, before its worker starts,
+        and then how it ended. `more`: asked for cells beyond the grid's while none waits and there is room for one; with them there may be
+        `total`. `fail_fast`: the first that fails stops the others. `detach`: leave the cluster once it has them."""
+        self._watch, self._more, self._fail_fast, self._detach = watch, more, fail_fast, detach
         self.stopping = False  # whether a request to stop came
-        self._slots, self._progress = slots, Progress(grid, total=total)
+        self._progress = Progress(grid, total=total, bars=cluster is None)
+        self._executor: Executor
+        if cluster is None:
+            assert slots is not None
+            self._executor = Here(slots=slots, watch=watch)
+        else:
+            self._executor = There(cluster=cluster, folder=grid.folder, log=self._progress.log)
         self._waiting, self._held = deque(grid.cells), deque[Cell]()
-        self._running: list[_Running] = []
+        self._running: list[Work] = []
         self._results: dict[str, Result] = {}
         self._held_until = 0.0
         self._last: Run | None = None  # that was started
@@ -64,9 +223,11 @@ class Runner:
                 while self._running or (not self.stopping and (self._waiting or self._held or self._asked_for_more())):
                     if not self.stopping:
                         self._start_what_fits()
+                    if self._detach and not self.stopping:
+                        self._stop(0)
                     self._collect()
-                    self._progress.update([running.cell for running in self._running])
-                    time.sleep(POLL_S if self._running or self._held else 0)
+                    self._progress.update([work.cell for work in self._running])
+                    time.sleep(self._executor.poll_s if self._running or self._held else 0)
             finally:
                 self._progress.close()
         for cell in (*self._waiting, *self._held):
@@ -75,62 +236,40 @@ class Runner:
 
     def _stop(self, number: int) -> None:
         self.stopping = True
-        for running in self._running:
-            running.attempt.stop()
+        for work in self._running:
+            work.stop()
 
     def _start_what_fits(self) -> None:
         if not self._waiting and self._held and time.monotonic() >= self._held_until:
             self._waiting, self._held = self._held, deque()
         while not self.stopping and (self._waiting or self._asked_for_more()):
             cell = self._waiting[0]
-            if not self._ended(cell):
-                if (share := self._slots.take(cell.plan.run)) is None:
+            try:
+                work = ended(cell) or self._executor.submit(cell)
+                if work is None:
                     return
-                if not self._start(cell, share):
-                    self._slots.give_back(share)
+                if isinstance(work, Result):
+                    self._results[cell.plan.identity] = work
+                else:
+                    self._running.append(work)
+                    self._progress.started(cell, self._executor.event)
+                    self._last = cell.plan.run
+                    if self.stopping:
+                        work.stop()
+            except HeldError as error:
+                self._leave(cell, str(error).partition("and ")[2])
+            except (OSError, ValueError) as error:
+                self._conclude(cell, Result(status="failed", trained=True, reason=str(error)))
             self._waiting.popleft()
 
     def _asked_for_more(self) -> bool:
         """Whether there are cells beyond those known. The later they are asked for, the more is known to choose them by."""
-        if self._last is not None:
-            if (share := self._slots.take(self._last)) is None:
-                return False
-            self._slots.give_back(share)
+        if self._last is not None and isinstance(self._executor, Here) and not self._executor.room(self._last):
+            return False
         cells = self._more()
         self._waiting.extend(cells)
         self._progress.add(cells)
         return bool(cells)
-
-    def _ended(self, cell: Cell) -> bool:
-        """Whether some process has brought this run to its end."""
-        summary = outcome(cell.plan)
-        if summary is not None:
-            if summary["status"] != DAMAGED:
-                clean(cell.plan)
-            self._results[cell.plan.identity] = Result(status=summary["status"], summary=summary, reason=summary.get("error"))
-        return summary is not None
-
-    def _start(self, cell: Cell, share: Share) -> bool:
-        """Start a cell, unless another process holds it or has finished it meanwhile."""
-        held = None
-        try:
-            held = hold(cell.plan)
-            if not self._ended(cell):
-                self._watch(cell, "begun")
-                attempt = Attempt(cell.plan, held, started=time.monotonic(), quiet=True, env=share.env, on_worker=share.pin)
-                self._running.append(_Running(cell=cell, attempt=attempt, share=share))
-                if self.stopping:
-                    attempt.stop()
-                self._progress.started(cell)
-                self._last = cell.plan.run
-                return True
-        except HeldError as error:
-            self._leave(cell, str(error).partition("and ")[2])
-        except (OSError, ValueError) as error:
-            self._conclude(cell, Result(status="failed", trained=True, reason=str(error)))
-        if held is not None:
-            held.close()
-        return False
 
     def _leave(self, cell: Cell, why: str) -> None:
         """Come back later to a cell that another process trains."""
@@ -141,25 +280,22 @@ class Runner:
         self._held_until = time.monotonic() + HELD_POLL_S * len(self._held)
 
     def _collect(self) -> None:
-        for running in [running for running in self._running if running.attempt.poll() is not None]:
-            self._running.remove(running)
+        for work in list(self._running):
             try:
-                summary = running.attempt.summary()
-                result = Result(status=summary["status"], trained=True, summary=summary, reason=summary.get("error"))
-            except (OSError, ValueError) as error:
-                result = Result(status="failed", trained=True, reason=str(error))
-            running.attempt.held.close()
-            self._slots.give_back(running.share)
-            if running.attempt.held.lost:
-                self._progress.closed(running.cell)
-                self._leave(running.cell, str(result.reason))
-            else:
-                self._conclude(running.cell, result)
+                if (result := work.poll()) is None:
+                    continue
+                self._conclude(work.cell, result)
+            except HeldError as error:
+                self._progress.closed(work.cell)
+                self._leave(work.cell, str(error))
+            self._running.remove(work)
 
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
         self._progress.ended(cell, result)
         self._watch(cell, result.status)
+        if self._fail_fast and result.status == "failed" and not self.stopping:
+            self._stop(0)
 
 
 class Progress:
@@ -195,11 +331,11 @@ class Progress:
         else:
             print(line, flush=True)
 
-    def started(self, cell: Cell) -> None:
+    def started(self, cell: Cell, event: str) -> None:
         if self._bars:
             self._tasks[cell.plan.identity] = self._bars.add_task(cell.label, total=cell.plan.run.trainer.steps)
         else:
-            self.log(cell, "start")
+            self.log(cell, event)
 
     def closed(self, cell: Cell) -> bool:
         """Take away the cell's bar, if it has one."""

@@ -17,8 +17,7 @@ from nocap.store.source import source_hashes
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
     """The parts, each comparable by itself: `nocap.runs why` shows where two runs part ways.
 
-    A run with `trainer.init_from` has one more, `init`: see `nocap.launch.init_checkpoint`. One that learns from another run has
-    `teachers`: see `nocap.launch.teachers`.
+    A run with `trainer.init_from` has one more, `init`, and one that learns from another run has `teachers`: see `nocap.launch.sources`.
     """
     on_cpu = run.trainer.device is Device.cpu
     return {

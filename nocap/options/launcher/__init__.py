@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from nocap.config.keys import key, require
 from nocap.config.option import Option
-from nocap.config.trainer import Device
+from nocap.config.trainer import Compile, Device, Precision
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
+
+
+@dataclass(kw_only=True, slots=True)
+class Target:
+    """The machines that a cluster's jobs run on. What is null is as on the machine where the command is given, or by the device's default.
+    It decides which runs the cells are, so a job that lands on another machine ends with exit code 2."""
+
+    device: Device | None = None
+    name: str | None = None  # of the GPU as the driver has it, or of the CPU
+    precision: Precision | None = None
+    compile: Compile | None = None
+    threads: int | None = key(ge=1, le=65536, default=None)
+    torch: str | None = None  # its version
+
+    def __post_init__(self) -> None:
+        words = (self.precision, self.compile, self.threads)
+        ok = self.name is None or self.device is Device.cuda or (self.device is Device.cpu and None not in words)
+        require(ok, "hydra.launcher.target", "state the device of another machine, of a CPU precision, compile and threads too", self.name)
 
 
 @dataclass(kw_only=True)
@@ -20,20 +40,27 @@ class Launcher(Option):
     """How many cells may run at once, and on what."""
 
     def slots(self) -> Slots | None:
-        """Where a grid may run its cells on this machine. None: other machines run them, as jobs of `cluster`.
+        """Where a grid may run its cells on this machine. None: they are jobs of `cluster`.
 
         Errors:
             ValueError: something that it needs is not installed.
         """
-        raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define slots")
+        return None
 
-    def cluster(self) -> Cluster:
-        """The machines that run the cells.
+    def cluster(self, folder: Path) -> Cluster:
+        """The machines that run the cells as jobs, whose logs go into the folder.
 
         Errors:
             ValueError: they are not there.
         """
-        raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define cluster")
+        raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define slots or cluster")
+
+
+@dataclass(kw_only=True)
+class OfCluster(Launcher):
+    """A launcher of other machines."""
+
+    target: Target = field(default_factory=Target)  # the machines that the jobs run on, as target.device, target.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,68 +90,53 @@ class Slots(Protocol):
         """A line for the user about these runs, printed before the first of them."""
 
 
-@dataclass(kw_only=True, slots=True)
-class One:
-    """The whole machine for one cell."""
-
-    busy: bool = False
-
-    def take(self, run: Run) -> Share | None:
-        if self.busy:
-            return None
-        self.busy = True
-        return Share(device=run.trainer.device)
-
-    def give_back(self, share: Share) -> None:
-        self.busy = False
-
-    def describe(self, runs: Sequence[Run]) -> str | None:
-        return None
-
-
-# --- other machines ----------------------------------------------------------------------------------------------------------------
+# --- other machines, which share the folders with this one ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A cell as a command for another machine, which shares the folders with this one."""
+    """A cell for another machine."""
 
     key: str  # the cell's
-    run: Run  # as this machine planned it
-    undecided: tuple[str, ...]  # the keys of its trainer that the other machine decides
-    words: tuple[str, ...]  # after `python`
+    run: Run
+    train: Callable[[], int]  # what does it there, by its own name; its exit code
+    words: tuple[str, ...]  # the same after `python`
     env: Mapping[str, str]  # beside the other machine's own
-    folder: Path  # where it starts
     log: Path  # what it prints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """A job that has ended."""
+    """Of a job."""
 
-    key: str
-    reason: str | None = None  # why, where the job did not end by itself
+    reason: str | None = None  # what was wrong, where something was
     lost: bool = False  # its machine went away, and another one may go on with it
+
+
+def last_words(printed: str | None) -> str | None:
+    """The last line in which a job says what is wrong."""
+    lines = re.findall(r"^nocap: (.*)", printed or "", re.MULTILINE)
+    return str(lines[-1]) if lines else None
+
+
+class Handle(Protocol):
+    """A job that was handed over."""
+
+    def poll(self) -> End | None:
+        """None: it has not ended."""
+
+    def stop(self) -> None:
+        """Ask it to save and end, or leave it to itself; it ends for this process either way."""
 
 
 class Cluster(Protocol):
     restarts: int  # of a job that was lost
 
-    def describe(self, jobs: Sequence[Job]) -> str:
-        """Lines for the user about these jobs, printed before the first of them.
+    def describe(self, runs: Sequence[Run]) -> str:
+        """A line for the user about these runs, printed before the first of them."""
 
-        Errors:
-            ValueError: one of them cannot be run.
-        """
-
-    def start(self, job: Job) -> None:
+    def submit(self, job: Job) -> Handle:
         """Hand a job over; it starts when there is room."""
 
-    def ended(self) -> Sequence[End]:
-        """The jobs that have ended since. Waits for one a moment, at most a second."""
-
-    def stop(self) -> None:
-        """Ask the jobs that run to save and end, and start no more. Each of them ends still."""
-
-    def close(self) -> None:
+    def close(self) -> Any:
         """Leave the cluster."""

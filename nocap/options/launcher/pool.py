@@ -1,4 +1,4 @@
-"""Cells side by side, each on devices of its own."""
+"""Cells on this machine: one at a time, or side by side, each on devices of its own."""
 
 from __future__ import annotations
 
@@ -74,3 +74,13 @@ class Devices:
         if t.device is Device.cpu and t.threads > 1 and self.at_once(run) == 1 and self.jobs != 1:
             text += f" (trainer.threads={t.threads}; trainer.threads=1 makes room for {n // t.devices or 1})"
         return text
+
+
+class One(Devices):
+    """The whole machine for one cell."""
+
+    def __init__(self) -> None:
+        super().__init__(jobs=1, units={device: [] for device in Device})
+
+    def describe(self, runs: Sequence[Run]) -> None:
+        return None

@@ -9,18 +9,19 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import key, require
+from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.options.launcher import Cluster, End, Job, Launcher
+from nocap.options.launcher import Cluster, End, Job, OfCluster, last_words
 
-WAIT_S = 0.5  # for a task that ends
 NOBODY_S = 10.0  # until an address that does not answer is nobody's: Ray itself tries for minutes, and then ends the process
 
 
 @dataclass(kw_only=True)
-class Ray(Launcher):
+class Ray(OfCluster):
     """`hydra/launcher=ray`: a task of a Ray cluster for each cell, which sets aside its GPUs, or its CPU cores."""
 
     kind: str = "ray"
@@ -34,7 +35,7 @@ class Ray(Launcher):
     def slots(self) -> None:
         require(find_spec("ray") is not None, "hydra/launcher=ray", "find Ray installed: pip install 'nocap[ray]'", "none")
 
-    def cluster(self) -> Cluster:
+    def cluster(self, folder: Path) -> Cluster:
         return Tasks(ray=_connected(self.address), restarts=self.restarts)
 
 
@@ -54,18 +55,10 @@ def _connected(address: str) -> Any:
     return ray
 
 
-def needs(job: Job, *, gpus: bool) -> dict[str, int]:
-    """What Ray sets aside for a job. A run that does not choose its device gets GPUs where the cluster has them: `gpus`.
-
-    Errors:
-        ValueError: nothing says how many threads it will have.
-    """
-    t, undecided = job.run.trainer, "threads" in job.undecided
-    if gpus if "device" in job.undecided else t.device is Device.cuda:
-        return {"num_cpus": t.devices * (1 if undecided else t.threads), "num_gpus": t.devices}
-    rule = "be given with hydra/launcher=ray on CPUs, as in trainer.threads=4: so many cores of a node are one cell's"
-    require(not undecided, "trainer.threads", rule, "none")
-    return {"num_cpus": t.devices * t.threads, "num_gpus": 0}
+def needs(run: Run) -> dict[str, int]:
+    """What Ray sets aside for a run."""
+    t = run.trainer
+    return {"num_cpus": t.devices * t.threads, "num_gpus": t.devices if t.device is Device.cuda else 0}
 
 
 def at_once(need: Mapping[str, int], nodes: Sequence[Mapping[str, float]]) -> int:
@@ -81,47 +74,44 @@ class Tasks:
     ray: Any
     restarts: int
 
-    def __post_init__(self) -> None:
-        self._keys: dict[Any, str] = {}  # by the reference to the task's result
-        self._task = self.ray.remote(max_retries=0)(_task())
-
-    def describe(self, jobs: Sequence[Job]) -> str:
+    def describe(self, runs: Sequence[Run]) -> str:
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        need = min((self._needs(job) for job in jobs), key=lambda need: at_once(need, nodes))
+        need = min(map(needs, runs), key=lambda need: at_once(need, nodes))
         most, each = at_once(need, nodes), f"{need['num_cpus']} CPUs and {need['num_gpus']} GPUs"
         return f"ray: {most} at once on {len(nodes)} nodes, {each} each" if most else f"ray: no node has {each}: it waits for one that has"
 
-    def _needs(self, job: Job) -> dict[str, int]:
-        return needs(job, gpus=bool(self.ray.cluster_resources().get("GPU")))
-
-    def start(self, job: Job) -> None:
-        need = self._needs(job)
+    def submit(self, job: Job) -> Task:
+        need = needs(job.run)
         hidden = {} if need["num_gpus"] else {"CUDA_VISIBLE_DEVICES": ""}  # what Ray gave to nobody, the cell must not take
-        task = self._task.options(name=job.key, **need)
-        self._keys[task.remote(list(job.words), {**job.env, **hidden}, str(job.folder), str(job.log))] = job.key
-
-    def ended(self) -> list[End]:
-        done, _ = self.ray.wait(list(self._keys), num_returns=len(self._keys), timeout=WAIT_S)
-        return [self._end(self._keys.pop(reference), reference) for reference in done]
-
-    def _end(self, key: str, reference: Any) -> End:
-        errors = self.ray.exceptions
-        try:
-            self.ray.get(reference)
-        except errors.TaskCancelledError:
-            return End(key=key, reason="not started")
-        except errors.RayTaskError as error:  # such as a folder that is not there
-            return End(key=key, reason=str(error.cause))
-        except errors.RayError as error:
-            return End(key=key, reason=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}", lost=True)
-        return End(key=key)
-
-    def stop(self) -> None:
-        for reference in self._keys:
-            self.ray.cancel(reference)
+        task = self.ray.remote(max_retries=0)(_task()).options(name=job.key, **need)
+        return Task(ray=self.ray, log=job.log, reference=task.remote(list(job.words), {**job.env, **hidden}, os.getcwd(), str(job.log)))
 
     def close(self) -> None:
         self.ray.shutdown()
+
+
+@dataclass(kw_only=True)
+class Task:
+    ray: Any
+    reference: Any
+    log: Path
+
+    def poll(self) -> End | None:
+        if not self.ray.wait([self.reference], timeout=0)[0]:
+            return None
+        errors = self.ray.exceptions
+        try:
+            self.ray.get(self.reference)
+        except errors.TaskCancelledError:
+            return End(reason="not started")
+        except errors.RayTaskError as error:  # such as a folder that is not there
+            return End(reason=str(error.cause))
+        except errors.RayError as error:
+            return End(reason=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}", lost=True)
+        return End(reason=last_words(self.log.read_text(errors="replace")))
+
+    def stop(self) -> None:
+        self.ray.cancel(self.reference)
 
 
 def _task() -> Any:

@@ -2,7 +2,7 @@
 (() => {
   const { data, number, chart, start } = page;
   const LOSS = "validation loss (nats per token)";
-  const at = (trial, loss, what) => `trial ${trial.number}${what}: ${number(loss, 4)}\n${trial.words}`;
+  const at = (trial, loss, what) => `trial ${trial.trial}${what}: ${number(loss, 4)}\n${trial.overrides.join(" ")}`;
 
   function points(kind, x) {
     const short = kind === "screened";
@@ -21,15 +21,16 @@
 
   function drawHistory() {
     const kind = data.screen === null ? "val_loss" : "screened";
-    const shown = data.trials.filter((trial) => trial[kind] !== null).sort((a, b) => a.number - b.number);
+    const shown = data.trials.filter((trial) => trial[kind] !== null).sort((a, b) => a.trial - b.trial);
     let low = Infinity;
-    const lowest = { x: shown.map((trial) => trial.number), y: shown.map((trial) => (low = Math.min(low, trial[kind]))), width: 1.5, stairs: true, color: "var(--soft)" };
-    chart("history", { height: 380, x: { text: "trial" }, y: { text: LOSS }, marks: [lowest, ...both((trial) => trial.number)] });
+    const lowest = { x: shown.map((trial) => trial.trial), y: shown.map((trial) => (low = Math.min(low, trial[kind]))), width: 1.5, stairs: true, color: "var(--soft)" };
+    chart("history", { height: 380, x: { text: "trial" }, y: { text: LOSS }, marks: [lowest, ...both((trial) => trial.trial)] });
   }
 
   function drawKey(key, i) {
-    const words = [...new Set(data.trials.map((trial) => trial.values[i]))];
-    const x = (trial) => (key.words ? words.indexOf(trial.values[i]) : Number(trial.values[i]));
+    const value = (trial) => trial.overrides[i].slice(trial.overrides[i].indexOf("=") + 1);
+    const words = [...new Set(data.trials.map(value))];
+    const x = (trial) => (key.words ? words.indexOf(value(trial)) : Number(value(trial)));
     const axis = key.words ? { ticks: words.map((word, at) => [at, word]), range: [-0.5, words.length - 0.5] } : { log: key.log };
     chart(`key${i}`, { height: 320, x: { text: key.name, ...axis }, y: { text: LOSS }, marks: both(x) });
   }
