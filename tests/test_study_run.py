@@ -336,9 +336,10 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     logs = {name: read(tmp_path / "root" / name / FILE) for name in arms}
     began = {name: [line["started"] for line in log.of("run", arm="mqa")] for name, log in logs.items()}
     assert max(map(min, began.values())) <= min(map(max, began.values()))
-    sessions = sorted((json_of(path) for path in tmp_path.glob("root/out/studies/*/cpu/sessions/*.json")), key=lambda one: one["started"])
-    assert len(sessions) == 6
-    assert all(first["ended"] <= then["started"] for first, then in pairwise(sessions))
+    files = map(json_of, tmp_path.glob("root/out/studies/*/cpu/sessions/*.json"))
+    spans = sorted([datetime.fromisoformat(one[end]) for end in ("started", "ended")] for one in files)
+    assert len(spans) == 6
+    assert all(first[1] <= then[0] for first, then in pairwise(spans))
     assert len(list((tmp_path / "root" / "out" / "runs").iterdir())) == 9
     for log in logs.values():
         assert log.broken == []
