@@ -444,9 +444,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "grid.json": ('{"cells": [{"identity": 7}]}', "cells[0].identity must be text, got '7'"),
     "results.cpu.x.json": ('{"claims": []}', "it must have kind"),
     "any.json": ("[" * 100_000, "must hold a JSON object, got "),
-    "digits.json": ('{"a": ' + "9" * 400 + "}", "digits, got 400"),
-    "infinite.json": ('{"a": 1e999}', "numbers must be finite, got 1e999"),
-    "deep.json": ('{"a":' * 70 + "1" + "}" * 70, "must be at most 64 deep"),
     "nan.json": ('{"a": NaN}', "numbers must be finite, got NaN"),
 }
 

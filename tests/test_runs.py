@@ -129,11 +129,11 @@ def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest
     grid = here / "outputs" / "grids" / "lr-1234" / "grid.json"
     grid.parent.mkdir(parents=True)
     grid.write_text(json.dumps({"cells": [{"identity": identity}]}))
-    line = {"event": "run", "at": "2026-11-22T14:25:37+00:00", "machine": "m", "folder": "f", "scale": "cpu", "previous": []}
-    line |= {"arm": "a", "seed": 0, "short": 0, "identity": identity, "status": "finished", "started": "", "step": 8, "val_loss": 3.0}
-    ledger = here / "experiments" / "question" / "ledger.jsonl"
-    ledger.parent.mkdir(parents=True)
-    ledger.write_text(json.dumps(line) + "\n")
+    line = {"event": "run", "at": "2026-11-22T14:25:37+00:00", "machine": "m", "scale": "cpu", "previous": []}
+    line |= {"arm": "a", "seed": 0, "short": 0, "identity": identity, "status": "finished", "started": "", "content": "c", "val_loss": 3.0}
+    log = here / "experiments" / "question" / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps(line) + "\n")
     out = said(capsys, "rm", "seed<3")
     assert next(row for row in out.splitlines() if trunk.name in row).endswith(f"grid lr-1234, study question, branch {branch.name}")
     assert next(row for row in out.splitlines() if alone.name in row).endswith("–")

@@ -19,7 +19,8 @@ from tests.studies import LOSS, RACE, SPEED, STUDY, Json, at, claim, study, tree
 
 __all__ = ["lab"]
 HERE = {"machine": "abc", "scale": "cpu"}
-SEARCH: Json = {"seeds": [7], "trials": {"mha": [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]}, "follow": {"mqa": "mha"}}
+LRS = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]
+SEARCH: Json = {"seeds": [7], "trials": {"mha": LRS, "mqa": LRS}}
 QUIET: Json = {"sd": 0.1, "df": 5, "source": "an earlier study"}
 ARMS, GUARD, BOTH = STUDY["arms"], SPEED["guards"][0], (SPEED, LOSS)
 LOOSE = claim(LOSS, expected=[-2.0, None])
@@ -47,7 +48,7 @@ DECIDES: dict[str, tuple[Json, Json]] = {
         {"claims": [LOSS]},
         {"claims": [LOSS], "scales": at(noise={"val_loss": QUIET})},
     ),
-    "a trial": ({"tune": SEARCH}, {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]]}}}),
+    "a trial": ({"tune": SEARCH}, {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]], "mqa": LRS}}}),
     "the search's seeds": ({"tune": SEARCH}, {"tune": {**SEARCH, "seeds": [8]}}),
     "the lengths": ({"claims": [RACE], "scales": at(lengths=[0.25, 0.5])}, {"claims": [RACE], "scales": at(lengths=[0.5])}),
 }
@@ -62,7 +63,7 @@ MARGINS = claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.1, "gpu": 1.2}}])
 READ: dict[str, Json] = {
     "texts": {"question": "Is it?", "method": "So.", "claims": [claim(one, statement="It helps.", source="a talk") for one in BOTH]},
     "a formula": {"claims": [claim(one, mechanism={**one["mechanism"], "formula": "better said"}) for one in BOTH]},
-    "the rest of a scale": {"scales": at(sigma=0.1, limitations="much", curve=[16, 32, 64], rounds=2, sessions=4)},
+    "the rest of a scale": {"scales": at(limitations="much", curve=[16, 32, 64], rounds=2, sessions=4)},
     "another scale": {"scales": {**at(), "gpu": at()["cpu"]}, "claims": [MARGINS, LOSS]},
     "another claim": {"claims": [*BOTH, claim(LOSS, id="M.more")]},
     "how many seeds": {"seeds": list(range(12))},
@@ -202,8 +203,8 @@ def test_what_was_measured_again_is_told(lab: Lab):
     lab.loss, lab.speed = lambda run: 2.0, lambda arm, number: 1300.0 if arm == "mqa" else 1000.0
     rows = lab.carry()
     assert [row["exploratory"] for row in rows.values()] == [None, None]
-    assert rows["M.loss"]["notes"] == ["measured 2 times: mqa, seed 1"]
-    assert rows["M.speed"]["notes"] == ["measured 2 times: mqa, seed 1, bench session 1"]
+    assert rows["M.loss"]["notes"] == ["2 outcomes of mqa, seed 1"]
+    assert rows["M.speed"]["notes"] == ["2 outcomes of mqa, seed 1, bench session 1"]
     assert [line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)] == [3.001, 2.0]
 
 

@@ -68,7 +68,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
             "name the scale cpu, got gpu",
         ),
         ({"seeds": [0, 1]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
-        ({"seeds": None}, "seeds must be at least 3: fewer pairs have no verdict, got 0"),
+        ({"seeds": []}, "seeds must be at least 3: fewer pairs have no verdict, got 0"),
         ({"question": None}, "question must be given"),
         ({"question": " "}, "question must be given, got ' '"),
         ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
@@ -131,12 +131,8 @@ TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
         ),
         ({"seeds": [3], "trials": {"mha": TRIALS[:1], "mqa": TRIALS[:1]}}, "at least two: an arm that was searched less is handicapped"),
         ({"seeds": [], "trials": {"mha": TRIALS, "mqa": TRIALS}}, "tune.seeds must have at least one"),
-        ({"seeds": [3], "trials": {"mha": TRIALS}}, "tune must be for every trained arm, by trials or by follow, got mqa"),
-        ({"seeds": [3], "trials": {"mha": TRIALS}, "follow": {"mqa": "gqa"}}, "tune.follow must lead from an arm without trials"),
-        (
-            {"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}, "follow": {"mqa": "mha"}},
-            "tune must be one of mha, mqa, got gqa",
-        ),
+        ({"seeds": [3], "trials": {"mha": TRIALS}}, "tune.trials must be for every trained arm, got mqa"),
+        ({"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}}, "tune.trials must be one of mha, mqa, got gqa"),
         (
             {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [["optimizer.lr=-1"], ["optimizer.lr=1e-3"]]}},
             "mqa, trial 1: optimizer.lr must be above 0",

@@ -256,7 +256,7 @@ def test_planning_trains_nothing_and_counts_what_is_there(copied: Carried, capsy
     assert ": 6 cells, 6 done, 0 to train" in out
     assert "sigma of one run's final loss: 0.0" in out
     (row,) = (line.split() for line in out.splitlines() if line.startswith("bench sessions"))
-    assert (row[2:4], row[-2:]) == (["mha,", "mqa"], ["3", "3"])
+    assert ([word.strip(",") for word in row[2:4]], row[-2:]) == (["mha", "mqa"], ["3", "3"])
     assert tree(copied.out) == before
 
 

@@ -121,9 +121,9 @@ class Study:
 
     def __post_init__(self) -> None:
         check_keys("", self)
-        for name in (*self.arms, *self.scales):  # parts of files' names
+        for what, name in [*(("arms", name) for name in self.arms), *(("scales", name) for name in self.scales)]:  # parts of files' names
             ok = bool(re.fullmatch(r"\w[^/\\]{0,99}", name)) and name.isprintable()
-            require(ok, "arms, scales", "have names of up to 100 characters, without / and first a letter or digit", repr(name))
+            require(ok, what, "have names of up to 100 characters, without / and first a letter or digit", repr(name))
         self._check_overrides()
         for name in ("question", "arms", "scales"):
             value = getattr(self, name)
@@ -154,6 +154,7 @@ class Study:
         if self.tune is not None:
             lists += [trial for trials in self.tune.trials.values() for trial in trials]
         for word in (word for words in lists for word in words):
+            require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
             if not word.startswith(ENGINE):
                 (name,) = composing.keys([word])
                 require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
