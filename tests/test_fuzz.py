@@ -199,7 +199,7 @@ def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(co
 
 def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match=f"{tmp_path} must be a regular file"):
-        read_bytes(tmp_path, 1)
+        read_bytes(tmp_path)
 
 
 def test_a_refusal_is_a_line_that_a_person_can_read():
