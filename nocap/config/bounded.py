@@ -60,7 +60,7 @@ def _infinite(text: str) -> NoReturn:
 def parse_yaml(text: str) -> Any:
     """
     Errors:
-        ValueError: it is no YAML, or gives a key twice.
+        ValueError: it is no YAML, gives a key twice, or holds itself.
     """
     depth = 0
     try:
@@ -68,21 +68,24 @@ def parse_yaml(text: str) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEPTH:
                 raise ValueError(f"lists and mappings must be at most {DEPTH} deep")
-        _check_repeated(yaml.compose(text, Loader=_Loader), set())
+        _check_nodes(yaml.compose(text, Loader=_Loader), {})
         return yaml.load(text, Loader=_Loader)  # a safe one
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, too
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _check_repeated(node: yaml.Node | None, checked: set[int]) -> None:
-    """Refuse a key that a mapping has twice: a loader takes the last one in silence."""
-    if node is None or id(node) in checked or isinstance(node, yaml.ScalarNode):
+def _check_nodes(node: yaml.Node | None, closed: dict[int, bool]) -> None:
+    """Refuse a key that a mapping has twice, where a loader takes the last one in silence, and what holds itself."""
+    if node is None or isinstance(node, yaml.ScalarNode) or closed.get(id(node)):
         return
-    checked.add(id(node))
+    if id(node) in closed:
+        raise ValueError(f"what line {node.start_mark.line + 1} starts must not hold itself")
+    closed[id(node)] = False
     if isinstance(node, yaml.MappingNode):
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
         if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
             raise ValueError(f"{repeated[0]} must be given once, got it again at or after line {node.start_mark.line + 1}")
     for child in node.value:
         for part in child if isinstance(child, tuple) else (child,):
-            _check_repeated(part, checked)
+            _check_nodes(part, closed)
+    closed[id(node)] = True
