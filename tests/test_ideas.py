@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from nocap import outside
+from nocap.checks.contract import results
+from nocap.checks.trial import Trial
 from nocap.config.compose import compose
 from nocap.config.keys import InputError
 from nocap.config.paths import cache_root
@@ -23,7 +25,6 @@ from nocap.store.identity import digest, identity_parts
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import build_optimizers, rates, set_lr
-from nocap.training.optimizer_trial import optimizer_shapes
 from nocap.training.step import Job, Trainee, build, take_step, validate
 from nocap.training.world import join
 from tests.conftest import REPO, SMALL
@@ -164,7 +165,7 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
     assert writer.save(step=step, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True) == []
     path = checkpoint.find(writer.root).path
     assert path is not None
-    assert checkpoint.misfit(path, model=trainee.model, optimizer_shapes=optimizer_shapes(run, trainee.model)) is None
+    assert checkpoint.misfit(path, model=trainee.model) is None
     again = trainee_of(run, folder)[1]
     checkpoint.load(path, model=again.model, optimizers=again.optimizers)
     return again
@@ -291,15 +292,6 @@ def test_a_wrong_signature_is_refused(tmp_path: Path):
         from_outside(tmp_path, "ideas", "blur", BLUR.format(says=True).replace("part, x_BTC, context", "x_BTC"))
 
 
-@pytest.mark.parametrize(
-    "walk", ["for block in model.blocks: block.attention", "model.get_parameter('blocks.1.mlp.f.up.weight').unflatten(0, (8, -1))"]
-)
-def test_an_optimizer_may_walk_the_model_and_need_its_sizes(tmp_path: Path, walk: str):
-    source = hidden(count="1").replace("return [Counting", f"{walk}\n        return [Counting")
-    run = from_outside(tmp_path, "optimizer", "hidden", source)
-    assert optimizer_shapes(run, build_model(run, vocab_size=V)) == {}  # it keeps no tensors
-
-
 HIDDEN = """
 from dataclasses import dataclass
 import torch
@@ -333,38 +325,40 @@ def hidden(place: str = "pass", state: str = "pass", count: str = "self.steps") 
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (hidden(), "must keep its state in `state` and `param_groups`"),
         (hidden(state="self.state[p]['rng'] = torch.Generator()"), "must keep tensors and plain values, got Generator"),
         (hidden(state="self.state[p]['far'] = float('inf')", count="1"), "must keep tensors and plain values, got a non-finite number"),
         (hidden().replace("model.parameters()", "[next(model.parameters())]"), "each of the model's parameters in one group"),
     ],
 )
-def test_an_optimizer_that_cannot_be_resumed_is_refused_before_step_1(tmp_path: Path, source: str, why: str):
+def test_an_optimizer_that_no_checkpoint_can_hold_is_refused(tmp_path: Path, source: str, why: str):
     run = from_outside(tmp_path, "optimizer", "hidden", source)
-    model = build_model(run, vocab_size=V)
     with pytest.raises(InputError, match=why):
-        optimizer_shapes(run, model)
+        saved_after_a_step(run, tmp_path)
+
+
+def saved_after_a_step(run: Run, folder: Path) -> tuple[Job, Trainee, Trainee]:
+    job, trainee = trainee_of(run, folder)
+    take_step(job, trainee, Ledger(started=0.0), step=0)
+    return job, trainee, saved_and_loaded(trainee, run, folder, step=1)
 
 
 def test_state_in_groups_and_in_nests_is_kept(tmp_path: Path):
     place = "group['steps'] = group.get('steps', 0) + 1"
     state = "self.state[p].setdefault('nest', [{'m': torch.zeros(2)}, [], 3])[0]['m'].add_(1)"
     run = from_outside(tmp_path, "optimizer", "hidden", hidden(place, state, "(group['steps'] + self.state[p]['nest'][0]['m'][0])"))
-    model = build_model(run, vocab_size=V)
-    shapes = optimizer_shapes(run, model)
-    assert shapes == {f"0/{name}/nest/*": None for name, _ in model.named_parameters()}
+    job, *twins = saved_after_a_step(run, tmp_path)
+    for trainee in twins:
+        take_step(job, trainee, Ledger(started=0.0), step=1)
+    for p, other in zip(*(trainee.model.parameters() for trainee in twins), strict=True):
+        assert torch.equal(p, other)
 
 
-def test_muon_and_adamw_are_found_without_a_table():
-    run = compose([*SMALL, "optimizer=muon", "norm=rmsnorm_gain"])
-    model = build_model(run, vocab_size=V)
-    shapes, expected = optimizer_shapes(run, model), {}
-    for name, p in model.named_parameters():
-        if name.startswith("blocks.") and p.ndim == 2:
-            expected[f"1/{name}/momentum_buffer"] = list(p.shape)
-        else:
-            expected |= {f"0/{name}/step": [], f"0/{name}/exp_avg": list(p.shape), f"0/{name}/exp_avg_sq": list(p.shape)}
-    assert shapes == expected
+@pytest.mark.slow
+def test_check_finds_state_that_a_checkpoint_does_not_hold(tmp_path: Path):
+    from_outside(tmp_path / "options", "optimizer", "hidden", hidden())
+    ended = {name: (status, why) for status, name, why in results(Trial(group="optimizer", name="hidden", folder=tmp_path), only="resumes")}
+    assert ended["resumes"][0] == "FAIL"
+    assert "undisturbed" in ended["resumes"][1]
 
 
 # --- what fits no joint ------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from nocap.training.ledger import Ledger
 from nocap.training.lion import Lion
 from nocap.training.loop import val_loss
 from nocap.training.optimizer import build_optimizers
-from nocap.training.optimizer_trial import optimizer_numbers, optimizer_shapes
 from nocap.training.schedule_free import ScheduleFree
 from nocap.training.soap import Soap
 from nocap.training.step import Trainee, take_step, validate
@@ -411,9 +410,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(words: tuple[str, ...], tmp_pat
         take_step(job, each, Ledger(started=0.0), step=5)
     for (name, tensor), other in zip(trainee.model.state_dict().items(), again.model.state_dict().values(), strict=True):
         assert torch.equal(tensor, other), name
-    shapes = optimizer_shapes(run, trainee.model)
-    counted = 4 * optimizer_numbers(shapes, trainee.model) + 4 * len([shape for shape in shapes.values() if shape == []])
-    assert memory.parts_mib((), trainee.optimizers)["optimizer"] * memory.MIB == counted
+    assert memory.parts_mib((), trainee.optimizers)["optimizer"] * memory.MIB == count(run, vocab_size=V).optimizer
 
 
 def test_what_ideas_keep_around_the_step_is_counted(tmp_path: Path):

@@ -519,7 +519,7 @@ def test_work_outside_the_model_is_named(profiled: Profiled) -> None:
     """AdamW moves seven times the parameters' bytes; the gradient's norm reads them once."""
     rows = {row["part"]: row for row in profiled[0]["parts"]}
     size = profiled[0]["memory_mib"]["counted"]["parameters"] * 2**20
-    assert rows["optimizer"]["bytes"] == pytest.approx(7 * size)
+    assert rows["optimizer"]["bytes"] == pytest.approx(7 * size, rel=1e-4)  # beside a counter a parameter
     assert rows["clip"]["bytes"] == pytest.approx(size)
     assert Work().bound_ms(PEAK) == 0
 

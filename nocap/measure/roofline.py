@@ -24,7 +24,7 @@ from nocap.measure.timed import Clock
 from nocap.model.flops import op_flops
 from nocap.model.gpt import build_model
 from nocap.training import memory
-from nocap.training.optimizer_trial import optimizer_numbers, optimizer_shapes
+from nocap.training.optimizer import build_optimizers
 from nocap.training.step import autocast
 
 PRODUCT = {Device.cpu: 2048, Device.cuda: 8192}  # rows and columns
@@ -103,7 +103,7 @@ class Count:
     work: dict[tuple[str, str], Work]
     ranges: Ranges
     parameters: int  # bytes
-    optimizer: int  # bytes of its state, as far as its shapes follow from the parameters'
+    optimizer: float  # bytes of its state
     around: int  # bytes that ideas keep around the step
 
     def by_part(self) -> dict[str, Work]:
@@ -114,10 +114,10 @@ class Count:
 
 
 def count(run: Run, *, vocab_size: int) -> Count:
-    """Count one micro-batch of the run on this machine's device, without allocating it."""
+    """Count one micro-batch of the run on this machine's device, without allocating it, and what its optimizers keep after an update."""
     run = run.varied(attention=run.attention.countable())  # FlexAttention compiles itself and cannot be faked
     ranges, device = Ranges(run), run.trainer.device.value
-    with FakeTensorMode():
+    with FakeTensorMode(allow_non_fake_inputs=True):  # an optimizer may make a scalar before its first update
         with torch.device(device):
             model = build_model(run, vocab_size=vocab_size)
         tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
@@ -127,7 +127,10 @@ def count(run: Run, *, vocab_size: int) -> Count:
                 loss = model(tokens, tokens)
             loss.total.backward()
         size, around = memory.n_bytes(model.parameters()), memory.n_bytes(model.kept_around())
-    state = 4 * optimizer_numbers(optimizer_shapes(run, model), model)
+        optimizers = build_optimizers(run, model)
+        for optimizer in optimizers:
+            optimizer.step()
+        state = memory.parts_mib((), optimizers)["optimizer"] * memory.MIB
     return Count(work=counter.work, ranges=ranges, parameters=size, optimizer=state, around=around)
 
 

@@ -48,7 +48,6 @@ QUIET = {
     "nocap.training.checkpoint": "saves and restores, bit for bit by its tests",
     "nocap.training.ledger": "seconds",
     "nocap.training.memory": "bytes",
-    "nocap.training.optimizer_trial": "tries a copy",
     "nocap.training.probe": "tries a copy",
     "nocap.training.recorder": "rows, checkpoints and totals of what has happened",
     "nocap.store.identity": "what is the same run",

@@ -29,7 +29,7 @@ from nocap.store import lease
 from nocap.store.checkpoints import MANIFEST, delete, half_saved, is_folder, name_of, newest_first, sha256, step_of, temporary_of
 from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
-from nocap.training.state import MODEL, OPTIMIZER, Shapes, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
+from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
 
 STATE, ROWS = "state.json", "metrics.jsonl"  # older checkpoints have no rows
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)  # what reading a damaged file can raise
@@ -178,17 +178,15 @@ def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) 
     return ValidCheckpoint(path=None, invalid=invalid)
 
 
-def misfit(path: Path, *, model: nn.Module, optimizer_shapes: Shapes, run: str = "") -> str | None:
-    """Why a valid checkpoint is not one of this model, of optimizers with such tensors, and of the run in whose folder it lies, where that
-    is `run`. Reads names and shapes, no tensor."""
+def misfit(path: Path, *, model: nn.Module, run: str = "") -> str | None:
+    """Why a valid checkpoint is not one of this model, and of the run in whose folder it lies, where that is `run`. Reads names and
+    shapes, no tensor."""
     saved_by = _state(path / STATE).get("run", run)
     if path.parents[1].name == run != saved_by:
         return f"it is of another run, {saved_by}"
     if not (path / ROWS).is_file():
         return f"{ROWS} is missing"
-    files = {MODEL: shapes_of(weights(model)), OPTIMIZER: optimizer_shapes}
-    problems = (difference(file, _shapes(path / file), expected) for file, expected in files.items())
-    return next(filter(None, problems), None)
+    return difference(MODEL, _shapes(path / MODEL), shapes_of(weights(model)))
 
 
 def of_another_run(path: Path, identity: str | None) -> str | None:
@@ -204,7 +202,7 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
     try:
         restore(model, optimizers, tensors=tensors, plain=state.get("optimizer") or {})
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # its checksums are right: somebody made them so
-        raise InputError(f"{path} must hold what nocap saved, got {type(error).__name__}: {error}") from error
+        raise InputError(f"{path} must hold what this run's optimizers keep, got {type(error).__name__}: {error}") from error
     return state
 
 
@@ -274,6 +272,6 @@ def _state(file: Path) -> dict[str, Any]:
     return {"step": -1, **state}
 
 
-def _shapes(path: Path) -> Shapes:
+def _shapes(path: Path) -> dict[str, list[int]]:
     with safe_open(path, framework="pt") as file:
         return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  # it is no dict

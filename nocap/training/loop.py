@@ -18,7 +18,6 @@ from nocap.store.record import Row
 from nocap.training import checkpoint, memory
 from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
-from nocap.training.optimizer_trial import optimizer_shapes
 from nocap.training.recorder import Outcome, Recorder
 from nocap.training.step import (
     Job,
@@ -97,11 +96,10 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     Before a run has a checkpoint of its own, that is `trainer.init_from`.
 
     Errors:
-        InputError: there are checkpoints and none is valid (starting over would hide the loss), or the optimizer's state cannot be saved.
+        InputError: there are checkpoints and none is valid (starting over would hide the loss), or it is of another optimizer.
     """
     root, init_from = job.run_dir / "checkpoints", job.run.trainer.init_from
-    shapes = optimizer_shapes(job.run, trainee.model)
-    misfit = partial(checkpoint.misfit, model=trainee.model, optimizer_shapes=shapes, run=job.run_dir.name)
+    misfit = partial(checkpoint.misfit, model=trainee.model, run=job.run_dir.name)
     own = newest_first(root)
     paths = own or ([expanded(init_from).absolute()] if init_from else [])
     mine = checkpoint.first_valid(paths, misfit=misfit) if job.world.is_main else checkpoint.ValidCheckpoint(path=None, invalid=[])

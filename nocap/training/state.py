@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nocap.config.keys import InputError
 from nocap.training.optimizer import Optimizers
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -21,11 +22,10 @@ PLAIN = (bool, int, float, str, type(None))
 
 Tensors = dict[str, dict[str, Tensor]]  # file → name → tensor
 Plain = dict[str, Any]  # JSON types
-Shapes = dict[str, list[int] | None]  # name → shape, None where it is not known
 
 
-class UnsavableError(TypeError):
-    """A part of a state is neither a tensor nor plain."""
+class UnsavableError(InputError):
+    """A part of a state is neither a tensor nor plain: no checkpoint could hold it."""
 
 
 def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[Tensors, Plain]:
@@ -49,7 +49,11 @@ def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[T
 
 
 def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain: Plain) -> None:
-    """The opposite of `snapshot`."""
+    """The opposite of `snapshot`.
+
+    Errors:
+        ValueError: the state is of optimizers with other groups, or with other keys in them.
+    """
     put_weights(model, tensors[MODEL])
     parameters, by_parameter = dict(model.named_parameters()), dict[tuple[int, str], dict[str, Any]]()
     for key, leaf in {**tensors[OPTIMIZER], **plain.get("state", {})}.items():
@@ -58,8 +62,10 @@ def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain
         by_parameter.setdefault((int(index), name), {})[path] = value
     for (number, name), fields in by_parameter.items():
         optimizers[number].state[parameters[name]] = _tree(fields)
-    for optimizer, groups in zip(optimizers, plain.get("groups", ()), strict=False):
+    for optimizer, groups in zip(optimizers, plain.get("groups", ()), strict=True):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
+            if missing := _plain_keys(group).keys() - values.keys():
+                raise ValueError(f"it is of another optimizer, without {min(missing)}")
             group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in values.items()})
 
 
@@ -84,24 +90,16 @@ def as_json(plain: Plain) -> str:
     try:
         return json.dumps(plain, allow_nan=False)
     except ValueError as error:
-        raise UnsavableError(f"got a non-finite number ({error})") from error
+        raise UnsavableError(f"optimizer must keep tensors and plain values, got a non-finite number ({error})") from error
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(t.shape) for name, t in tensors.items()}
 
 
-def top_level(key: str) -> str:
-    """The key of an optimizer's tensor, or one for all tensors of its list or dict: how many they are may change with the step."""
-    parts = key.split("/", 3)
-    return "/".join(parts if len(parts) < 4 else (*parts[:3], "*"))
-
-
-def difference(file: str, found: Shapes, expected: Shapes) -> str | None:
+def difference(file: str, actual: Mapping[str, list[int]], expected: Mapping[str, list[int]]) -> str | None:
     """Where a file's names and shapes are not the expected ones."""
-    kept = {name if name in expected else top_level(name): shape for name, shape in found.items()}  # a weight's name may be of any form
-    known = {name: shape if expected.get(name) is not None else None for name, shape in kept.items()}
-    differing = sorted(name for name in known.keys() | expected.keys() if known.get(name, "absent") != expected.get(name, "absent"))
+    differing = sorted(name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name))
     return f"{file} must hold what this run's model has, and differs in {differing[0]}" if differing else None
 
 
@@ -115,7 +113,7 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (Tensor, *PLAIN)) or value in ([], ()):
         yield path, value
     else:
-        raise UnsavableError(f"got {type(value).__name__} in {path}")
+        raise UnsavableError(f"optimizer must keep tensors and plain values, got {type(value).__name__} in {path}")
 
 
 def _tree(leaves: Mapping[str, Any]) -> Any:
