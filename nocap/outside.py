@@ -72,7 +72,7 @@ class File:
             return importlib.import_module(self.module)
         except InputError:
             raise
-        except Exception as error:  # the file may raise anything
+        except (Exception, SystemExit) as error:  # the file may raise anything
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
             where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError's text has its own
             line = f"{self.path} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]

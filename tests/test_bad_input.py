@@ -177,8 +177,8 @@ STARTS = {
     "study": ["study.conduct.carry_out", "study.preview.render"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],
-    "check": ["check._failures"],
-    "new": ["new._write"],
+    "check": ["check._check_option"],
+    "new": ["new.write_file"],
 }
 
 

@@ -21,7 +21,7 @@ REFUSALS = {
     "unknown option": (["attention=flsh"], ["attention", "flsh", "flash"]),
     "misspelled key": (["trainer.stepz=10"], ["trainer.stepz", "trainer", "steps"]),
     "misspelled key, added": (["+trainer.stepz=10"], ["trainer.stepz", "steps"]),
-    "key of another option, added": (["+attention.window=16"], ["attention.window", "no key"]),
+    "key of another option, added": (["+attention.window=16"], ["attention.window", "attention=sliding"]),
     "misspelled group": (["atention=flash"], ["atention"]),
     "wrong type": (["trainer.steps=many"], ["trainer.steps", "many"]),
     "wrong choice": (["trainer.precision=fp17"], ["trainer.precision", "fp17", "fp32", "bf16"]),

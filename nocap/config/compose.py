@@ -31,7 +31,7 @@ from nocap.config.plain import refuse_interpolations as refuse_interpolations
 from nocap.config.plain import to_plain as to_plain
 from nocap.config.plain import typed
 from nocap.config.run import Run
-from nocap.config.trainer import Device
+from nocap.config.trainer import Device, Trainer
 
 T = TypeVar("T")
 INTERPOLATIONS = 20  # at most, in a command line or a yaml from outside: values that repeat each other double with every step
@@ -79,6 +79,8 @@ def _run(config: DictConfig) -> Run:
         run = OmegaConf.to_object(config)
     except (*CONFIG_ERRORS, OverflowError) as error:  # the last: an integer that no float holds
         raise ValueError(explain(error)) from error
+    except SystemExit as error:
+        raise ValueError(f"an option's checks must raise ValueError, got SystemExit: {error}") from error
     assert isinstance(run, Run)
     _refuse_secrets(to_plain(run))
     hardware.check_device(run.trainer.device, run.trainer.devices)
@@ -115,10 +117,37 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
             for one in overrides:
                 if not is_choice(one):
                     require(not one.is_delete(), one.key_or_group, "stay: a key cannot be taken out", one.input_line)
-                    OmegaConf.update(config, one.key_or_group, one.value(), merge=True)
+                    _check_owner(one.key_or_group, config)
+                    is_huge = isinstance(value := one.value(), int) and abs(value) >= 2**1023
+                    require(not is_huge, one.key_or_group, "be a number that a float holds", value)
+                    OmegaConf.update(config, one.key_or_group, value, merge=True)
     except (*CONFIG_ERRORS, OverflowError) as error:  # the last: an integer that no float holds
         raise ValueError(explain(error)) from error
     return config, choices
+
+
+def _check_owner(name: str, config: DictConfig) -> None:
+    """Refuse a key that the chosen options have not, and another has: with what would make it one."""
+    group, _, key = name.rpartition(".")
+    parent = OmegaConf.select(config, group) if group else config
+    if isinstance(parent, DictConfig) and (key in list(parent) or OmegaConf.get_type(parent) is dict):
+        return
+    if group.startswith("ideas.") and (idea := group.split(".")[1]) in registry.yamls("ideas"):
+        raise ValueError(f"{name} must be beside ideas=[{idea}], which it is a key of")
+    if group in registry.groups() and (kinds := [kind for kind, option in registry.options(group).items() if key in _names(option)]):
+        raise ValueError(f"{name} must be beside {' or '.join(f'{group}={kind}' for kind in kinds)}, got {group}={parent.kind}")
+    others = {
+        "trainer": [Trainer],
+        **{other: registry.options(other).values() for other in registry.groups() if other not in ("ideas", "launcher")},
+    }
+    if key != "kind" and (
+        owners := [f"{other}.{key}" for other, options in others.items() if any(key in _names(option) for option in options)]
+    ):
+        raise ValueError(f"{name} is no key (did you mean {' or '.join(owners)}?)")
+
+
+def _names(option: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(option)}
 
 
 def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed] = composed) -> Composed:

@@ -64,7 +64,9 @@ def _exits() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
         raise SystemExit(EXIT_CODES["failed"]) from None
     except OSError as error:
-        _fail(error)
+        if is_fault(error) or error.filename is None:
+            _fail(error)
+        refuse(f"{error.filename} must be a place that can be read or written, got {error.strerror}")
 
 
 def _fail(error: Exception) -> NoReturn:
