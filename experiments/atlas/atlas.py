@@ -15,12 +15,15 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import os
 import shlex
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from datetime import date
+from datetime import date, datetime, timedelta
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,9 +32,8 @@ from typing import Any
 
 import jobs
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from worth import ADDED, Blocks, added, put, stages, tell
+from worth import ADDED, Blocks, Steps, added, put, stages, tell
 
-from nocap import bench
 from nocap.config import hardware
 from nocap.config.compose import Composed, as_in, composed
 from nocap.config.errors import EXIT_CODES, refusals
@@ -207,7 +209,7 @@ def tune(output_dir: str) -> int:
             continue
         base = of_arm(arm, output_dir)
         base = more(base, f"trainer.steps={round(base.run.trainer.steps * TUNED_AT)}")
-        shown = searched(SEARCH, base, asked["tune"], arm)
+        shown = searched(SEARCH, base, asked["tune"])
         kept[arm] = {"with": shown[0]["with"], "date": date.today().isoformat(), "share": TUNED_AT, "seed": SEARCH.seed, "trials": shown}
         write_json(jobs.TUNED, {"arms": kept})
         print(f"{arm}: {' '.join(shown[0]['with'])} ends at {shown[0]['val_loss']}", flush=True)
@@ -217,30 +219,61 @@ def tune(output_dir: str) -> int:
 # --- steps ---------------------------------------------------------------------------------------------------------------------------
 
 KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_token", "params")  # of one in a bench
-TOGETHER = 6  # in one interleaved bench, each beside the baseline's
+TOGETHER = 11  # in one interleaved bench, each beside the baseline's
+APART = timedelta(minutes=10)  # from the beginning of a session to the next: between two times of a step, whose order is the same
 
 
-def steps(rounds: int, output_dir: str) -> int:
-    """A bench for every few steps, each written as it ends; what is there is not timed again."""
-    kept = read_json(jobs.STEPS) or {"steps": {}}
-    alone = [words for arm in jobs.arms() if jobs.is_ready(arm) for _, words in stages(jobs.arms()[arm])]
-    asked = dict.fromkeys([*alone, *(shlex.join(jobs.words_of(arm)) for arm in jobs.together())])
-    left = [words for words in asked if words and words not in kept["steps"]]
-    teach(left, output_dir)
-    for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "bench.json"
-            each = [word for words in few for word in ("--arm", with_teacher(words, output_dir))]
-            argv = [jobs.SCALE, "--arm", "", *each, "--rounds", str(rounds), "--json", str(out)]
-            print(f"python -m nocap.bench {shlex.join(argv)}", flush=True)
-            code = bench.main(argv)
-            found = read_json(out)
-        if found is None:
-            return code
-        kept["steps"] |= {words: {key: one.get(key) for key in KEPT} for words, one in zip(few, found["arms"][1:], strict=True)}
-        kept |= {"date": date.today().isoformat(), "hardware": found["hardware"], "rounds": rounds}
-        write_json(jobs.STEPS, kept)
+def steps(sessions: int, rounds: int, output_dir: str) -> int:
+    """Time what fewer sessions have than asked for, in sessions that lie apart: what one says of a shared machine need not hold an hour
+    later. Each bench is a process of its own, and is written as it ends.
+
+    Errors:
+        ValueError: steps.json is of another machine.
+    """
+    kept = (read_json(jobs.STEPS) or {"sessions": []})["sessions"]
+    here = hardware.describe(Device.cpu, 1)
+    machines = {one["hardware"]["fingerprint"] for one in kept}
+    require(machines <= {here["fingerprint"]}, str(jobs.STEPS), "be of this machine, whose steps alone can be compared", machines)
+    asked = [words for arm in jobs.arms() if jobs.is_ready(arm) for _, words in stages(jobs.arms()[arm])]
+    asked += [shlex.join(jobs.words_of(arm)) for arm in jobs.together()]
+    teach(asked, output_dir)
+    while left := [words for words in dict.fromkeys(asked) if words and sum(words in one["steps"] for one in kept) < sessions]:
+        if kept:
+            wait_until(datetime.fromisoformat(kept[-1]["started"]) + APART)
+        print(f"session {len(kept) + 1}: {len(left)} steps", flush=True)
+        kept.append({"hardware": here, "rounds": rounds, "steps": {}})
+        for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
+            result = timed_together(few, rounds, output_dir)
+            rows = zip(few, result["arms"][1:], strict=True)
+            kept[-1]["steps"] |= {words: {key: one.get(key) for key in KEPT} for words, one in rows}
+            kept[-1] = {"started": result["started"], **kept[-1], "ended": result["ended"]}
+            write_json(jobs.STEPS, {"sessions": kept})
     return 0
+
+
+def wait_until(when: datetime) -> None:
+    left_s = (when - datetime.now(when.tzinfo)).total_seconds()
+    if left_s > 0:
+        print(f"the next session begins in {left_s / 60:.0f} minutes", flush=True)
+        time.sleep(left_s)
+
+
+def timed_together(words: Sequence[str], rounds: int, output_dir: str) -> dict[str, Any]:
+    """A bench's result: the baseline's step, then these.
+
+    Errors:
+        RuntimeError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "bench.json"
+        arms = [part for one in ("", *words) for part in ("--arm", with_teacher(one, output_dir))]
+        command = [sys.executable, "-m", "nocap.bench", jobs.SCALE, *arms, "--rounds", str(rounds), "--json", str(out)]
+        print(shlex.join(command), flush=True)
+        code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+        found = read_json(out)
+    if found is None:
+        raise RuntimeError(f"the bench ended with exit code {code}")
+    return found
 
 
 def files_of(arm: str) -> set[str]:
@@ -269,9 +302,8 @@ def of_recipe() -> dict[str, list[str]]:
     steps, words = timed(), {arm: shlex.join(jobs.words_of(arm)) for arm in jobs.together()}
     fresh = [one for one in jobs.known() if one["seed"] != jobs.TUNED_ON]
     parts, larger = Blocks(jobs.RACED, fresh), Blocks(jobs.SHORT, fresh)
-    rows = [[part, *added(parts, jobs.recipe(), without, words, steps, parts.slope())] for part, without in jobs.left_out().items()]
-    rate = larger.slope(jobs.large(), jobs.LARGES)
-    over = added(larger, jobs.large(*jobs.stack()), jobs.large(), words, steps, rate)
+    rows = [[part, *added(parts, jobs.recipe(), without, words, steps)] for part, without in jobs.left_out().items()]
+    over = added(larger, jobs.large(*jobs.stack()), jobs.large(), words, steps, jobs.large(), jobs.LARGES)
     return {"the parts": markdown(("part", *ADDED), rows), "the larger size": markdown(ADDED, [over])}
 
 
@@ -291,7 +323,7 @@ def carried_out(do: Callable[[], int]) -> int:
             return EXIT_CODES["preempted"]
 
 
-def timed() -> dict[str, Any]:
+def timed() -> Steps:
     """steps.json.
 
     Errors:
@@ -300,14 +332,15 @@ def timed() -> dict[str, Any]:
     found = read_json(jobs.STEPS)
     if found is None:
         raise InputError(f"{jobs.STEPS} must be there (atlas.py steps), got none")
-    return found
+    return Steps(found["sessions"])
 
 
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("what", choices=("tune", "run", "steps", "tell"))
     parser.add_argument("phase", nargs="?", choices=jobs.phases())
-    parser.add_argument("--rounds", type=int, default=40, metavar="N", help="of each bench (default: 40)")
+    parser.add_argument("--sessions", type=int, default=3, metavar="N", help="of timing, ten minutes apart or more (default: 3)")
+    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="of each bench (default: 10)")
     options = parser.parse_args()
 
     def do() -> int:
@@ -317,7 +350,7 @@ def main() -> int:
         if options.what == "tune":
             return tune(options.output_dir)
         if options.what == "steps":
-            return steps(options.rounds, options.output_dir)
+            return steps(options.sessions, options.rounds, options.output_dir)
         return told()
 
     return carried_out(do)

@@ -1,9 +1,10 @@
-"""The atlas's own intervals: t-intervals with a noise that its arms share (Smyth 2004), and their sums and quotients."""
+"""The atlas's own intervals: t-intervals with a noise that its arms share (Smyth 2004), their sums and quotients, and what of many
+comparisons is left after a correction."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,32 +12,46 @@ from scipy import special
 
 CAP = 8.0  # degrees of freedom of the shared noise: other arms are not this one
 SAME = 0.01  # of the shared spread: three pairs that lie closer compute the same but for rounding
+ERROR = 0.05  # of an interval, and of all comparisons together after a correction
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean with its 95% interval."""
+    """A mean with its standard error, and how well that is known: its interval is Student's at 95%."""
 
     mid: float
-    low: float
-    high: float
+    se: float
+    df: float
 
     @property
     def half_width(self) -> float:
-        return (self.high - self.low) / 2
+        return quantile(self.df) * self.se
+
+    @property
+    def low(self) -> float:
+        return self.mid - self.half_width
+
+    @property
+    def high(self) -> float:
+        return self.mid + self.half_width
+
+    @property
+    def p(self) -> float:
+        """How often a mean so far from 0 would come of none."""
+        return 2 * float(special.stdtr(self.df, -abs(self.mid) / self.se)) if self.se else float(self.mid == 0)
 
     def plus(self, other: Estimate) -> Estimate:
-        """The sum of two that are independent: half-widths add in squares."""
-        return around(self.mid + other.mid, math.hypot(self.half_width, other.half_width))
+        """The sum of two that are independent."""
+        return joined(self.mid + other.mid, (self.se, self.df), (other.se, other.df))
 
     def over(self, other: Estimate) -> Estimate:
         """The quotient of two that are independent, by the delta method."""
         mid = self.mid / other.mid
-        return around(mid, math.hypot(self.half_width, mid * other.half_width) / abs(other.mid))
+        return joined(mid, (self.se / abs(other.mid), self.df), (abs(mid / other.mid) * other.se, other.df))
 
-    def exp(self) -> Estimate:
-        """From the log scale to the ratio: geometric means."""
-        return Estimate(mid=math.exp(self.mid), low=math.exp(self.low), high=math.exp(self.high))
+    def exp(self) -> tuple[float, float, float]:
+        """From the log scale to the ratio, by geometric means: its middle and its ends."""
+        return math.exp(self.mid), math.exp(self.low), math.exp(self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +62,16 @@ class Noise:
     df: int
 
 
-def around(mid: float, half: float) -> Estimate:
-    return Estimate(mid=mid, low=mid - half, high=mid + half)
+def quantile(df: float) -> float:
+    return -float(special.stdtrit(df, ERROR / 2))
+
+
+def joined(mid: float, *errors: tuple[float, float]) -> Estimate:
+    """Of several independent errors, each with its degrees of freedom (Welch and Satterthwaite); it is known no better than the best
+    known of them, for much of what they know is of other arms."""
+    variance, best = sum(se**2 for se, _ in errors), max(df for _, df in errors)
+    fourth = sum(se**4 / df for se, df in errors)
+    return Estimate(mid=mid, se=math.sqrt(variance), df=min(best, variance**2 / fourth) if fourth else best)
 
 
 def pooled(groups: Sequence[Sequence[float]]) -> Noise:
@@ -66,4 +89,21 @@ def interval(values: Sequence[float], noise: Noise | None = None) -> Estimate:
         known = min(float(noise.df), CAP)
         variance = max((known * noise.sd**2 + df * variance) / (known + df), noise.sd**2)
         df += known
-    return around(mid, -float(special.stdtrit(df, 0.025)) * math.sqrt(variance / n))
+    return Estimate(mid=mid, se=math.sqrt(variance / n), df=df)
+
+
+def holm(of: Mapping[str, float]) -> set[str]:
+    """Whose difference is left at 5% for all p-values together (Holm 1979): not one false among them, in 95%."""
+    left: set[str] = set()
+    for i, (name, p) in enumerate(sorted(of.items(), key=lambda each: each[1])):
+        if p > ERROR / (len(of) - i):
+            break
+        left.add(name)
+    return left
+
+
+def benjamini_hochberg(of: Mapping[str, float]) -> set[str]:
+    """Of whose differences 5% are false on average (Benjamini and Hochberg 1995)."""
+    ranked = sorted(of, key=lambda name: of[name])
+    last = max((i for i, name in enumerate(ranked, start=1) if of[name] <= ERROR * i / len(of)), default=0)
+    return set(ranked[:last])

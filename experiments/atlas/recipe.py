@@ -33,7 +33,7 @@ def search(output_dir: str) -> int:
     space = [*SPACE, *([MUON] if "optimizer=muon" in stack["with"] else [])]
     drawn = {word.partition("=")[0] for word in space}
     fixed = [word for word in stack["with"] if word.partition("=")[0] not in drawn]
-    trials = atlas.searched(SEARCH, composed([jobs.SCALE, f"output_dir={output_dir}", *fixed]), space, "the recipe")
+    trials = atlas.searched(SEARCH, composed([jobs.SCALE, f"output_dir={output_dir}", *fixed]), space)
     about = {"date": date.today().isoformat(), "seed": SEARCH.seed, "screen": SEARCH.screen}
     write_json(jobs.RECIPE, {"fixed": fixed, **about, "trials": trials})
     print(f"best: {' '.join([*fixed, *trials[0]['with']])}: {trials[0]['val_loss']}", flush=True)

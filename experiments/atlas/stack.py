@@ -14,7 +14,7 @@ from typing import Any
 import atlas
 import jobs
 from estimate import Estimate
-from worth import BASELINE, Blocks, Line, logarithm, put, speed_of
+from worth import BASELINE, Blocks, Line, Steps, put
 
 from nocap.config.errors import EXIT_CODES
 from nocap.report.table import markdown
@@ -27,14 +27,14 @@ MARK = "the stack"
 
 
 def worth_of(
-    idea: str, blocks: Blocks, arms: Mapping[str, Line], steps: Line | None, *, trial: str = "", over: str = BASELINE
+    idea: str, blocks: Blocks, arms: Mapping[str, Line], steps: Steps, *, trial: str = "", over: str = BASELINE
 ) -> Estimate | None:
     """Logarithm of its equivalent speedup in time, alone or of a trial over the stack. `None`: it diverged, or its step was not timed."""
-    lower, rate, speed = blocks.lower(trial or idea, over), blocks.slope(), speed_of(arms[idea], steps, blocks.share)
-    return lower.over(rate).plus(logarithm(speed)) if lower and rate and speed else None
+    in_steps, speed = blocks.in_steps(blocks.lower(trial or idea, over)), steps.of(arms[idea], blocks.share)
+    return in_steps.plus(speed.estimate) if in_steps and speed and speed.estimate else None
 
 
-def candidates(blocks: Blocks, arms: Mapping[str, Line], steps: Line | None) -> list[str]:
+def candidates(blocks: Blocks, arms: Mapping[str, Line], steps: Steps) -> list[str]:
     """The ideas that are worth more than nothing by themselves, the best first."""
     found = {arm: worth.mid for arm in arms if arm != BASELINE and (worth := worth_of(arm, blocks, arms, steps)) is not None}
     return sorted((arm for arm, worth in found.items() if worth > 0), key=lambda arm: -found[arm])[:MOST]
@@ -50,7 +50,7 @@ def clash(stack: Sequence[str], arm: str, arms: Mapping[str, Line]) -> str | Non
     return f"the stack has {other}" if other else None
 
 
-def decided(lines: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> tuple[list[str], list[dict[str, Any]], str | None]:
+def decided(lines: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> tuple[list[str], list[dict[str, Any]], str | None]:
     """The stack so far, each decision, and the trial whose runs are missing; `None`: the rule has ended."""
     blocks = Blocks(SHARE, lines)
     stack: list[str] = []
@@ -63,7 +63,7 @@ def decided(lines: Sequence[Line], arms: Mapping[str, Line], steps: Line | None)
         if len(blocks.gains(trial, over)) < len(SEEDS):
             return stack, log, trial
         worth = worth_of(arm, blocks, arms, steps, trial=trial, over=over)
-        speedup = worth and {"ratio": worth.exp().mid, "low": worth.exp().low, "high": worth.exp().high}
+        speedup = worth and dict(zip(("ratio", "low", "high"), worth.exp(), strict=True))
         joins = speedup is not None and speedup["ratio"] >= LEAST
         log.append({"idea": arm, "joins": joins, "over": over, "speedup": speedup})
         stack += [arm] * joins

@@ -1,8 +1,9 @@
 """What an idea is worth, from the lines of runs.jsonl: lower loss, steps saved, time saved, each with its interval.
 
 A block is a machine with a seed and a length. An arm's gain is taken against the baseline of its own block, and all arms share the noise of
-a pair. The baseline's loss at several lengths shows what a logarithm of steps is worth. A gain divided by that is the logarithm of the
-equivalent speedup in steps; times the step's own speed it is one in time.
+a pair. The baseline's loss at several lengths shows what a logarithm of steps is worth: less beyond this length, which is the rate for what
+ends lower, than before it, which is the rate for what ends higher. A gain divided by that is the logarithm of the equivalent speedup in
+steps; times the step's own speed, over sessions of timing, it is one in time.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from estimate import Estimate, Noise, interval, pooled
+from estimate import Estimate, Noise, benjamini_hochberg, holm, interval, pooled, quantile
 
 from nocap.config.keys import require
+from nocap.judge.interval import CAP, CLOCK_BIAS, LEAST_PAIRS, Declared, of_pairs
+from nocap.judge.interval import pooled as declared_by
 from nocap.report.table import markdown
 
 HERE = Path(__file__).resolve().parent
-README, FIGURE, MARK = HERE / "README.md", HERE / "atlas.svg", "the table"
-GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}
+README, FIGURE, MARK, CORRECTION = HERE / "README.md", HERE / "atlas.svg", "the table", "the correction"
+GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}  # grey: what has no verdict
 BASELINE = "baseline"
-ENDS = ("ratio", "low", "high")
 LENGTHS = (0.25, 0.5, 0.71, 1.0)  # of the baseline's schedules, in shares of the scale's steps: what steps are worth
 SAME = 1e-4  # nats: an arm whose gains differ by less computes the same but for rounding
 Line = Mapping[str, Any]
@@ -68,17 +70,18 @@ class Blocks:
         """Why there is no interval."""
         return "–" if all(map(math.isfinite, self.gains(arm))) else "diverged"
 
-    def slope(self, of: str = BASELINE, lengths: Sequence[float] = LENGTHS) -> Estimate | None:
-        """Nats that e times the steps lower an arm's loss: over those of the declared lengths that are next to this one, in blocks that
-        have both; `None`: there are fewer than two."""
+    def slope(self, of: str = BASELINE, lengths: Sequence[float] = LENGTHS, *, lower: float = 1.0) -> Estimate | None:
+        """Nats that e times the steps lower an arm's loss, in blocks that have both ends of up to three lengths next to each other: from
+        this one on for what ends lower, up to this one for what ends higher. Where nothing was trained on that side it is the other's:
+        from the longest length what ends lower is understated. `None`: there are fewer than two lengths."""
         ends: dict[float, dict[tuple[str, int], float]] = {}
         for one in self.runs:
-            if one["arm"] == of and one["val_loss"] is not None and one["share"] in lengths:
+            if one["arm"] == of and one["val_loss"] is not None and one["share"] in (*lengths, self.share):
                 ends.setdefault(one["share"], {})[one["machine"], one["seed"]] = one["val_loss"]
-        far = {share: abs(math.log(share / self.share)) for share in ends}
-        around = sorted(
-            sorted(ends, key=lambda share: (round(far[share], 9), -share))[:3]
-        )  # of two as far the longer: what helps is like it
+        beyond = sorted(share for share in ends if share >= self.share)[:3]
+        before = sorted(share for share in ends if share <= self.share)[-2:]
+        first, second = (beyond, before) if lower >= 0 else (before, beyond)
+        around = first if len(first) > 1 else second
         if len(around) < 2:
             return None
         both = ends[around[0]].keys() & ends[around[-1]].keys()
@@ -86,9 +89,10 @@ class Blocks:
         drops = [(ends[around[0]][block] - ends[around[-1]][block]) / times for block in sorted(both)]
         return interval(drops) if len(drops) > 1 else None
 
-
-def logarithm(speed: Mapping[str, float]) -> Estimate:
-    return Estimate(mid=math.log(speed["ratio"]), low=math.log(speed["low"]), high=math.log(speed["high"]))
+    def in_steps(self, lower: Estimate | None, of: str = BASELINE, lengths: Sequence[float] = LENGTHS) -> Estimate | None:
+        """Logarithm of the equivalent speedup, by the slope on the effect's own side."""
+        rate = self.slope(of, lengths, lower=lower.mid) if lower else None
+        return lower.over(rate) if lower and rate else None
 
 
 def stages(asked: Line) -> list[tuple[float, str]]:
@@ -96,16 +100,62 @@ def stages(asked: Line) -> list[tuple[float, str]]:
     return [(share, shlex.join(words)) for share, words in asked.get("stages", [[1, asked.get("with", [])]])]
 
 
-def speed_of(asked: Line, steps: Line | None, share: float) -> dict[str, float] | None:
-    """The baseline's time over an arm's, through its stages and with what was trained before it; `None`: a step was not timed."""
-    timed = {words: one["speed"] for words, one in ((steps or {}).get("steps") or {}).items()} | {"": dict.fromkeys(ENDS, 1.0)}
-    parts = [(of, timed.get(words)) for of, words in stages(asked)]
-    before = asked.get("before", 0) / share
-    return (
-        None
-        if not all(speed for _, speed in parts)
-        else {at: 1 / (sum(of / speed[at] for of, speed in parts if speed) + before) for at in ENDS}
-    )
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """The logarithm of the baseline's time over an arm's, in each session of timing that has both."""
+
+    mid: float
+    n: int  # sessions
+    estimate: Estimate | None  # `None`: fewer than three sessions
+
+    @property
+    def cell(self) -> str:
+        """A step's time, the baseline's being 1."""
+        return f"{math.exp(-self.mid):.2f}, n={self.n}"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What steps take, by sessions that lie apart."""
+
+    sessions: Sequence[Line]
+
+    def logs(self, words: str) -> dict[int, float]:
+        """Session → how fast a step is over the baseline's; no words are the baseline's own."""
+        of = {i: one["steps"].get(words) for i, one in enumerate(self.sessions)}
+        return {i: 0.0 if not words else math.log(one["speed"]["ratio"]) for i, one in of.items() if not words or (one and one["speed"])}
+
+    def by_flops(self, words: str) -> float | None:
+        """What arithmetic alone would make of it."""
+        return next((one["steps"][words]["speed_by_flops"] for one in reversed(self.sessions) if words in one["steps"]), None)
+
+    def noise(self, but: Sequence[str]) -> Declared | None:
+        """Between sessions, of one step: pooled over all but these."""
+        words = dict.fromkeys(words for one in self.sessions for words in one["steps"])
+        return declared_by([list(self.logs(other).values()) for other in words if other not in but])
+
+    def over_sessions(self, logs: Sequence[float], words: Sequence[str]) -> Speed | None:
+        """`nocap.judge`'s interval. As a standard error with degrees of freedom it goes into the sum with the loss's."""
+        if not logs:
+            return None
+        declared, n = self.noise(words), len(logs)
+        e = of_pairs(logs, declared=declared, bias=CLOCK_BIAS)
+        df = n - 1 + (min(declared.df, CAP) if declared and "declared" in e.method else 0)
+        estimate = Estimate(mid=e.mid, se=e.half_width / quantile(df), df=df) if n >= LEAST_PAIRS else None
+        return Speed(mid=e.mid, n=n, estimate=estimate)
+
+    def of(self, asked: Line, share: float) -> Speed | None:
+        """Through an arm's stages and with what was trained before it; `None`: no session has all of its steps."""
+        parts = [(of, self.logs(words)) for of, words in stages(asked)]
+        both = set.intersection(*(set(logs) for _, logs in parts))
+        before = asked.get("before", 0) / share
+        took = [sum(of * math.exp(-logs[i]) for of, logs in parts) + before for i in sorted(both)]
+        return self.over_sessions([-math.log(each) for each in took], [words for _, words in stages(asked)])
+
+    def between(self, words: str, over: str) -> Speed | None:
+        """Of one step over another."""
+        a, b = self.logs(words), self.logs(over)
+        return self.over_sessions([a[i] - b[i] for i in sorted(a.keys() & b.keys())], [words, over])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,22 +167,24 @@ class Worth:
     n: int  # pairs
     lower: Estimate | None  # nats
     steps: Estimate | None  # logarithm of the equivalent speedup
-    time: Estimate | None  # the same, at the time of its steps
-    speed: Mapping[str, float] | None
+    time: Estimate | None  # the same, at the time of its steps; `None`: a step was timed in fewer than three sessions
+    speed: Speed | None
     params: int
     without: str  # why there is no interval
 
     @property
-    def best(self) -> Estimate:
-        return self.time or self.steps or Estimate(mid=-math.inf, low=-math.inf, high=math.inf)
+    def at(self) -> float:
+        return -math.inf if self.time is None else self.time.mid
 
     @property
     def word(self) -> str:
-        """By the interval alone: a screen over many arms chooses what is confirmed on fresh seeds, and confirms nothing itself."""
-        return "–" if not math.isfinite(self.best.mid) else "helps" if self.best.low > 0 else "hurts" if self.best.high < 0 else "not seen"
+        """By the interval alone, without a correction; nothing is said of fewer than three seeds."""
+        if self.time is None or self.n < LEAST_PAIRS:
+            return "–" if self.time is None else f"no verdict (n={self.n})"
+        return "helps" if self.time.low > 0 else "hurts" if self.time.high < 0 else "not seen"
 
 
-def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -> list[Worth]:
+def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> list[Worth]:
     """Those worth most first."""
     found: list[Worth] = []
     for arm, asked in arms.items():
@@ -141,8 +193,8 @@ def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -
         )
         if arm == BASELINE or blocks is None:
             continue
-        lower, rate, speed = blocks.lower(arm), blocks.slope(), speed_of(asked, steps, blocks.share)
-        in_steps = lower.over(rate) if lower and rate else None
+        lower, speed = blocks.lower(arm), steps.of(asked, blocks.share)
+        in_steps = blocks.in_steps(lower)
         found.append(
             Worth(
                 arm=arm,
@@ -150,37 +202,66 @@ def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None) -
                 n=len(blocks.gains(arm)),
                 lower=lower,
                 steps=in_steps,
-                time=in_steps.plus(logarithm(speed)) if in_steps and speed else None,
+                time=in_steps.plus(speed.estimate) if in_steps and speed and speed.estimate else None,
                 speed=speed,
                 params=round(next(one.get("params") or 0 for one in runs if one["arm"] == arm)),
                 without=blocks.without(arm),
             )
         )
-    return sorted(found, key=lambda one: -one.best.mid)
+    return sorted(found, key=lambda one: -one.at)
+
+
+def corrected(found: Sequence[Worth]) -> tuple[set[str], set[str]]:
+    """The ideas whose worth in time is apart from 1 after a correction for all of them: by Holm, by Benjamini and Hochberg."""
+    p = {one.arm: 1.0 if one.time is None else one.time.p for one in found}
+    return holm(p), benjamini_hochberg(p)
+
+
+def left_of(found: Sequence[Worth]) -> list[str]:
+    """The sentence with which the page begins."""
+    by_holm, by_bh = corrected(found)
+    helps, hurts = ([one for one in found if one.word == word] for word in ("helps", "hurts"))
+
+    def count(ideas: Sequence[Worth]) -> str:
+        strict = [one.arm for one in ideas if one.arm in by_holm]
+        named = f" ({', '.join(strict)})" if strict else ""
+        return f"Holm's keeps {len(strict)}{named}, Benjamini and Hochberg's {sum(one.arm in by_bh for one in ideas)}"
+
+    sessions = sorted({one.speed.n for one in found if one.speed})
+    timed = " to ".join(map(str, (sessions[0], sessions[-1])[: len(sessions)])) if sessions else "no"
+    few = sum(one.n < LEAST_PAIRS for one in found)
+    return [
+        f"**{len(helps)} of {len(found)} ideas help in time, each by its own 95% interval. After a correction for {len(found)} comparisons",
+        "(5% for all together),",
+        f"{count(helps)}.** {len(hurts)} hurt: {count(hurts)}.",
+        f"{few} have one seed or two, and no verdict. Steps are timed in {timed} sessions.",
+    ]
 
 
 HEAD = (
-    *("idea", "lower loss, nats", "steps", "a step's time", "time", "verdict"),
-    *("by FLOPs", "parameters", "lines", "length, seeds", "source", "there"),
+    *("idea", "lower loss, nats", "steps", "a step's time, sessions", "time", "parameters", "verdict", "after a correction"),
+    *("by FLOPs", "lines", "length, seeds", "source", "there"),
 )
 
 
-def table(found: Sequence[Worth], arms: Mapping[str, Line], steps: Line | None, code: Mapping[str, int]) -> list[str]:
+def table(found: Sequence[Worth], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]) -> list[str]:
     """A row an arm. `code`: the lines of its own files."""
-    timed = (steps or {}).get("steps") or {}
+    by_holm, by_bh = corrected(found)
     rows = []
     for one in found:
-        by_flops = (timed.get(stages(arms[one.arm])[-1][1]) or {}).get("speed_by_flops")
+        by_flops = steps.by_flops(stages(arms[one.arm])[-1][1])
+        stays = "–" if one.n < LEAST_PAIRS else "Holm" if one.arm in by_holm else "BH" if one.arm in by_bh else "–"
         rows.append(
             [
                 one.arm,
                 nats(one.lower) if one.lower else one.without,
                 ratio(one.steps),
-                f"{1 / one.speed['ratio']:.2f}" if one.speed else "–",
+                one.speed.cell if one.speed else "–",
                 ratio(one.time),
-                one.word,
-                f"{1 / by_flops:.2f}" if by_flops else "–",
                 f"{one.params / 1e6:.2f}M",
+                one.word,
+                stays,
+                f"{1 / by_flops:.2f}" if by_flops else "–",
                 str(code.get(one.arm) or "–"),
                 f"{one.share:g}, n={one.n}",
                 arms[one.arm].get("source", ""),
@@ -190,27 +271,22 @@ def table(found: Sequence[Worth], arms: Mapping[str, Line], steps: Line | None, 
     return markdown(HEAD, rows)
 
 
-ADDED = ("lower loss, nats", "steps", "a step's time", "time", "seeds")
+ADDED = ("lower loss, nats", "steps", "a step's time, sessions", "time", "seeds")
 
 
-def added(blocks: Blocks, arm: str, over: str, words: Mapping[str, str], steps: Line, rate: Estimate | None) -> list[str]:
-    """Cells: what one arm is worth over another, at this exchange rate. `words`: arm → the name of its step in `steps`."""
+def added(
+    blocks: Blocks, arm: str, over: str, words: Mapping[str, str], steps: Steps, of: str = BASELINE, lengths: Sequence[float] = LENGTHS
+) -> list[str]:
+    """Cells: what one arm is worth over another, at the exchange rate of a third. `words`: arm → the name of its step in `steps`."""
     lower = blocks.lower(arm, over)
-    timed = [steps["steps"].get(words[one]) for one in (arm, over)]
-    in_steps = lower.over(rate) if lower and rate else None
-    speed = logarithm(timed[0]["speed"]).plus(inverse(logarithm(timed[1]["speed"]))) if timed[0] and timed[1] else None
+    in_steps, speed = blocks.in_steps(lower, of, lengths), steps.between(words[arm], words[over])
     return [
         nats(lower) if lower else blocks.without(arm),
         ratio(in_steps),
-        f"{1 / speed.exp().mid:.2f}" if speed else "–",
-        ratio(in_steps.plus(speed) if in_steps and speed else None),
+        speed.cell if speed else "–",
+        ratio(in_steps.plus(speed.estimate) if in_steps and speed and speed.estimate else None),
         str(len(blocks.gains(arm, over))),
     ]
-
-
-def inverse(e: Estimate) -> Estimate:
-    """Of a logarithm."""
-    return Estimate(mid=-e.mid, low=-e.high, high=-e.low)
 
 
 def nats(e: Estimate) -> str:
@@ -218,7 +294,7 @@ def nats(e: Estimate) -> str:
 
 
 def ratio(e: Estimate | None) -> str:
-    return "–" if e is None else f"{(x := e.exp()).mid:.2f}× [{x.low:.2f}, {x.high:.2f}]"
+    return "–" if e is None else "{:.2f}× [{:.2f}, {:.2f}]".format(*e.exp())
 
 
 def figure(found: Sequence[Worth]) -> None:
@@ -233,12 +309,13 @@ def figure(found: Sequence[Worth]) -> None:
     picture, axes = pyplot.subplots(figsize=(7.2, 0.6 + 0.17 * len(shown)), layout="constrained")
     axes.axvline(1, color=GREY, lw=1)
     for y, one in enumerate(shown):
-        at = one.best.exp()
-        axes.plot([at.low, at.high], [y, y], color=COLORS[one.word], lw=1.6)
-        axes.plot(at.mid, y, "o", color=COLORS[one.word], ms=4)
+        assert one.time
+        (mid, low, high), color = one.time.exp(), COLORS.get(one.word, GREY)
+        axes.plot([low, high], [y, y], color=color, lw=1.6)
+        axes.plot(mid, y, "o", color=color, ms=4)
     axes.set(yticks=range(len(shown)), xscale="log", ylim=(-0.7, len(shown) - 0.3))
-    axes.set_xlabel("as fast to the same loss, in time, with 95% intervals")
-    axes.set_yticklabels([one.arm for one in shown], fontsize=8)
+    axes.set_xlabel("as fast to the same loss, in time, with 95% intervals, not corrected; pale: fewer than three seeds")
+    axes.set_yticklabels([f"{one.arm}, {one.params / 1e6:.2f}M" for one in shown], fontsize=8)
     ticks = [0.5, 0.7, 1, 1.4, 2]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
@@ -263,8 +340,9 @@ def put(mark: str, rows: Sequence[str]) -> None:
     README.write_text("\n".join([f"{before}<!-- {mark} -->", *rows, f"<!-- {mark} -->{after}"]))
 
 
-def tell(runs: Sequence[Line], arms: Mapping[str, Line], steps: Line | None, code: Mapping[str, int]) -> int:
+def tell(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]) -> int:
     found = worths(runs, arms, steps)
     figure(found)
+    put(CORRECTION, left_of(found))
     put(MARK, table(found, arms, steps, code))
     return 0
