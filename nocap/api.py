@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import DictConfig
+
 from nocap.compare import frame
 from nocap.config import compose as composing
 from nocap.config.paths import expanded
@@ -38,13 +40,16 @@ class TrainingError(RuntimeError):
     """A run failed. The message is its summary's `error`, its log is `train.log` in the run's folder."""
 
 
-def compose(*overrides: str) -> Run:
-    """The checked run of these overrides: `compose("model=nano", "attention=gqa", "seed=1").attention.n_kv_heads`.
+def compose(*what: str | DictConfig) -> Run:
+    """The checked run of these overrides: `compose("model=nano", "attention=gqa", "seed=1").attention.n_kv_heads`. Or of one whole config,
+    as `hydra.compose` or a run's `config.yaml` gives it, each part with its `kind`.
 
     Errors:
         ValueError: a wrong option, key, type or value, in one line.
     """
-    return composing.compose(overrides)
+    if len(what) == 1 and isinstance(what[0], DictConfig):
+        return composing.of_config(what[0])
+    return composing.compose(map(str, what))
 
 
 def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:

@@ -6,9 +6,13 @@ import dataclasses
 import json
 from pathlib import Path
 
+import hydra
 import pytest
+from omegaconf import OmegaConf
 
 from nocap import api
+from nocap.config.paths import conf_dir
+from nocap.config.plain import to_plain
 from nocap.launch.plan import plan
 from nocap.store.lease import acquire
 from tests.conftest import Door
@@ -67,3 +71,17 @@ def test_errors_are_exceptions(tmp_path: Path) -> None:
     (run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     with pytest.raises(api.TrainingError, match="checkpoints"), workers_here():
         api.train(run, quiet=True)
+
+
+def test_a_whole_config_that_somebody_else_composed_is_a_run():
+    words = ("model=nano", "data=synthetic", "ideas=[x0]", "seed=3")
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = hydra.compose("train", [*words])
+    assert api.compose(config) == api.compose(*words) == api.compose(OmegaConf.create(to_plain(api.compose(*words))))
+    for change, rule in (
+        ({"seed": "x"}, "seed: .*Integer"),
+        ({"foo": 1}, "foo is no key of run"),
+        ({"model": 1}, "model must be one option"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            api.compose(OmegaConf.create({**to_plain(api.compose(*words)), **change}))

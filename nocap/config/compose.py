@@ -96,6 +96,19 @@ def _refuse_secrets(plain: dict[str, Any], prefix: str = "") -> None:
             raise ValueError(f"{prefix}{key} must hold no secret, which the run's record would show, got {shown}")
 
 
+def of_config(config: DictConfig) -> Run:
+    """The `Run` in a whole config that somebody else composed.
+
+    Errors:
+        ValueError: as for `compose`.
+    """
+    try:
+        with hardware.elsewhere(None):
+            return _run(typed(OmegaConf.to_container(config)))
+    except CONFIG_ERRORS as error:
+        raise ValueError(explain(error)) from error
+
+
 def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     """The config of these overrides, typed, whose values nobody has looked at, and the options that were chosen.
 

@@ -178,9 +178,6 @@ def _check_glob(override: Override) -> None:
     require(ok, override.get_key_element(), "be a group where its options are chosen by glob", override.input_line)
 
 
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # what Hydra has where none is chosen
-
-
 def launcher_option(config: DictConfig) -> Launcher | None:
     """The launcher that `config.hydra.launcher` is. None: none was chosen.
 
@@ -190,7 +187,8 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     chosen = config.hydra.runtime.choices["hydra/launcher"]
     if chosen == "basic":
-        require(keys == {"_target_": BASIC}, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", keys)
+        ok = keys.keys() == {"_target_"} and keys["_target_"].endswith(".BasicLauncher")  # what Hydra has where none is chosen
+        require(ok, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", keys)
         return None
     require("_target_" not in keys, "hydra/launcher", "be basic, pool, slurm or ray, or from outside: Hydra's are not run", chosen)
     typed = OmegaConf.create({"hydra": {"launcher": plain.option("launcher", "hydra.launcher", keys)}})
