@@ -478,3 +478,50 @@ def test_the_sweeps_that_help_shows_are_sweeps() -> None:
 
 def test_an_enum_tells_what_its_members_are() -> None:
     assert comments_of(Precision) == {"bf16": "autocast; parameters, gradients and optimizer state stay fp32"}
+
+
+# --- the next version of Hydra -----------------------------------------------------------------------------------------------------
+
+NEXT = ("hydra-core==1.4.0rc3", "omegaconf==2.4.1rc1")
+REFUSED_WORDS = (
+    *("trainer.steps=many", "~tracker", "ideas=[x0,nope]", "optimizer.lr=[1,2]", "steps=3", "seed=1.5", "optimizer.lr=true"),
+    *("attention={}", "+foo=3", "schedule.warmup_steps=${trainer.steps}", "trainer.keep_steps=[1,2]"),
+)
+COMPOSES = """
+import json, sys, warnings
+warnings.simplefilter("error")
+from nocap.config.compose import composed
+from nocap.config.plain import to_plain
+
+def told(line):
+    try:
+        made = composed(line)
+        return [to_plain(made.run), dict(made.choices)]
+    except ValueError as error:
+        return str(error)
+
+print(json.dumps(list(map(told, json.load(sys.stdin)))))
+"""
+
+
+@pytest.mark.slow
+def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp_path: Path):
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(tmp_path), *NEXT]
+    installed = subprocess.run(pip, capture_output=True, text=True)
+    if installed.returncode:
+        pytest.skip(f"{' and '.join(NEXT)} cannot be installed: {installed.stderr.strip().splitlines()[-1:]}")
+    here = ("trainer.device=cpu", "trainer.precision=fp32", "trainer.threads=1")
+    lines = [[*here, *([] if group == "model" else ["model=nano"]), *chosen(group, option), *ONE_ROW] for group, option in CHOICES]
+    lines += [[f"experiment={name}", *here] for name in EXPERIMENTS] + [["model=nano", word] for word in REFUSED_WORDS]
+    answers = []
+    for path in ("", f"{tmp_path}{os.pathsep}"):
+        env = {**os.environ, "PYTHONPATH": f"{path}{REPO}"}
+        done = subprocess.run([sys.executable, "-c", COMPOSES], input=json.dumps(lines), capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout))
+    for line, now, later in zip(lines, *answers, strict=True):
+        assert now == later, line
+
+
+def chosen(group: str, option: str) -> list[str]:
+    return [f"ideas=[{option}]" if group == "ideas" else f"{group}={option}", *MANDATORY.get(option, [])]

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config import hardware, registry
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.defaults import reasons
+from nocap.config.defaults import reasons, register_resolver
 from nocap.config.errors import CONFIG_ERRORS, explain, suggest
 from nocap.config.keys import check_keys, check_text, require
 from nocap.config.outward import redact
@@ -34,6 +34,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device, Trainer
 
 T = TypeVar("T")
+HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}  # 1.3 warns without it, 1.4 with it
 INTERPOLATIONS = 20  # at most, in a command line or a yaml from outside: values that repeat each other double with every step
 
 
@@ -283,12 +284,12 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
         for path in sorted(place.rglob("*.yaml")):
             _check_from_outside(path)
     prepare_hydra()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(conf_dir()), **HYDRA):
         try:
             config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
         except (AssertionError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}") from error
-    OmegaConf.register_new_resolver("now", _now, replace=True)
+    register_resolver("now", _now, replace=True)
     return config
 
 
@@ -299,7 +300,10 @@ def _check_option(override: Override, name: object) -> None:
         raise ValueError(f"{group}/{name} is no option{suggest(str(name), known)}")
 
 
-_now = cache(time.strftime)  # one ${now:…} for all cells
+@cache
+def _now(form: str) -> str:
+    """One ${now:…} for all cells."""
+    return time.strftime(form)
 
 
 def search_path() -> list[str]:

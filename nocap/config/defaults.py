@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import omegaconf
 from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
@@ -166,5 +167,7 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "hang_timeout_s": lambda device: 3600.0 if _device(device) is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
     "local_kernel": lambda device: (Kernel.blocks if _device(device) is Device.cpu else Kernel.flex).name,
 }
+OLD = omegaconf.__version__.startswith("2.3.")
+register_resolver: Callable[..., None] = OmegaConf.register_new_resolver if OLD else OmegaConf.register_resolver  # what 2.4 calls the same
 for _name, _resolver in RESOLVERS.items():
-    OmegaConf.register_new_resolver(f"nocap.{_name}", _resolver, replace=True)
+    register_resolver(f"nocap.{_name}", _resolver, replace=True)

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nocap import outside
 from nocap.config import hardware, registry
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.compose import is_choice, overrides_of, prepare_hydra, search_path, unchecked
+from nocap.config.compose import HYDRA, is_choice, overrides_of, prepare_hydra, search_path, unchecked
 from nocap.config.paths import conf_dir
 
 HEAD = """\
@@ -172,4 +172,4 @@ def answer(flags: argparse.Namespace) -> None:
     prepare_hydra()
     sys.argv[1:] = [*asked, *words, *([] if flags.shell_completion else search_path())]
     with hardware.elsewhere(None):
-        hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(lambda config: None)()
+        hydra.main(config_path=str(conf_dir()), config_name=name, **HYDRA)(lambda config: None)()
