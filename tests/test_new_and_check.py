@@ -257,7 +257,7 @@ DATA = {"order": "shuffled", "read_sequences": 16}
     [
         ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, "the logits of token 0 change with the tokens from 1 on"),
         ("causal", "norm", BATCH, {}, "the logits of token 0 change with the tokens from 1 on"),
-        ("learns", "optimizer", HIDDEN, {"lr": 0.1, "weight_decay": 0}, "saved and restored, it went on differently at"),
+        ("resumes", "optimizer", HIDDEN, {"lr": 0.1, "weight_decay": 0}, ", and undisturbed "),
         ("decodes", "attention", MIXER.format(change="scores = scores.tanh() * 9", first=1) + CLAIM, ATTENTION, "it says cache_slots, and"),
         ("counts", "mlp", FLOPS, {}, "flops_per_token says 8,192, and 24,576 are counted"),
         ("rates", "schedule", RISING, {"warmup_steps": 2}, "the factor of step 11 of 30 is 1.1: it must be in [0, 1]"),
