@@ -25,19 +25,9 @@ gpu-day:               ## 25 minutes of measurements on a GPU with the Python th
 
 ATLAS := $(BIN)/python experiments/atlas
 atlas: $(VENV)/ready   ## all of experiments/atlas and its race, some ten hours of a core; what is there is not trained again
-	$(ATLAS)/atlas.py run noise
-	$(ATLAS)/atlas.py tune
-	$(ATLAS)/atlas.py run screen
-	$(ATLAS)/atlas.py run lengths
+	for phase in noise screen lengths parts large; do $(ATLAS)/atlas.py run $$phase || exit; done
 	$(ATLAS)/atlas.py steps
-	$(ATLAS)/stack.py
-	$(ATLAS)/recipe.py
 	$(BIN)/python -m nocap.study experiments/recipe_tuned scale=cpu
-	$(ATLAS)/race.py --runs outputs/runs
-	$(ATLAS)/factorial.py
-	$(ATLAS)/atlas.py run parts
-	$(ATLAS)/atlas.py run large
-	$(ATLAS)/atlas.py steps
 	$(ATLAS)/atlas.py tell
 
 check: lint types contract

@@ -243,39 +243,6 @@ def test_a_seed_decides_what_the_next_is_trained_on(jobs: ModuleType) -> None:
     assert asked() == first | {(1, "smear"), (1, "x0"), (2, "x0")}
 
 
-def test_the_stack_is_greedy_by_time_and_leaves_out_what_adds_nothing(atlas: ModuleType) -> None:
-    stack, worth_ = importlib.import_module("stack"), importlib.import_module("worth")
-    arms = {
-        "baseline": {"with": []},
-        "good": {"with": ["ideas=[x0]"]},
-        "alike": {"with": ["ideas=[smear]"]},  # as good alone, nothing beside `good`
-        "slow": {"with": ["ideas=[bigram]"]},  # lower, and twice the time
-        "muon": {"with": ["optimizer=muon"]},
-        "soap": {"with": ["optimizer=soap"]},
-        "finer": {"with": ["optimizer=muon", "optimizer.row_beta2=0.9"], "like": "muon"},
-        "bad": {"with": ["mlp=swiglu"]},
-    }
-    worth = {"good": 1.4, "alike": 1.35, "slow": 1.3, "muon": 1.3, "soap": 1.2, "finer": 1.1, "bad": 0.9}
-    steps = timed(worth_, {worth_.stages(one)[0][1]: 0.5 if arm == "slow" else 1.0 for arm, one in arms.items()}, noise=1e-4)
-    lines = [line("baseline", seed, share, 2.0 - 0.3 * math.log(share)) for seed in range(3) for share in (0.25, 0.5, 1.0)]
-
-    def trained(name: str) -> list[dict[str, Any]]:
-        parts = name.split("+")
-        factor = math.prod(worth[one] for one in parts if one != "alike" or len(parts) == 1)
-        return [line(name, seed, 0.5, 2.0 - 0.3 * math.log(0.5 * factor) + 1e-4 * seed) for seed in range(3)]
-
-    for arm in [*arms][1:]:
-        lines += trained(arm)
-    asked = []
-    while (found := stack.decided(lines, arms, steps))[2] is not None:
-        asked.append(found[2])
-        lines += trained(found[2])
-    assert asked == ["good+alike", "good+muon", "good+muon+finer"]
-    assert found[0] == ["good", "muon", "finer"]
-    said = {one["idea"]: one.get("why") or f"{one['speedup']['ratio']:.2f}" for one in found[1]}
-    assert said == {"good": "1.40", "alike": "1.00", "muon": "1.30", "soap": "the stack has optimizer=muon", "finer": "1.10"}
-
-
 def test_the_words_of_several_ideas(atlas: ModuleType, jobs: ModuleType) -> None:
     assert jobs.words_of("x0+relu2+smear") == ["ideas=[x0,smear]", "mlp=relu2"]
     assert atlas.of_arm("x0+relu2+smear", "outputs").run.ideas.keys() == {"x0", "smear"}
@@ -318,22 +285,6 @@ def test_a_phase_is_trained_once(atlas: ModuleType, jobs: ModuleType, tmp_path: 
     assert len(jobs.known()) == 4
 
 
-def test_half_a_factorial_finds_planted_effects(atlas: ModuleType) -> None:
-    factorial = importlib.import_module("factorial")
-    ideas = list("abcdef")
-    chance = random.Random(1)
-    losses = []
-    for levels in factorial.design(6):
-        on = {idea for idea, level in zip(ideas, levels, strict=True) if level > 0}
-        losses.append(2.0 - 0.1 * ("a" in on) - 0.05 * ("b" in on) + 0.04 * ({"a", "b"} <= on) + chance.gauss(0, 0.001))
-    assert len({factorial.name(levels, ideas) for levels in factorial.design(6)}) == 32
-    found = {what: (mid, half) for what, mid, half in factorial.effects(losses, ideas)}
-    assert len(found) == 6 + 15
-    for what, planted in {"a": -0.08, "b": -0.03, "c": 0.0, "a × b": 0.04, "a × c": 0.0, "e × f": 0.0}.items():
-        mid, half = found[what]
-        assert abs(mid - planted) <= half < 0.004
-
-
 def test_the_page_has_the_figures_of_the_committed_lines(
     atlas: ModuleType, jobs: ModuleType, worth: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,9 +301,3 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     assert cells(shown.strip().splitlines()) == cells(wanted)
     for mark, rows in atlas.of_recipe().items():
         assert worth.between(mark)[1].strip().splitlines() == rows
-
-
-def test_what_is_crossed_can_stand_alone(jobs: ModuleType) -> None:
-    factorial = importlib.import_module("factorial")
-    ranked = ["swiglu", "muon", "soap", "normuon", "relu2", "bigram", "smear", "x0", "partial_key_offset", "backout"]
-    assert factorial.chosen(ranked, jobs.arms()) == ["swiglu", "muon", "bigram", "smear", "x0", "partial_key_offset"]

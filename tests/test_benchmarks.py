@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+import time
 
 import pytest
+import torch
+from torch import Tensor
 
 from nocap.config import hardware
+from nocap.config.compose import compose
 from nocap.measure.arms import compose_arms
 from nocap.measure.bench import bench
+from nocap.measure.decode import Cached, Engine, Recompute
+from nocap.measure.generation import Sampler, generate
 from nocap.measure.timed import Clock, TimedArm
-from tests.conftest import REPO
+from nocap.model.gpt import build_model
 
 BASE = ["model=tiny", "tokenizer=gpt2", "trainer.device=cpu", "trainer.micro_batch=4", "trainer.batch_tokens=1024"]
 ARMS = ["trainer.precision=fp32 trainer.compile=off", "trainer.precision=bf16 trainer.compile=regional"]
@@ -35,14 +37,31 @@ def test_bf16_with_regional_compilation_doubles_the_step():
     assert max(abs(plain.step() - quick.step()) for _ in range(8)) < 0.01
 
 
+def seconds(engine: Engine, prompt_1T: Tensor, new: int) -> float:
+    """CPU time of a text's last tokens, which the prompt and the first token are none of."""
+    sampler = Sampler(temperature=0.0, top_k=0, seed=0, sequences=1, max_tokens=new + 1)
+    text = generate(engine, prompt_1T, sampler, max_tokens=new + 1)
+    next(text)
+    began = time.process_time()
+    list(text)
+    return time.process_time() - began
+
+
 @pytest.mark.slow
-def test_a_cache_multiplies_decoding(tmp_path: Path) -> None:
-    """Twelvefold at T=1024, threefold for the small engine that fills its block: CPU time, all engines in one process."""
-    words = ["--texts", "2", "--json", str(tmp_path / "decode.json")]
-    script = REPO / "experiments" / "smallmind" / "decode.py"
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, cwd=REPO)
-    assert done.returncode == 0, done.stderr
-    shapes = json.loads((tmp_path / "decode.json").read_text())["shapes"]
-    least = {"long": 12.0, "smallmind, full block": 3.0, "smallmind": 2.0}
-    best = {name: max(min(row["times_no_cache"]) for row in shape["engines"]) for name, shape in shapes.items()}
-    assert all(best[name] >= bar for name, bar in least.items()), best
+@pytest.mark.parametrize(
+    ("shape", "new", "least"),
+    [
+        ("model.n_layer=6 model.n_head=6 model.d_model=384 model.seq_len=1024", 12, 12.0),
+        ("model.n_layer=4 model.n_head=8 model.d_model=256 model.seq_len=128", 50, 2.5),
+    ],
+    ids=("long", "smallmind"),
+)
+def test_a_cache_multiplies_decoding(shape: str, new: int, least: float) -> None:
+    """At the end of a block."""
+    run = compose(["trainer.device=cpu", "trainer.precision=fp32", *shape.split()])
+    T = run.model.seq_len - new
+    model = build_model(run, vocab_size=512).eval()
+    engines = Recompute(model), Cached(model, run, batch=1, capacity=T + new)
+    prompt_1T = torch.randint(512, (1, T), generator=torch.Generator().manual_seed(0))
+    plain, cached = (min(seconds(engine, prompt_1T, new) for _ in range(3)) for engine in engines)
+    assert plain / cached >= least

@@ -39,12 +39,11 @@ def test_the_steps_of_a_gpu_day(tmp_path: Path, pretended: Pretended) -> None:
     failed = {row["step"]: row["tail"] for row in day["rows"] if row["rc"] != 0}
     assert failed.keys() <= {"bench"}, done.out
     found = {row["step"]: json.loads((tmp_path / "out" / row["json"]).read_text()) for row in day["rows"] if row["json"]}
-    assert list(found) == ["products", "attention", "challenge", "bench", "graphs", "profile", "resume", "suite"]
+    assert list(found) == ["products", "attention", "challenge", "bench", "graphs", "profile", "suite"]
     assert {row["name"] for row in found["products"]["rows"]} == {"qkv", "attention_out", "mlp_up", "mlp_down", "head", "head_padded"}
     assert found["attention"]["choice"] == "flash"
     turns = found["challenge"]["runs"]
     assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == [(who, None, 10) for who in ORDER]
-    assert found["resume"]["exit_codes"] == [0, -9, 0]
     assert [arm["status"] for arm in found["graphs"]["arms"]] == ["measured"] * 3
     kernels = {"trainer.compile=regional": "measured", "attention.kernel=cudnn": "failed"}
     statuses = {arm["label"]: arm["status"] for arm in found["bench"]["arms"]}

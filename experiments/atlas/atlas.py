@@ -1,6 +1,5 @@
 """The atlas: what each idea of arms.yaml is worth on the tuned baseline, in phases that go on where they stopped, on any machine.
 
-    python experiments/atlas/atlas.py tune           # searches the rates of the other optimizers: tuned.json
     python experiments/atlas/atlas.py run PHASE      # trains what runs.jsonl lacks, as many runs at once as there are cores
     python experiments/atlas/atlas.py steps          # what a step of each arm costs here: steps.json
     python experiments/atlas/atlas.py tell           # the table of README.md
@@ -21,17 +20,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from datetime import date, datetime, timedelta
-from functools import cache, partial
+from datetime import datetime, timedelta
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
 import jobs
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from worth import ADDED, Blocks, Steps, added, put, stages, tell
 
 from nocap.config import hardware
@@ -41,8 +39,6 @@ from nocap.config.keys import InputError, flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.launch.grid import Cell
-from nocap.launch.search import Sampler, Search, Searching, space_of
-from nocap.options.launcher.pool import Devices
 from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
@@ -159,61 +155,16 @@ def compact(run: Training, record: Record, *, share: float) -> dict[str, Any]:
 
 def curve(record: Record) -> Iterator[float]:
     """Means of the training loss over so many equal stretches of the steps."""
-    for part in stretches(record, POINTS):
-        yield mean([row["train/loss"] for row in part])
-
-
-def stretches(record: Record, points: int) -> Iterator[list[dict[str, Any]]]:
-    """A run's training steps in so many parts of equal length."""
-    rows = [row for row in map(json.loads, (record.folder / "metrics.jsonl").read_text().splitlines()) if "train/loss" in row]
-    edges = [round(i * len(rows) / points) for i in range(points + 1)]
-    for low, high in pairwise(edges):
+    rows = map(json.loads, (record.folder / "metrics.jsonl").read_text().splitlines())
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    for low, high in pairwise(round(i * len(losses) / POINTS) for i in range(POINTS + 1)):
         if high > low:
-            yield rows[low:high]
+            yield mean(losses[low:high])
 
 
 @cache
 def baseline_config() -> dict[str, Any]:
     return dict(flat(to_plain(of_arm(jobs.BASELINE, "outputs").run)))
-
-
-# --- the other optimizers' searches --------------------------------------------------------------------------------------------------
-
-SEARCH = Search(sampler=Sampler.tpe, trials=12, seed=jobs.TUNED_ON)  # of each
-TUNED_AT = jobs.SHORT  # whole schedules
-
-
-def searched(search: Search, base: Composed, space: Sequence[str]) -> list[dict[str, Any]]:
-    """A search's trials, the best first.
-
-    Errors:
-        StoppedError: somebody asked to stop; the same command goes on.
-    """
-    sweeps = OverridesParser.create().parse_overrides(list(space))
-    searching = Searching(search, space_of(sweeps), fixed=base.overrides, compose=partial(as_in, base))
-    searching.run(Devices(jobs=None))
-    if searching.stopped:
-        raise StoppedError("stopped; the same command goes on")
-    trials = sorted(searching.trials(), key=lambda trial: trial.order)
-    return [{"with": list(one.words), "status": one.status, "screened": one.screened, "val_loss": one.val_loss} for one in trials]
-
-
-def tune(output_dir: str) -> int:
-    """
-    Errors:
-        StoppedError: somebody asked to stop; the same command goes on.
-    """
-    kept = jobs.tuned()
-    for arm, asked in jobs.arms().items():
-        if "tune" not in asked or arm in kept:
-            continue
-        base = of_arm(arm, output_dir)
-        base = more(base, f"trainer.steps={round(base.run.trainer.steps * TUNED_AT)}")
-        shown = searched(SEARCH, base, asked["tune"])
-        kept[arm] = {"with": shown[0]["with"], "date": date.today().isoformat(), "share": TUNED_AT, "seed": SEARCH.seed, "trials": shown}
-        write_json(jobs.TUNED, {"arms": kept})
-        print(f"{arm}: {' '.join(shown[0]['with'])} ends at {shown[0]['val_loss']}", flush=True)
-    return 0
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------------------------
@@ -234,7 +185,7 @@ def steps(sessions: int, rounds: int, output_dir: str) -> int:
     here = hardware.describe(Device.cpu, 1)
     machines = {one["hardware"]["fingerprint"] for one in kept}
     require(machines <= {here["fingerprint"]}, str(jobs.STEPS), "be of this machine, whose steps alone can be compared", machines)
-    asked = [words for arm in jobs.arms() if jobs.is_ready(arm) for _, words in stages(jobs.arms()[arm])]
+    asked = [words for arm in jobs.arms() for _, words in stages(jobs.arms()[arm])]
     asked += [shlex.join(jobs.words_of(arm)) for arm in jobs.together()]
     teach(asked, output_dir)
     while left := [words for words in dict.fromkeys(asked) if words and sum(words in one["steps"] for one in kept) < sessions]:
@@ -307,22 +258,6 @@ def of_recipe() -> dict[str, list[str]]:
     return {"the parts": markdown(("part", *ADDED), rows), "the larger size": markdown(ADDED, [over])}
 
 
-def parser_of(page: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
-    return parser
-
-
-def carried_out(do: Callable[[], int]) -> int:
-    """An exit code: what is refused, or asked to stop, says so in a line."""
-    with refusals():
-        try:
-            return do()
-        except StoppedError as stopped:
-            print(f"nocap: {stopped}", file=sys.stderr)
-            return EXIT_CODES["preempted"]
-
-
 def timed() -> Steps:
     """steps.json.
 
@@ -336,24 +271,24 @@ def timed() -> Steps:
 
 
 def main() -> int:
-    parser = parser_of(__doc__)
-    parser.add_argument("what", choices=("tune", "run", "steps", "tell"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "steps", "tell"))
     parser.add_argument("phase", nargs="?", choices=jobs.phases())
     parser.add_argument("--sessions", type=int, default=3, metavar="N", help="of timing, ten minutes apart or more (default: 3)")
     parser.add_argument("--rounds", type=int, default=10, metavar="N", help="of each bench (default: 10)")
+    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
     options = parser.parse_args()
-
-    def do() -> int:
+    with refusals():
         require((options.phase is None) is (options.what != "run"), "PHASE", "be given to run, and to nothing else", options.phase)
-        if options.what == "run":
-            return run_phase(options.phase, options.output_dir)
-        if options.what == "tune":
-            return tune(options.output_dir)
-        if options.what == "steps":
-            return steps(options.sessions, options.rounds, options.output_dir)
-        return told()
-
-    return carried_out(do)
+        try:
+            if options.what == "run":
+                return run_phase(options.phase, options.output_dir)
+            if options.what == "steps":
+                return steps(options.sessions, options.rounds, options.output_dir)
+            return told()
+        except StoppedError as stopped:
+            print(f"nocap: {stopped}", file=sys.stderr)
+            return EXIT_CODES["preempted"]
 
 
 if __name__ == "__main__":

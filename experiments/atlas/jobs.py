@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,7 +27,11 @@ LARGES = (0.125, SHORT)  # lengths of the larger size
 GOES_ON = {1: -0.04, 2: 0.01}  # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
 IDEAS = "ideas=["
 
-LARGE, SEARCHED, BATCH = "large", "searched", "batch"  # before ideas' names: six times the arithmetic; recipe.py's finds; without its batch
+LARGE, SEARCHED, BATCH = (
+    "large",
+    "searched",
+    "batch",
+)  # before ideas' names: six times the arithmetic; the recipe's; without its batch
 RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}  # of the baseline's, after LARGE: a wider model may want a lower one
 STEPS, TUNED, STACK, RECIPE = (HERE / f"{name}.json" for name in ("steps", "tuned", "stack", "recipe"))
 RACED = 0.6  # of the tokens: the recipe's in experiments/recipe_tuned
@@ -39,19 +44,21 @@ TUNED_ON = 100  # a seed that no arm is compared on
 def arms() -> dict[str, dict[str, Any]]:
     """With the winners of their searches."""
     found = {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
-    winners = {arm: one["with"] for arm, one in tuned().items()}
+    winners = {arm: one["with"] for arm, one in decided(TUNED)["arms"].items()}
     for arm, one in found.items():
         one["with"] = [*one["with"], *winners.get(one.get("like", arm), [])]
     return found
 
 
-def tuned() -> dict[str, Any]:
-    return (read_json(TUNED) or {"arms": {}})["arms"]
-
-
 def stack() -> list[str]:
-    """The ideas that stack.py put together."""
-    return list((read_json(STACK) or {"stack": []})["stack"])
+    """The ideas that were put together by the rule in README.md."""
+    return list(decided(STACK)["stack"])
+
+
+def decided(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    assert found is not None, path
+    return found
 
 
 def joined(*parts: str) -> str:
@@ -89,12 +96,6 @@ def together() -> list[str]:
     return [recipe(), *left_out().values(), large(), large(*stack())]
 
 
-def is_ready(arm: str) -> bool:
-    """Whether it needs no search, or had it."""
-    asked = arms()[arm]
-    return not {"tune", "like"} & asked.keys() or asked.get("like", arm) in tuned()
-
-
 def goes_on(arm: str, seed: int) -> bool:
     """Whether the screening has this seed of an idea, by those before it. The baseline has all."""
     if arm == BASELINE or seed == 0:
@@ -108,14 +109,14 @@ def phases() -> dict[str, list[Job]]:
     return {
         "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
         "lengths": [(seed, share, BASELINE) for seed in range(3) for share in LENGTHS if share < WHOLE],
-        "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in filter(is_ready, arms()) if goes_on(arm, seed)],
+        "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in arms() if goes_on(arm, seed)],
         "parts": [(seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())],
         "large": [
             *(rates := [(TUNED_ON, SHORT, joined(LARGE, rate, *ideas)) for rate in RATES for ideas in ((), stack())]),
             *((seed, LARGES[1], arm) for seed in range(3) if ended(rates) for arm in (large(), large(*stack()))),
             *((seed, LARGES[0], large()) for seed in range(3) if ended(rates)),
         ],
-        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in filter(is_ready, arms())],
+        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in arms()],
     }
 
 
@@ -145,7 +146,7 @@ def settings_of(part: str) -> list[str]:
     if part == LARGE:
         return ["model.n_layer=6", "model.d_model=256"]
     if part == SEARCHED:
-        return list((read_json(RECIPE) or {"trials": [{"with": []}]})["trials"][0]["with"])
+        return list(decided(RECIPE)["trials"][0]["with"])
     baseline = composed([SCALE]).run
     if part in RATES:
         return [f"optimizer.lr={baseline.optimizer.lr * RATES[part]}"]

@@ -180,10 +180,6 @@ def _challenge(found: dict[str, Any]) -> str:
     return f"nocap makes {found['ratio']:.3f} of its tokens/s (second run over first: {twice})"
 
 
-def _resume(found: dict[str, Any]) -> str:
-    return f"killed after step {found['killed_after']}, {found['resumed']}; validation losses {found['val_loss']}"
-
-
 def _study(found: dict[str, Any]) -> str:
     return ", ".join(f"{claim['id']} {claim['verdict']}" for claim in found.get("claims", []) if isinstance(claim, dict))
 
@@ -195,7 +191,6 @@ STEPS: dict[str, Step] = {  # 25 minutes at most
     "bench": Step(limit_s=280, words=bench, figure=_bench),
     "graphs": Step(limit_s=100, words=graphs, figure=_bench),
     "profile": Step(limit_s=90, words=profile, figure=_profile),
-    "resume": Step(limit_s=120, words=script("resume.py"), figure=_resume),
     "suite": Step(limit_s=210, words=suite, figure=_bench),
     "tests": Step(limit_s=130, words=tests),
     "study": Step(limit_s=150, words=study, figure=_study, leaves=f"{STUDY}/results.*.json"),
