@@ -47,6 +47,8 @@ SMALL = (
     "trainer.threads=1",
 )
 
+ATLAS_IDEAS = ("--config-dir", str(REPO / "experiments" / "atlas" / "ideas"))
+
 # A schedule whose first update is beyond all numbers.
 EXPLODING = ("--config-dir", str(REPO / "tests" / "exploding"), "schedule=exploding")
 
@@ -105,8 +107,8 @@ def isolated(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def atlas_ideas(isolated: None) -> Iterator[None]:
-    """The ideas that the atlas does not support are in use."""
-    outside.use([REPO / "experiments" / "atlas" / "ideas"])
+    """The ideas that neither the atlas nor a claim supports are in use."""
+    outside.use([ATLAS_IDEAS[1]])
     yield
     os.environ.pop(outside.VARIABLE)
 

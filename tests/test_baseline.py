@@ -119,9 +119,6 @@ def test_the_challenges_recipe_keeps_its_data_validation_and_tokens():
     assert mine["optimizer.lr"] == theirs["optimizer.lr"]
 
 
-OTHER_WEIGHTS = {"ideas=averaged_weights", "ideas=tail_average"}  # both would choose the weights that are validated
-
-
 def choices() -> list[list[str]]:
     """Overrides that choose every option of every group at least once, one option of each group at a time."""
     groups: dict[str, list[str]] = {}
@@ -129,8 +126,7 @@ def choices() -> list[list[str]]:
         if path.parent.name != "experiment":
             groups.setdefault(path.parent.name, []).append(f"{path.parent.name}={path.stem}")
     rounds = max(map(len, groups.values()))
-    found = [[options[i % len(options)] for options in groups.values()] for i in range(rounds)]
-    return [[word for word in words if not (word == "optimizer=schedule_free" and OTHER_WEIGHTS & {*words})] for words in found]
+    return [[options[i % len(options)] for options in groups.values()] for i in range(rounds)]
 
 
 NUMBERS = ["model.n_layer=2", "optimizer.lr=0.01", "schedule.decay_steps=100", "trainer.steps=2000", "trainer.grad_clip=1"]

@@ -34,7 +34,6 @@ OPTIONS.pop("hydra")  # its groups are Hydra's own; `launcher` is one of nocap's
 CHOICES = [(group, option) for group, options in OPTIONS.items() for option in options]
 MANDATORY = {
     "text": ["data.path=notes/*.md"],
-    "distill": ["ideas.distill.run=outputs/runs/teacher"],
     "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
     "schedule_free": ["schedule=constant"],
     "curriculum": ["data.order=shuffled"],
@@ -201,7 +200,7 @@ def test_precision_and_compilation_are_the_fast_ones(
         ["attention=mqa"],
         ["mlp=swiglu"],
         ["optimizer=muon"],
-        ["ideas=[averaged_weights]"],
+        ["ideas=[smear]"],
     ):  # what is compared decides nothing
         t = compose([*one_thread, *overrides, *more]).trainer
         assert (t.precision.value, t.compile.value) == (precision, compilation)
@@ -289,7 +288,7 @@ REFUSED = [
     ("model.residual_precision=bf16 trainer.precision=fp32", "model.residual_precision", "fp32", "trainer.precision=fp32", "bf16"),
     ("trainer.device=cpu trainer.cuda_graphs=true", "trainer.cuda_graphs", "false", "trainer.device=cpu", "True"),
     ("trainer.device=cuda trainer.cuda_graphs=true trainer.devices=2", "trainer.cuda_graphs", "false", "trainer.devices=2", "True"),
-    ("trainer.device=cuda trainer.cuda_graphs=true ideas=[averaged_weights]", "trainer.cuda_graphs", "ideas.averaged_weights", "True"),
+    ("trainer.device=cuda trainer.cuda_graphs=true ideas=[multi_token]", "trainer.cuda_graphs", "ideas.multi_token", "True"),
     ("optimizer.cautious_decay=true optimizer.weight_decay=0", "optimizer.cautious_decay", "optimizer.weight_decay=0", "True"),
     ("optimizer.beta2_half_life_tokens=1e5 optimizer.beta2=0.9", "optimizer.beta2", "optimizer.beta2_half_life_tokens=100000", "0.9"),
     ("optimizer.beta2_half_life_tokens=0", "optimizer.beta2_half_life_tokens", "above 0", "null", "0.0"),
@@ -303,9 +302,6 @@ REFUSED = [
     ("optimizer=schedule_free", "schedule", "constant", "wsd"),
     ("optimizer=schedule_free schedule=constant optimizer.beta1=0", "optimizer.beta1", "above 0", "0.0"),
     ("optimizer=schedule_free schedule=constant optimizer.cautious_decay=true", "optimizer.cautious_decay", "false", "True"),
-    ("optimizer=schedule_free schedule=constant ideas=[averaged_weights]", "ideas", "averaged_weights", "schedule_free"),
-    ("ideas=[tail_average] ideas.tail_average.share=0", "ideas.tail_average.share", "above 0", "0.0"),
-    ("trainer.device=cuda trainer.cuda_graphs=true ideas=[tail_average]", "trainer.cuda_graphs", "ideas.tail_average", "True"),
     ("trainer.activation_checkpointing=layer", "trainer.activation_checkpointing", "layer", "off", "block", "attention", "mlp"),
     ("trainer.device=tpu", "trainer.device", "tpu", "cpu", "cuda"),
     ("attention.kernel=magic", "attention.kernel", "magic", "fused"),

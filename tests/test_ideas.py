@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,12 @@ from tests.conftest import REPO, SMALL
 
 OWN = REPO / "tests" / "own_ideas"
 V = 257
+pytestmark = pytest.mark.usefixtures("atlas_ideas")
 
 
 @pytest.fixture
-def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
+def strangers(atlas_ideas: None) -> Callable[..., Run]:
     """Compose with the ideas of the strangers' folders."""
-    monkeypatch.setenv(outside.VARIABLE, '{"folders": [], "files": []}')
     outside.use([OWN / name for name in ("my_x0", "my_value_embeddings", "next_but_one", "signum", "softcap")])
     return lambda *words: compose([*SMALL, *words])
 

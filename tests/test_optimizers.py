@@ -37,6 +37,7 @@ from tests.conftest import SMALL, Door, the_run
 from tests.test_ideas import V, saved_and_loaded, trainee_of
 from tests.test_optimizer import newton_schulz, set_grads
 
+pytestmark = pytest.mark.usefixtures("atlas_ideas")
 SHAPES = ((6, 4), (3, 5))
 RATES = (0.01, 0.02, 0.05, 0.05, 0.03)
 DECAY = 0.3
@@ -333,6 +334,11 @@ def test_a_half_life_goes_through_a_record_and_a_shorter_step(tmp_path: Path):
 
 
 # --- averages of the weights -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_of_them_are_refused() -> None:
+    with pytest.raises(ValueError, match="ideas must leave out averaged_weights beside optimizer=schedule_free"):
+        compose([*SMALL, "optimizer=schedule_free", "schedule=constant", "ideas=[averaged_weights]"])
 
 
 def test_the_tail_average_is_the_mean_of_the_last_weights(tmp_path: Path):

@@ -20,7 +20,6 @@ from nocap.model.attention import materialized
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import Context, build_model, count_parameters
 from nocap.options.ideas import Idea
-from nocap.options.ideas.value_embeddings import Gate
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import build_optimizers
 from nocap.training.step import take_step
@@ -129,7 +128,7 @@ def test_value_residual() -> None:
 
 @pytest.mark.parametrize("gate", ["head", "scalar"])
 def test_value_embeddings(gate: str) -> None:
-    model = moved(value_embeddings={"gate": Gate(gate)})
+    model = moved(value_embeddings={"gate": type(shelf("value_embeddings").gate)(gate)})
 
     def added(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if layer not in (1, 3):  # every second, the last among them

@@ -22,7 +22,7 @@ from nocap.config import compose
 from nocap.config.outward import redact
 from nocap.launch.grid import check
 from nocap.launch.head import manifest
-from nocap.launch.tracked import comparison_of, run_facts, typed_keys
+from nocap.launch.tracked import run_facts, typed_keys
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.store.tracking import open_tracker
@@ -155,7 +155,7 @@ import shlex, subprocess
 from nocap.config.compose import composed
 from nocap.launch.grid import check
 from nocap.launch.head import manifest
-from nocap.launch.tracked import comparison_of, run_facts, upload_all
+from nocap.launch.tracked import run_facts, upload_all
 words = ["model=nano", "data=synthetic", "tracker.mode=offline", "tracker.tags=[mine]", "output_dir=out"]
 cells = [[*words, "attention=gqa", f"optimizer.lr={lr}", f"seed={seed}"] for lr, seed in (("1e-3", 0), ("3e-3", 1))]
 grid = check(cells, swept=("optimizer.lr", "seed", "attention"), compose=composed, log=print)
@@ -168,11 +168,11 @@ for cell in grid.cells:
 command = line.partition(": ")[2]
 assert command == f"xargs wandb sync < out/grids/{grid.name}/offline.txt", command
 uploaded = subprocess.check_output(command.replace("wandb sync", "echo"), shell=True, text=True)
-print(json.dumps([grid.name, comparison_of(grid.name), uploaded]))
+print(json.dumps([grid.name, uploaded]))
 """
     done = child(code, run_dir)
     assert (done.returncode, done.stderr) == (0, "")
-    grid, comparison, uploaded = json.loads(done.stdout)
+    grid, uploaded = json.loads(done.stdout)
     folders = sorted(str(path) for path in run_dir.glob("out/runs/*/wandb/offline-run-*"))
     assert (len(folders), sorted(uploaded.split())) == (2, folders)
     runs = [next(record["run"] for record in inspect(folder) if record["type"] == "run") for folder in run_dir.glob("out/runs/*")]
@@ -185,7 +185,6 @@ print(json.dumps([grid.name, comparison_of(grid.name), uploaded]))
         assert (config["options"]["attention"], config["attention"]["kind"]) == ("gqa", "global")
         assert {"mine", f"{lr} gqa", "attention=gqa", "optimizer=adamw", "data=synthetic", "model=nano"} <= {*run["tags"]}
         assert not [tag for tag in run["tags"] if tag.startswith("tracker")]
-        assert run["notes"] == f"Compared with its grid: run {comparison} of {grid}"
 
 
 def test_cells_are_told_apart_by_what_their_grid_sweeps(tmp_path: Path) -> None:
@@ -198,7 +197,6 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(tmp_path: Path) -> None:
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
         {"lr": 0.003, "ideas": "none", "seed": 0},
     ]
-    assert {facts.comparison for facts in found} == {comparison_of(grid.name)}
     assert {"lr=0.001 smear,x0", "ideas=x0", "ideas=smear", "attention=flash", "data=synthetic", "model=nano"} <= {*found[0].tags}
     assert "tracker" not in found[0].options
 
@@ -209,7 +207,7 @@ def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_t
     plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed.run, words))
     facts = run_facts(plan.run, plan.run_dir, manifest(plan, []))
     assert (facts.name, facts.arm) == ("nano-gqa-gelu4x-wsd-adamw lr=0.002 s3", "nano-gqa-gelu4x-wsd-adamw lr=0.002")
-    assert (facts.group, facts.comparison, facts.swept) == (None, None, {"lr": 0.002})
+    assert (facts.group, facts.swept) == (None, {"lr": 0.002})
     older = {key: value for key, value in manifest(plan, []).items() if key != "options"}
     del older["attempts"][0]["swept"]
     assert run_facts(plan.run, plan.run_dir, older).name == "nano-gqa-gelu4x-wsd-adamw s3"
@@ -250,8 +248,9 @@ print(time.monotonic() - start)
 tracker.finish(summary={}, status="finished")
 """
     done = child(code, run_dir, WANDB_API_KEY=KEY)
-    assert done.stderr == "nocap: W&B: offline: http://127.0.0.1:9 does not answer\n"
-    assert float(done.stdout) < 4  # seconds; the probe is refused at once
+    assert done.stderr.startswith("nocap: W&B: offline: ")
+    assert done.stderr.count("\n") == 1
+    assert float(done.stdout) < 12  # seconds, of which wandb may take four
     assert history(run_dir) == recorded(run_dir)
 
 

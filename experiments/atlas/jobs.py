@@ -19,7 +19,7 @@ from nocap import outside
 from nocap.config.compose import composed
 from nocap.store.record import read_json
 
-outside.use([HERE / "ideas"])  # ideas that this atlas does not support are options from outside
+outside.use([HERE / "ideas"])  # those that this atlas does not support are options from outside
 RUNS = HERE / "runs.jsonl"
 SCALE = "experiment=atlas_cpu"
 WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25

@@ -24,11 +24,6 @@ if TYPE_CHECKING:  # a worker, which knows no grids, starts without Hydra
 OFFLINE = "offline.txt"  # in a grid's folder: what is to be uploaded, a folder a line
 
 
-def comparison_of(grid: str) -> str:
-    """The identity under which trackers have a grid's comparison."""
-    return digest({"grid": grid})
-
-
 def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
     """Of a run and its manifest, which may be from before it had options and swept keys."""
     attempt, options, config = manifest["attempts"][-1], manifest.get("options") or {}, to_plain(run)
@@ -54,7 +49,6 @@ def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
         tags=(arm, *(f"{group}={name}" for group, names in options.items() for name in names.split(","))),
         options=options,
         swept={short[key]: value for key, value in swept.items()},
-        comparison=None if grid is None else comparison_of(grid),
     )
 
 
@@ -69,7 +63,7 @@ def track_grid(grid: Grid, comparison: Mapping[str, Any], *, report: Path) -> st
     """A grid's comparison as a run of its group; where that is online."""
     tracker = grid.cells[0].plan.run.tracker
     facts = RunFacts(
-        identity=comparison_of(grid.name),
+        identity=digest({"grid": grid.name}),
         name=grid.name,
         arm="comparison",
         seed=0,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import FAULTS, REPO, SMALL, Door, Finished, Undisturbed, the_run
+from tests.conftest import ATLAS_IDEAS, FAULTS, REPO, SMALL, Door, Finished, Undisturbed, the_run
 
 JSONL = REPO / "tests" / "strangers" / "jsonl"
 OF_LINES = (*(word for word in SMALL if not word.startswith("data")), "data=jsonl", "trainer.steps=1", "trainer.checkpoint_every=0")
@@ -134,7 +134,7 @@ def doors(here: Door, run_dir: Path) -> dict[str, Callable[[], Finished]]:
     folder = run_dir.parents[2]
     (folder / "docs.jsonl").write_text(json.dumps({"q": "a", "choices": ["b", "c"], "answer": 0}) + "\n")
     (folder / "tiny.yaml").write_text(TASK.replace("FOLDER", str(folder)))
-    student = ("ideas=[distill]", f"ideas.distill.run={run_dir}", "ideas.distill.weight=0.5", "trainer.checkpoint_every=0")
+    student = (*ATLAS_IDEAS, "ideas=[distill]", f"ideas.distill.run={run_dir}", "ideas.distill.weight=0.5", "trainer.checkpoint_every=0")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     return {
         "generate": lambda: here(f"run={run_dir}", "device=cpu", "max_tokens=2", module="nocap.generate"),

@@ -49,7 +49,7 @@ optimizer=adamw optimizer.decay=all norm=layernorm | optimizer=adamw optimizer.b
 optimizer=muon optimizer.decay=all norm=rmsnorm_gain | optimizer=muon optimizer.scale=original optimizer.ns_steps=3
 optimizer=lion | optimizer=ademamix | optimizer=soap | optimizer=schedule_free schedule=constant | optimizer.cautious_decay=true
 optimizer=muon optimizer.iteration=polar_express optimizer.row_beta2=0.95 optimizer.momentum_warmup_steps=9
-ideas=[averaged_weights,tail_average]
+ideas=[bigram,smear,x0]
 schedule=constant | schedule=linear | schedule=cosine | schedule=wsd schedule.warmup_steps=0 schedule.decay_steps=10 schedule.final=0.2
 objective.z_loss=0.01 | objective.loss_chunks=4 | objective.loss_chunks=4 objective.z_loss=0.01
 model.logit_softcap=5 | model.logit_softcap=5 objective.z_loss=0.01 | model.logit_softcap=5 objective.loss_chunks=4

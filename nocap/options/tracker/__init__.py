@@ -26,7 +26,6 @@ class RunFacts:
     tags: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option that was chosen
     swept: Mapping[str, object] = field(default_factory=dict)  # what sets the run apart, by short names, with its values
-    comparison: str | None = None  # the identity of the grid's comparison
 
 
 _IN_CONFIG = ("identity", "name", "arm", "seed")

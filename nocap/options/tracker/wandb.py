@@ -11,12 +11,9 @@ import os
 import queue
 import shlex
 import shutil
-import socket
 import sys
 import threading
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,7 +24,6 @@ from typing import Any, ClassVar
 from nocap.config.keys import key, require
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end
 
-PROBE_TIMEOUT_S = 3.0  # a TCP connection to a server that is there takes well under a second
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
 GRACE_S = 5.0  # for wandb to keep to that time, before its thread is left behind
 BACKLOG = 10_000  # rows that may wait for wandb
@@ -192,12 +188,10 @@ def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
 
     # Silent before the login: a login that may print asks the server for the user's name, 5 s without a network. `online` only lets it
     # look for credentials where `WANDB_MODE` says offline and the config says online.
-    setup = wandb.setup(settings=wandb.Settings(silent=True, mode="offline" if mode == "offline" else "online"))
+    wandb.setup(settings=wandb.Settings(silent=True, mode="offline" if mode == "offline" else "online"))
     if mode != "offline":
         if not wandb.login(prompt=False, verify=False):
             problem = "no login" if mode == "online" else ""
-        elif not _reachable(setup.settings.base_url):
-            problem = f"{setup.settings.base_url} does not answer"
         else:
             try:
                 return _init(wandb, tracker, facts, mode="online", timeout_s=max(1.0, deadline - time.monotonic()))
@@ -217,7 +211,6 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         "group": tracker.group or facts.group,
         "job_type": facts.arm,
         "tags": list(dict.fromkeys(tag[:LONGEST_TAG] for tag in (*tracker.tags, *facts.tags) if tag)),
-        "notes": f"Compared with its grid: run {facts.comparison} of {facts.group}" if facts.comparison else None,
         "config": {**facts.config, "arm": facts.arm, "options": facts.options, "swept": facts.swept},
     }
     settings = wandb.Settings(
@@ -250,8 +243,6 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         run.define_metric(axis, hidden=True)  # no panel of its own
     run.define_metric("clock/train_s")
     run.define_metric("*", step_metric="step")
-    if facts.comparison is not None and run.url:  # offline nobody knows yet where it will be
-        run.notes = f"Compared with its grid: [{facts.group}]({run.url.rpartition('/')[0]}/{facts.comparison})"
     return run
 
 
@@ -260,29 +251,6 @@ def _forget_attempts(facts: RunFacts) -> None:
     for folder in facts.run_dir.glob("wandb/*run-*"):
         if folder.is_dir() and not folder.is_symlink() and folder.name.endswith(f"-{facts.identity}"):
             shutil.rmtree(folder)
-
-
-def _reachable(base_url: str) -> bool:
-    """Whether the server, or the proxy before it, takes a TCP connection: wandb itself would go on trying for a closed port."""
-    url = urllib.parse.urlsplit(base_url)
-    proxies = {} if urllib.request.proxy_bypass(url.netloc) else urllib.request.getproxies()
-    if proxy := proxies.get(url.scheme) or proxies.get("all"):
-        url = urllib.parse.urlsplit(proxy if "://" in proxy else f"//{proxy}")
-    address = (url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
-    answered = threading.Event()
-
-    def connect() -> None:
-        try:
-            with socket.create_connection(address, timeout=PROBE_TIMEOUT_S):
-                answered.set()
-        except OSError:
-            pass
-
-    # In a thread because no timeout bounds the look-up of a name.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(PROBE_TIMEOUT_S)
-    return answered.is_set()
 
 
 def _line(error: Exception) -> str:
