@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,20 @@ from nocap.training.step import Job, Trainee, build, take_step, validate
 from nocap.training.world import join
 from tests.conftest import REPO, SMALL
 
-OWN = REPO / "tests" / "own_ideas"
 V = 257
+MULTI = ("ideas=[multi_token]", "ideas.multi_token.weights=[0.3]")
 pytestmark = pytest.mark.usefixtures("atlas_ideas")
 
 
+def composed(*words: str) -> Run:
+    return compose([*SMALL, *words])
+
+
 @pytest.fixture
-def strangers(atlas_ideas: None) -> Callable[..., Run]:
-    """Compose with the ideas of the strangers' folders."""
-    outside.use([OWN / name for name in ("my_x0", "my_value_embeddings", "next_but_one", "signum", "softcap")])
-    return lambda *words: compose([*SMALL, *words])
+def softcap() -> Run:
+    """Attention from outside that says nothing of itself."""
+    outside.use([REPO / "tests" / "own_ideas" / "softcap"])
+    return composed("attention=softcap")
 
 
 def trainee_of(run: Run, folder: Path) -> tuple[Job, Trainee]:
@@ -63,30 +66,23 @@ def step(run: Run, folder: Path, steps: int = 1) -> list[Any]:
 # --- what an idea leaves alone -----------------------------------------------------------------------------------------------------
 
 
-def test_new_parameters_leave_the_draws_of_the_rest_as_they_are(strangers: Any):
-    plain = dict(build_model(strangers(), vocab_size=V).named_parameters())
-    more = dict(build_model(strangers("ideas=[my_x0,my_value_embeddings,next_but_one]"), vocab_size=V).named_parameters())
+def test_new_parameters_leave_the_draws_of_the_rest_as_they_are():
+    plain = dict(build_model(composed(), vocab_size=V).named_parameters())
+    more = dict(build_model(composed("ideas=[x0,value_embeddings,multi_token]"), vocab_size=V).named_parameters())
     assert more.keys() > plain.keys()
     assert all(torch.equal(p, more[name]) for name, p in plain.items())
 
 
-def test_an_ideas_draws_do_not_depend_on_its_neighbours(strangers: Any):
+def test_an_ideas_draws_do_not_depend_on_its_neighbours():
     alone, beside = (
-        dict(build_model(strangers(f"ideas={ideas}"), vocab_size=V).named_parameters())
-        for ideas in ("[my_value_embeddings]", "[next_but_one,my_value_embeddings,my_x0]")
+        dict(build_model(composed(f"ideas={ideas}"), vocab_size=V).named_parameters())
+        for ideas in ("[value_embeddings]", "[multi_token,value_embeddings,x0]")
     )
     assert all(torch.equal(p, beside[name]) for name, p in alone.items())
 
 
-def test_a_neutral_idea_changes_no_bit(strangers: Any, tmp_path: Path):
-    plain, neutral = (
-        step(strangers(*words), tmp_path, 2) for words in ((), ("ideas=[my_x0]", "ideas.my_x0.share=0", "ideas.my_x0.lr=1e-30"))
-    )
-    assert [update.loss for update in plain] == [update.loss for update in neutral]
-
-
-def test_the_order_of_the_command_line_is_none_of_the_run(strangers: Any):
-    first, second = (strangers(f"ideas={ideas}") for ideas in ("[my_x0,my_value_embeddings]", "[my_value_embeddings,my_x0]"))
+def test_the_order_of_the_command_line_is_none_of_the_run():
+    first, second = (composed(f"ideas={ideas}") for ideas in ("[x0,value_embeddings]", "[value_embeddings,x0]"))
     assert to_plain(first) == to_plain(second)
     assert len({digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}) == 1
 
@@ -94,47 +90,19 @@ def test_the_order_of_the_command_line_is_none_of_the_run(strangers: Any):
 # --- what an idea does -------------------------------------------------------------------------------------------------------------
 
 
-def test_x0_against_its_formula(strangers: Any):
-    run = strangers("ideas=[my_x0]", "ideas.my_x0.share=0.25")
-    model, plain = (build_model(one, vocab_size=V) for one in (run, strangers()))
-    tokens_BT = torch.arange(32).reshape(2, 16)
-    x0 = x = plain.embedding(tokens_BT)
-    context = _context(plain, tokens_BT, x0)
-    for block in plain.blocks:
-        x = block(1.0 * x + 0.25 * x0, context)
-    torch.testing.assert_close(model.trunk(tokens_BT), x, rtol=0, atol=0)
-
-
-def _context(model: Any, tokens_BT: torch.Tensor, x0: torch.Tensor) -> Any:
-    from nocap.model.gpt import Context
-
-    return Context(tokens_BT, x0, model.positions.tables(model.position, slice(0, tokens_BT.shape[1])), None)
-
-
-def test_a_loss_with_parts_keeps_train_loss_comparable(strangers: Any, tmp_path: Path):
-    (plain,), (more,) = (step(strangers(*words), tmp_path) for words in ((), ("ideas=[next_but_one]",)))
+def test_a_loss_with_parts_keeps_train_loss_comparable(tmp_path: Path):
+    (plain,), (more,) = (step(composed(*words), tmp_path) for words in ((), MULTI))
     assert more.parts["next_token"] == plain.loss  # the same weights, the same batch
-    assert more.loss == pytest.approx(more.parts["next_token"] + more.parts["next_but_one"], abs=1e-6)
-    assert more.parts["next_but_one"] == pytest.approx(0.3 * plain.loss, rel=0.05)  # nothing is learnt yet
+    assert more.loss == pytest.approx(more.parts["next_token"] + more.parts["multi_token"], abs=1e-6)
+    assert more.parts["multi_token"] == pytest.approx(0.3 * plain.loss, rel=0.05)  # nothing is learnt yet
 
 
-def test_validation_has_the_next_token_loss_alone(strangers: Any, tmp_path: Path):
+def test_validation_has_the_next_token_loss_alone(tmp_path: Path):
     losses = []
-    for words in ((), ("ideas=[next_but_one]",)):
-        job, trainee = trainee_of(strangers(*words), tmp_path)
+    for words in ((), MULTI):
+        job, trainee = trainee_of(composed(*words), tmp_path)
         losses.append(validate(trainee.model, trainee.val, run=job.run, world=job.world))
     assert losses[0] == losses[1]
-
-
-def test_rates_are_factors_on_groups(strangers: Any):
-    run = strangers("ideas=[my_x0]", "ideas.my_x0.lr=5")
-    model = build_model(run, vocab_size=V)
-    (optimizer,) = build_optimizers(run, model)
-    names = {id(p): name for name, p in model.named_parameters()}
-    rates = {names[id(p)]: group["peak_lr"] for group in optimizer.param_groups for p in group["params"]}
-    assert rates["blocks.0.ideas.my_x0.lambdas"] == 5 * run.optimizer.lr
-    assert rates["blocks.0.mlp.f.up.weight"] == run.optimizer.lr
-    assert len(rates) == len(names)
 
 
 def test_every_learning_rate_has_a_name():
@@ -149,13 +117,13 @@ def test_every_learning_rate_has_a_name():
     assert rates([first, *others]) == {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
 
 
-def test_muon_leaves_tables_of_embeddings_to_adamw(strangers: Any):
-    run = strangers("ideas=[my_value_embeddings]", "optimizer=muon")
+def test_muon_leaves_tables_of_embeddings_to_adamw():
+    run = composed("ideas=[value_embeddings]", "optimizer=muon")
     model = build_model(run, vocab_size=V)
     _adamw, muon = build_optimizers(run, model)
     held = {id(p) for group in muon.param_groups for p in group["params"]}
     named = dict(model.named_parameters())
-    assert id(named["blocks.0.ideas.my_value_embeddings.table.weight"]) not in held
+    assert id(named["blocks.1.ideas.value_embeddings.table.weight"]) not in held
     assert id(named["blocks.0.mlp.f.up.weight"]) in held
 
 
@@ -171,9 +139,9 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
     return again
 
 
-@pytest.mark.parametrize("words", [("ideas=[my_value_embeddings]", "optimizer=muon"), ("ideas=[averaged_weights]",)])
-def test_a_table_inside_a_block_and_what_is_kept_around_the_step_resume(strangers: Any, tmp_path: Path, words: tuple[str, ...]):
-    run = strangers(*words)
+@pytest.mark.parametrize("words", [("ideas=[value_embeddings]", "optimizer=muon"), ("ideas=[averaged_weights]",)])
+def test_a_table_inside_a_block_and_what_is_kept_around_the_step_resume(tmp_path: Path, words: tuple[str, ...]):
+    run = composed(*words)
     job, trainee = trainee_of(run, tmp_path)
     take_step(job, trainee, Ledger(started=0.0), step=0)
     again = saved_and_loaded(trainee, run, tmp_path, step=1)
@@ -197,26 +165,26 @@ def test_averaged_weights_against_their_formula(tmp_path: Path):
     assert len(names) == len(average)
 
 
-def test_ideas_flops_are_counted_and_marked(strangers: Any):
-    plain, more = (flops_per_token(strangers(*words), vocab_size=V) for words in ((), ("ideas=[next_but_one]",)))
-    m = strangers().model
+def test_ideas_flops_are_counted_and_marked():
+    plain, more = (flops_per_token(composed(*words), vocab_size=V) for words in ((), MULTI))
+    m = composed().model
     # One more matrix, and the head once more on all tokens but the last.
     expected = 6 * m.d_model**2 + 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
     assert more[0] - plain[0] == pytest.approx(expected, rel=1e-6)
     assert plain[1] == "arithmetic"
-    assert more[1] == "arithmetic; counted: ideas=next_but_one"
+    assert more[1] == "arithmetic; counted: ideas=multi_token"
 
 
-def test_an_unknown_mixer_is_counted(strangers: Any):
-    known, unknown = (flops_per_token(strangers(f"attention={name}"), vocab_size=V, causal=False) for name in ("mha", "softcap"))
+def test_an_unknown_mixer_is_counted(softcap: Run):
+    known, unknown = (flops_per_token(run, vocab_size=V, causal=False) for run in (composed("attention=mha"), softcap))
     assert unknown == (known[0], "arithmetic; counted: attention=softcap")  # two products of T×T, forward and backward
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_ideas_that_take_each_token_by_itself_decode_from_a_cache(strangers: Any):
-    run = strangers("ideas=[my_x0,my_value_embeddings,next_but_one]", "attention=sliding", "attention.window=5")
+def test_ideas_that_take_each_token_by_itself_decode_from_a_cache():
+    run = composed("ideas=[x0,value_embeddings,multi_token]", "attention=sliding", "attention.window=5")
     model = build_model(run, vocab_size=V).eval()
     cached, again = Cached(model, run, batch=1, capacity=30), Recompute(model)
     tokens_T = torch.arange(30) * 7 % V
@@ -225,10 +193,9 @@ def test_ideas_that_take_each_token_by_itself_decode_from_a_cache(strangers: Any
         torch.testing.assert_close(cached.decode(tokens_T[t : t + 1]), again.prefill(tokens_T[None, : t + 1]), rtol=1e-4, atol=1e-5)
 
 
-def test_a_mixer_that_says_nothing_has_no_cache(strangers: Any):
-    run = strangers("attention=softcap")
+def test_a_mixer_that_says_nothing_has_no_cache(softcap: Run):
     with pytest.raises(UncachedError, match="defines no cache_slots"):
-        check_cached(build_model(run, vocab_size=V).eval(), run)
+        check_cached(build_model(softcap, vocab_size=V).eval(), softcap)
 
 
 BLUR = """
@@ -448,7 +415,6 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
 
 
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
-    outside.use([OWN / "my_x0"])
-    run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[my_x0]")
-    with pytest.raises(InputError, match=r"ideas.my_x0 must have a part for its enter: from its build_layer, in model.kind=bigram"):
+    run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
+    with pytest.raises(InputError, match=r"ideas.x0 must have a part for its enter: from its build_layer, in model.kind=bigram"):
         build_model(run, vocab_size=V)

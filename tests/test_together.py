@@ -26,10 +26,12 @@ from nocap.launch.plan import plan
 from nocap.model.gpt import build_model
 from nocap.training.ledger import Ledger
 from nocap.training.step import take_step, validate
-from tests.conftest import REPO, SMALL
+from tests.conftest import ATLAS_IDEAS, REPO, SMALL
 from tests.test_ideas import V, saved_and_loaded, trainee_of
 
-IDEAS = sorted(path.stem for path in (REPO / "conf" / "ideas").glob("*.yaml"))
+FOLDERS = (REPO / "conf" / "ideas", Path(ATLAS_IDEAS[1]) / "ideas")
+IDEAS = {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))}
+pytestmark = pytest.mark.usefixtures("atlas_ideas")
 SHAPE = ("model.n_layer=3", "model.d_model=32", "model.seq_len=32", "trainer.batch_tokens=512", "trainer.val_tokens=512")
 BESIDE = (  # what sets of ideas meet in turn
     (),
@@ -96,7 +98,7 @@ def test_the_design_covers_every_two_in_few_sets(n: int) -> None:
 
 
 def test_every_idea_of_the_shelf_has_its_yaml() -> None:
-    chosen = [re.findall(r"^kind: (\w+)", (REPO / "conf" / "ideas" / f"{name}.yaml").read_text(), re.M) for name in IDEAS]
+    chosen = [re.findall(r"^kind: (\w+)", path.read_text(), re.M) for path in IDEAS.values()]
     assert set(registry.options("ideas")) == {kind for kinds in chosen for kind in kinds}
 
 
@@ -157,7 +159,7 @@ def _trains_and_resumes(run: Run, folder: Path) -> None:
 # --- what `nocap check` runs -------------------------------------------------------------------------------------------------------
 
 
-def as_many_as_fit(ideas: Sequence[str] = IDEAS) -> list[str]:
+def as_many_as_fit(ideas: Sequence[str] = tuple(IDEAS)) -> list[str]:
     names: list[str] = []
     for name in ideas:
         names += [name] * (refusal([*names, name]) is None)
