@@ -137,8 +137,8 @@ def test_blocks_of_a_page(tmp_path: Path) -> None:
     assert first.commands == ["a b \\\n  c", "for i in 1 2; do\n  d $i\ndone | e"]
     assert first.to_run[0] == "a b \\\n  c x=1"
     assert (first.line, first.shown) == (3, "3 of … s\n")
-    assert first.skipped(slow=False, clone=False) == "only with --slow"
-    assert first.skipped(slow=True, clone=False) is None
+    assert first.skipped(slow=False) == "only with --slow"
+    assert first.skipped(slow=True) is None
     assert (second.to_run, second.settings) == (["f", "g"], {"run": "f; g"})
     assert simple_commands(first.commands[1]) == [["d", "$i"], ["e"]]
     assert list(split_commands("a '# b'\n")) == ["a '# b'"]

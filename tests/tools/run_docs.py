@@ -1,13 +1,12 @@
 """Run every command of README.md and docs/ in a scratch folder, in page order, and compare the output with what the page shows.
 
-    python -m tests.tools.run_docs [--slow] [--clone] [--only PAGE] [--keep]
+    python -m tests.tools.run_docs [--slow] [--only PAGE] [--keep]
 
 A command is a line of a fenced `sh` block, or several joined by `\\` or a shell loop, or a whole `python` block. A `text` block right
 after it is the output that the page shows, where `…` stands for anything. HTML comments before a block steer the tool:
 
     <!-- not run: needs a GPU -->       skipped, with the reason in the table
     <!-- slow -->                       runs with --slow only
-    <!-- clone: needs the network -->   runs with --clone only, where the scratch folder is a fresh clone with an environment of its own
     <!-- exit 2 -->                     the exit code that is right (default: 0)
     <!-- add: model=nano -->            overrides put after each command
     <!-- run: COMMAND; COMMAND -->      smaller commands to run in place of the block's
@@ -33,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900  # a command
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-SETTING = re.compile(r"(not run|clone|slow|exit|add|run)\b:?\s*(.*)", re.DOTALL)
+SETTING = re.compile(r"(not run|slow|exit|add|run)\b:?\s*(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +51,10 @@ class Block:
             return list(split_commands(" ".join(self.settings["run"].split()).replace("; ", "\n")))
         return [f"{command} {self.settings.get('add', '')}".strip() for command in self.commands]
 
-    def skipped(self, *, slow: bool, clone: bool) -> str | None:
+    def skipped(self, *, slow: bool) -> str | None:
         """Why the block does not run here."""
         if "not run" in self.settings:
             return self.settings["not run"]
-        if "clone" in self.settings and not clone:
-            return f"only with --clone: {self.settings['clone']}"
         return "only with --slow" if "slow" in self.settings and not slow else None
 
 
@@ -130,27 +127,24 @@ def matches(shown: str, output: str) -> bool:
     return re.search("".join(lines), output + "\n") is not None
 
 
-def scratch(folder: Path, *, clone: bool) -> Path:
-    """A copy of the working tree without hidden files and outputs, or a fresh clone of what is committed."""
+def scratch(folder: Path) -> Path:
+    """A copy of the working tree without hidden files and outputs."""
     copy = folder / "nocap"
-    if clone:
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(copy)], check=True)
-        return copy
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "outputs", "__pycache__"))
     return copy
 
 
-def environment(where: Path, *, clone: bool) -> dict[str, str]:
-    binaries = where / ".venv" / "bin" if clone else Path(sys.executable).parent
-    added = {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "NOCAP_CACHE": str(where.parent / "cache"), "WANDB_MODE": "offline"}
-    return {**os.environ, **added, **({} if clone else {"PYTHONPATH": str(where)})}
+def environment(where: Path) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    cache = str(where.parent / "cache")
+    return {**os.environ, "PATH": path, "NOCAP_CACHE": cache, "WANDB_MODE": "offline", "PYTHONPATH": str(where)}
 
 
-def run(block: Block, command: str, where: Path, *, clone: bool, last: bool) -> tuple[int, float, str]:
+def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, float, str]:
     """Exit code, seconds, and what was wrong ('' for nothing)."""
     started, wrong = time.monotonic(), ""
     bash = ["timeout", str(LIMIT_S), "bash", "-c", command]
-    done = subprocess.run(bash, cwd=where, env=environment(where, clone=clone), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(bash, cwd=where, env=environment(where), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != int(block.settings.get("exit", "0")):
         wrong = "\n".join((done.stdout + done.stderr).splitlines()[-12:]) or "no output"
     elif last and block.shown and not matches(block.shown, done.stdout + done.stderr):
@@ -161,25 +155,24 @@ def run(block: Block, command: str, where: Path, *, clone: bool, last: bool) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slow", action="store_true", help="also the commands that take minutes")
-    parser.add_argument("--clone", action="store_true", help="in a fresh clone with an environment of its own")
     parser.add_argument("--only", metavar="PAGE", help="pages whose name has this in it")
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder")
     options = parser.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="nocap-docs-"))
-    where = scratch(folder, clone=options.clone)
+    where = scratch(folder)
     failures = 0
     print(f"{'page':<34} {'ran':<8} {'exit':>7} {'seconds':>7}  command", flush=True)
     for block in (block for page in pages(where) for block in blocks(page, where)):
         if options.only and options.only not in block.page:
             continue
-        reason = block.skipped(slow=options.slow, clone=options.clone)
+        reason = block.skipped(slow=options.slow)
         place, commands = f"{block.page}:{block.line}", block.commands if reason else block.to_run
         for i, command in enumerate(commands):
             shown = " ".join(command.replace("\\\n", " ").split())
             if reason:
                 print(f"{place:<34} {'skipped':<8} {'':>7} {'':>7}  {shown}  ({reason})", flush=True)
                 continue
-            code, seconds, wrong = run(block, command, where, clone=options.clone, last=i == len(commands) - 1)
+            code, seconds, wrong = run(block, command, where, last=i == len(commands) - 1)
             failures += bool(wrong)
             print(f"{place:<34} {'FAILED' if wrong else 'ran':<8} {code:>7} {seconds:>7.1f}  {shown}", flush=True)
             if wrong:
