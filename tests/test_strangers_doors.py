@@ -20,17 +20,17 @@ USED = [word for name in BESIDE for word in WORDS[name]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_grid_and_its_comparison(door: Door, tmp_path: Path, name: str):
+def test_a_grid_and_its_comparison(here: Door, tmp_path: Path, name: str):
     group, _, chosen = WORDS[name][0].partition("=")
     base = without({group})
     sweep = f"{group}={PLAIN.get(group)},{chosen}"
     if name == "jsonl":  # its path is a key of no other source
         base, sweep = [*base, *WORDS[name]], "data.val_every=10,20"
-    done = door(*flags(name), *base, "--multirun", sweep, "seed=0,1", timeout=600)
+    done = here(*flags(name), *base, "--multirun", sweep, "seed=0,1")
     assert done.code == 0, done.err
     (folder,) = (tmp_path / "outputs" / "grids").iterdir()
     allowed = ("--allow", "data") if name == "jsonl" else ()
-    compared = door(str(folder), *flags(name), "--json", "out.json", *allowed, module="nocap.compare")
+    compared = here(str(folder), *flags(name), "--json", "out.json", *allowed, module="nocap.compare")
     assert compared.code == 0, compared.err
     arms = json.loads((tmp_path / "out.json").read_text())["arms"]
     assert [arm["n"] for arm in arms] == ([2] if name == "sqlite_rows" else [2, 2])  # a tracker: the same runs
@@ -39,16 +39,16 @@ def test_a_grid_and_its_comparison(door: Door, tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("name", IN_STEP)
-def test_profile_and_bench(door: Door, tmp_path: Path, name: str):
+def test_profile_and_bench(here: Door, tmp_path: Path, name: str):
     group = WORDS[name][0].partition("=")[0]
     words = [*flags(name, *BESIDE), "trainer.precision=fp32", "trainer.threads=1", *USED]
     words += [] if group == "model" else ["model=nano"]
     profile = ["--repeats", "1", "--json", "profile.json"]
-    profiled = door(*words, *WORDS[name], *profile, module="nocap.profile", timeout=600)
+    profiled = here(*words, *WORDS[name], *profile, module="nocap.profile")
     assert profiled.code == 0, profiled.err
     assert json.loads((tmp_path / "profile.json").read_text())["flops_per_token"] > 0
     arms = ["--arm", f"{group}={PLAIN[group]}", "--arm", WORDS[name][0]]
-    timed = door(*words, *arms, "--rounds", "9", "--json", "bench.json", module="nocap.bench", timeout=600)
+    timed = here(*words, *arms, "--rounds", "9", "--json", "bench.json", module="nocap.bench")
     assert timed.code == 0, timed.err
     assert [arm["status"] for arm in json.loads((tmp_path / "bench.json").read_text())["arms"]] == ["measured", "measured"]
 
