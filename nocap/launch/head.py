@@ -22,7 +22,7 @@ from nocap.launch.plan import Plan
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, half_saved, half_written, is_folder, superseded
 from nocap.store.files import write_file, write_text
-from nocap.store.git import git_state, uncommitted
+from nocap.store.identity import git_state, uncommitted
 from nocap.store.record import Metrics, read_json, write_json
 from nocap.store.verify import SEALED, SUMMARY
 

@@ -23,8 +23,7 @@ from nocap.data.prepare import Dataset, prepare
 from nocap.launch.sources import Source, init_checkpoint, located, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.find import of_identity
-from nocap.store.git import uncommitted
-from nocap.store.identity import differing, digest, identity_parts
+from nocap.store.identity import differing, digest, identity_parts, uncommitted
 from nocap.store.record import read_json
 from nocap.store.verify import read_ended
 

@@ -24,10 +24,9 @@ from nocap.launch.grid import Cell, RefusedError, Result, check, key_of
 from nocap.launch.plan import DAMAGED, outcome, plan
 from nocap.launch.runner import Runner
 from nocap.options.launcher.pool import Devices
-from nocap.store.identity import digest
+from nocap.store.identity import digest, source_hashes
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
-from nocap.store.source import source_hashes
 from nocap.store.verify import read_ended
 from nocap.study.plan import StudyPlan, engine_of, with_seed
 

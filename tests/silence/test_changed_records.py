@@ -198,8 +198,8 @@ def test_a_summary_that_says_failed_removes_no_finished_run(here: Door, record: 
 CHECKOUT = """\
 import sys
 from pathlib import Path
-from nocap.store import git
-git.PACKAGE = Path({package!r})
+from nocap.store import identity
+identity.CHECKOUT = Path({folder!r})
 from nocap.train import main
 sys.exit(main())
 """
@@ -207,7 +207,7 @@ sys.exit(main())
 
 def trained_from(checkout: Path, out: Path, *words: str) -> Finished:
     """A run of a nocap that believes to lie in this checkout."""
-    code = CHECKOUT.format(package=str(checkout / "nocap"))
+    code = CHECKOUT.format(folder=str(checkout))
     done = subprocess.run(
         [sys.executable, "-c", code, *SMALL, "trainer.steps=1", "trainer.checkpoint_every=0", f"output_dir={out}", *words],
         cwd=checkout,
