@@ -22,9 +22,8 @@ from nocap.launch.plan import Plan, outcome, sound
 from nocap.store.checkpoints import name_of, saved_steps
 from nocap.store.files import append_text
 from nocap.store.find import of_identity
-from nocap.store.record import Metrics, digest, read_json, read_rows
+from nocap.store.record import Metrics, digest, read_json, read_rows, write_summary
 from nocap.store.runs import load
-from nocap.store.verify import write_summary
 from nocap.training import checkpoint
 from tests.attempts import stamp, state_of, steady
 from tests.in_process import STEPS, planned, start
@@ -100,7 +99,7 @@ def test_damaged_rows_are_put_back_at_the_resume(damage: str, half: Path, whole:
         path.unlink()
     assert start(this, log=said.append).status == "finished"
     (line,) = [line for line in said if "damaged" in line]
-    assert line.startswith(f"{path}: damaged from line ")
+    assert line.startswith(f"{path}: damaged; ")
     assert line.endswith(f"its rows are put back from {this.run_dir}/checkpoints/{name_of(5)}")
     same_end(this, whole)
 
@@ -332,7 +331,7 @@ def test_what_a_killed_process_left_is_deleted_at_the_next_start(whole: Path, tm
     for step in (2, 4):
         stamp(shutil.copytree(root / name_of(STEPS), root / name_of(step)))
     left = [f".{name}.0123456789ab.tmp" for name in ("summary.json", "metrics.jsonl", "manifest.json", "config.yaml")]
-    kept = [".mine.0123456789ab.tmp", ".summary.json.mine.tmp", "summary.json.tmp"]
+    kept = [".mine.tmp", ".summary.json.mine.tmp", "summary.json.tmp"]
     for name in (*left, *kept):
         (this.run_dir / name).write_text("half")
     (this.run_dir / ".ranks").mkdir()

@@ -20,11 +20,10 @@ from nocap.data.batches import target_bytes, val_windows
 from nocap.data.tokenizer import token_bytes
 from nocap.launch.plan import Plan
 from nocap.store import lease
-from nocap.store.checkpoints import FOLDER, delete, half_saved, half_written, is_folder, superseded
+from nocap.store.checkpoints import FOLDER, delete, is_folder, superseded, unfinished
 from nocap.store.files import write_file, write_text
 from nocap.store.identity import git_state, uncommitted
 from nocap.store.record import Metrics, read_json, write_json
-from nocap.store.verify import SEALED, SUMMARY
 
 RANKS = ".ranks"  # where a run's ranks find each other: a folder that nobody else can enter
 COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
@@ -61,7 +60,7 @@ def leftovers(plan: Plan, *, ended: bool) -> list[Path]:
     root, trainer = plan.run_dir / FOLDER, plan.run.trainer
     old = superseded(root, step=trainer.steps, always=trainer.keep_steps) if ended else []
     ranks = [folder for folder in (plan.run_dir / RANKS,) if is_folder(folder)]
-    return [*half_written(plan.run_dir, (*SEALED, SUMMARY)), *half_saved(root), *ranks, *old]
+    return [*unfinished(plan.run_dir), *unfinished(root), *ranks, *old]
 
 
 def outside_files(run: Run) -> list[outside.File]:

@@ -24,8 +24,7 @@ from nocap.launch.sources import Source, init_checkpoint, located, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.find import of_identity
 from nocap.store.identity import differing, digest, identity_parts, uncommitted
-from nocap.store.record import read_json
-from nocap.store.verify import read_ended
+from nocap.store.record import read_ended, read_json
 
 if TYPE_CHECKING:
     from nocap.config.compose import Composed

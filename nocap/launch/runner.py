@@ -22,8 +22,7 @@ from nocap.launch.plan import DAMAGED, outcome
 from nocap.launch.signals import stop_handler
 from nocap.options.launcher import Cluster, Handle, Job, Slots
 from nocap.store.lease import HeldError
-from nocap.store.record import read_json, read_rows
-from nocap.store.verify import ENDED, SUMMARY
+from nocap.store.record import ENDED, SUMMARY, read_json, read_rows
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

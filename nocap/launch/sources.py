@@ -81,7 +81,7 @@ def _teacher(key: str, path: str) -> Source:
     folder = expanded(path).absolute()
     require(folder.is_dir(), key, "be the folder of a finished run, as outputs/runs/RUN", path)
     try:
-        record = read(folder, problems=[])
+        record = read(folder)
         saved = newest_first(folder / FOLDER)
         sums = (read_json(saved[0] / MANIFEST) if saved else None) or {}
     except ValueError as error:

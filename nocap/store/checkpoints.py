@@ -13,6 +13,7 @@ from nocap.config.bounded import parse_json, read_text
 
 FOLDER = "checkpoints"  # in a run's folder
 MANIFEST = "manifest.json"  # in a checkpoint: the files' SHA-256
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}\.tmp|(\.step-\d{8,18}\.tmp)")  # a file of `write_file`, or a checkpoint's folder
 
 
 def name_of(step: int) -> str:
@@ -55,16 +56,10 @@ def sha256(path: Path) -> str:
 # --- what a killed process leaves ---------------------------------------------------------------------------------------------------
 
 
-def half_written(folder: Path, names: Iterable[str], *, older_than_s: float = 0.0) -> list[Path]:
-    """What killed calls of `write_file` left of these files: `.NAME.….tmp`."""
-    wanted = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9a-f]{{12}}\.tmp")
-    found = [path for path in _inside(folder) if wanted.fullmatch(path.name) and path.is_file() and not path.is_symlink()]
-    return [path for path in found if time.time() - path.stat().st_mtime >= older_than_s]
-
-
-def half_saved(root: Path) -> list[Path]:
-    """What killed saves left below a run's checkpoints."""
-    return [path for path in _inside(root) if re.fullmatch(r"\.step-\d{8,18}\.tmp", path.name) and is_folder(path)]
+def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
+    """What killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and `.step-….tmp`."""
+    named = [(path, match) for path in _inside(folder) if (match := UNFINISHED.fullmatch(path.name)) and not path.is_symlink()]
+    return [path for path, match in named if path.is_dir() == bool(match[1]) and time.time() - path.stat().st_mtime >= older_than_s]
 
 
 def any_whole(run_dir: Path) -> bool:

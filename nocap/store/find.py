@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from nocap.config.paths import expanded
 from nocap.store.formats import plural, shorten
@@ -86,31 +87,30 @@ def _below(place: Path) -> list[Path]:
     if _is_run(place):
         return [place]
     if (place / GRID).is_file():
-        return [folder for folder in _cells(place).values() if folder is not None]
+        return [cell["folder"] for cell in _cells(place) if cell["folder"] is not None]
     return _in_order(run_folders(place / "runs" if (place / "runs").is_dir() else place))
 
 
-def _cells(grid: Path) -> dict[str, Path | None]:
-    """Each cell's name → its run's folder, which lies beside all others in `runs/`, or None where nobody started it. A damaged run is known
-    by the name that it was given."""
-    root, folders = grid.absolute().parents[1] / "runs", dict[str, Path | None]()
-    for cell in filter(None, (read_json(grid / GRID) or {}).get("cells") or ()):
-        if identity := cell.get("identity"):
-            name = cell.get("run") or identity
-            folder = of_identity(root, identity) or root / Path(name).name  # never outside
-            folders[name] = folder if _is_run(folder) else None
-    return folders
+def _cells(grid: Path) -> list[dict[str, Any]]:
+    """A grid's cells, each with the `folder` of its run, which lies beside all others in `runs/`: None where nobody started it. A damaged
+    run is known by the name that it was given."""
+    root = grid.absolute().parents[1] / "runs"
+    cells = [cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")]
+    for cell in cells:
+        folder = of_identity(root, cell["identity"]) or root / Path(cell.get("run") or cell["identity"]).name  # never outside
+        cell["folder"] = folder if _is_run(folder) else None
+    return cells
 
 
 def without_record(place: Path) -> Iterator[str]:
     """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's name has."""
     if _is_run(place) or not (place / GRID).is_file():
         return
-    if lost := [name for name, folder in _cells(place).items() if folder is None]:
+    cells = _cells(place)
+    if lost := [cell.get("run") or cell["identity"] for cell in cells if cell["folder"] is None]:
         yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
     named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
-    cells = filter(None, (read_json(place / GRID) or {}).get("cells") or ())
-    identities = sorted(cell.get("key") or cell.get("identity") or "" for cell in cells)  # a key: decided on another machine
+    identities = sorted(cell.get("key") or cell["identity"] for cell in cells)  # a key: decided on another machine
     if named and named[1] != digest({"identities": identities})[:8]:
         yield f"{place / GRID}: it lists other cells than those that made the folder's name"
 

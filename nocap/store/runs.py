@@ -6,20 +6,16 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import read_bytes
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact, visible
 from nocap.config.paths import expanded
 from nocap.store.find import find, without_record
-from nocap.store.formats import plural, shorten
-from nocap.store.measurement import Ending, Measurement
-from nocap.store.metrics import METRICS, OF_A_RUN
-from nocap.store.record import SCHEMA_VERSION, Row, read_json, read_rows
-from nocap.store.verify import ENDED, SUMMARY, check
+from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement
+from nocap.store.record import ENDED, MANIFEST, SCHEMA_VERSION, SUMMARY, Metrics, Row, check_record, read_json
 
 TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
 
@@ -141,9 +137,7 @@ def load(paths: Iterable[str | Path]) -> Found:
     Errors:
         ValueError: a path that is nothing; no path holds a run.
     """
-    found = Found()
-    places = [str(path) for path in paths]
-    folders: dict[Path, Path] = {}
+    found, places, folders = Found(), [str(path) for path in paths], dict[Path, Path]()
     for path in places:
         try:
             folders |= {folder.resolve(): folder for folder in find(path)}
@@ -151,16 +145,16 @@ def load(paths: Iterable[str | Path]) -> Found:
             if not os.path.lexists(expanded(path)) or (path == places[-1] and not folders):
                 raise
             found.problems.append(f"{path}: left out, it holds no run")
+    by_identity = dict[str, Record]()
     for folder in folders.values():
         try:
-            record = read(folder, problems=found.problems)
+            record = read(folder)
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
-        if twin := next((r for r in found.records if r.identity == record.identity), None):
+        if (twin := by_identity.setdefault(record.identity, record)) is not record:
             found.problems.append(f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})")
-        else:
-            found.records.append(record)
+    found.records = list(by_identity.values())
     found.problems += [line for path in places for line in without_record(expanded(path))]
     return found
 
@@ -173,28 +167,13 @@ def records(paths: Iterable[str | Path]) -> list[Record]:
     return found.records
 
 
-def read(folder: Path, *, problems: list[str]) -> Record:
-    """One run's record. Lines of its metrics that are torn or foreign are skipped and counted in `problems`.
-
-    Errors:
-        ValueError: the folder is no run, its record is damaged or contradicts itself, or a newer nocap wrote it.
-    """
-    record, path = glance(folder), folder / "metrics.jsonl"
-    if record.status not in ENDED:
-        return record
-    rows, bad = read_rows(read_bytes(path))
-    if bad:
-        problems.append(f"{path}: {plural(len(bad), 'corrupt line')} skipped ({shorten(f'line {n}' for n in bad)})")
-    return replace(record, curve=_curve(rows))
-
-
-def glance(folder: Path, *, sound: bool = True) -> Record:
-    """A record without its rows, as a list of many runs shows it. Without `sound`, what it says of itself is believed.
+def read(folder: Path, *, rows: bool = True, sound: bool = True) -> Record:
+    """One run's record; without `rows`, as a list of many runs shows it. Without `sound`, what it says of itself is believed.
 
     Errors:
         ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
     """
-    manifest, summary = check(folder) if sound else [read_json(folder / name) or {} for name in ("manifest.json", SUMMARY)]
+    manifest, summary = check_record(folder) if sound else [read_json(folder / name) or {} for name in (MANIFEST, SUMMARY)]
     version = max(content.get("schema_version") or 0 for content in (manifest, summary))
     require(version <= SCHEMA_VERSION, "schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     name = manifest.get("name") or folder.name
@@ -204,19 +183,20 @@ def glance(folder: Path, *, sound: bool = True) -> Record:
     require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
     attempts = manifest.get("attempts") or []
     require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
+    status = summary.get("status") or "not finished"
     return Record(
         folder=folder,
         identity=str(manifest.get("identity")),
         name=name,
         arm=arm,
         seed=seed,
-        status=summary.get("status") or "not finished",
+        status=status,
         started=str(attempts[0].get("started") or ""),
         config=config,
         parts=manifest.get("parts") or {},
         manifest=manifest,
         summary=summary,
-        curve=Curve(),
+        curve=_curve(Metrics(folder / "metrics.jsonl").rows()) if rows and status in ENDED else Curve(),
     )
 
 

@@ -26,7 +26,7 @@ from nocap.config.run import Run
 from nocap.model.language_model import LanguageModel
 from nocap.options.optimizer import Optimizer
 from nocap.store import lease
-from nocap.store.checkpoints import MANIFEST, delete, half_saved, is_folder, name_of, newest_first, sha256, step_of, temporary_of
+from nocap.store.checkpoints import MANIFEST, is_folder, name_of, newest_first, sha256, step_of, temporary_of
 from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
 from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
@@ -119,7 +119,7 @@ def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, 
     path = root / name_of(state["step"])
     temporary = _temporary(path, stage)
     root.mkdir(exist_ok=True)
-    delete(half_saved(stage or root))
+    shutil.rmtree(temporary, ignore_errors=True)  # what a killed save of it left
     temporary.mkdir()
     (temporary / STATE).write_text(as_json(state))
     for name, content in tensors.items():

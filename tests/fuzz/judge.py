@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.store.runs import dig
-from nocap.store.verify import ENDED
+from nocap.store.record import ENDED
 from tests.fuzz.damage import FORGED, OPERATORS, applicable
 from tests.fuzz.doors import RUNS, Door, Numbers, doors
 from tests.fuzz.library import copy_of
