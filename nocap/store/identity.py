@@ -32,6 +32,7 @@ from nocap.config.paths import PACKAGE
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
+from nocap.store.formats import shorten
 from nocap.store.record import digest as digest
 
 
@@ -40,7 +41,6 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
 
     A run with `trainer.init_from` has one more, `init`, and one that learns from another run has `teachers`: see `nocap.launch.sources`.
     """
-    on_cpu = run.trainer.device is Device.cpu
     return {
         "config": config_that_counts(run),
         "source": source_hashes(run),
@@ -48,7 +48,7 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
         "environment": {
             "torch": hardware.torch_build()["version"],
             "device": hardware.device_name(run.trainer.device),
-            "threads": run.trainer.threads if on_cpu else None,
+            "threads": run.trainer.threads if run.trainer.device is Device.cpu else None,
         },
     }
 
@@ -66,23 +66,17 @@ OF_THE_MACHINE = ("threads", "device", "precision", "val_precision", "compile")
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """What makes two runs differ, `config` where that is more than the machine, each in words."""
-    found = {}
-    configs = [dict(flat(side.get("config") or {})) for side in (was, now)]
-    keys = [key for key in dict.fromkeys(key for config in configs for key in config) if configs[0].get(key) != configs[1].get(key)]
-    if any(key.removeprefix("trainer.") not in OF_THE_MACHINE for key in keys) or any(
-        was.get(part) != now.get(part) for part in ("init", "teachers")
-    ):
-        found["config"] = ", ".join(keys)
-    places = {key: [config.get(f"trainer.{key}") for config in configs] for key in OF_THE_MACHINE if f"trainer.{key}" in keys} | {
-        key: [(side.get("environment") or {}).get(key) for side in (was, now)] for key in ("device", "threads", "torch")
-    }
-    found |= {key: f"{key} ({values[0]}, now {values[1]})" for key, values in places.items() if values[0] != values[1]}
-    mine, theirs = now["source"], was.get("source") or {}
-    if changed := [module for module in dict.fromkeys([*theirs, *mine]) if theirs.get(module) != mine.get(module)]:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        found["code"] = f"code ({', '.join(changed[:3])}{more})"
-    if was.get("data") != now.get("data"):
+    """What makes two runs differ, each in words: a setting of the machine, `code`, `data`, and `config` where it is more than these."""
+    a, b = (dict(flat(side)) for side in (was, now))
+    keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
+    code = [key.removeprefix("source.") for key in keys if key.startswith("source.")]
+    machine = [key for key in keys if key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE]
+    found = {name: f"{name} ({a.get(key)}, now {b.get(key)})" for key in machine for name in [key.rpartition(".")[2]]}
+    if others := [key for key in keys if key not in machine and key != "data" and not key.startswith("source.")]:
+        found["config"] = ", ".join(others)
+    if code:
+        found["code"] = f"code ({shorten(code)})"
+    if "data" in keys:
         found["data"] = "data"
     return found
 

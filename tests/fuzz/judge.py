@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -15,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nocap.store.runs import dig
+from nocap.config.keys import flat
 from nocap.store.record import ENDED
-from tests.fuzz.damage import FORGED, OPERATORS, applicable
+from nocap.store.runs import dig
+from tests.fuzz.damage import FORGED, NOT_DONE, OPERATORS, applicable
 from tests.fuzz.doors import RUNS, Door, Numbers, doors
 from tests.fuzz.library import copy_of
 from tests.fuzz.process import LIMIT_S, Answer, answer, workers_here
@@ -132,7 +132,7 @@ def lane(library: Path, root: str, seed: int, n: int, doors: list[str]) -> dict[
     while counts.total() < n:
         case = bench.random_case(rng)
         verdict = bench.run(case)
-        counts[json.dumps([case.door, verdict.outcome, "+".join(sorted({wound.how for wound in case.wounds}))])] += 1
+        counts[f"{case.door}: {verdict.outcome}"] += 1
         if verdict.is_fault:
             faults.append([verdict.outcome, verdict.detail, str(case)])
             print(*faults[-1], sep="  ", file=sys.stderr, flush=True)
@@ -145,7 +145,7 @@ def _inflict(wound: Wound) -> bool:
         return False
     try:
         return OPERATORS[wound.how](Path(wound.path), random.Random(wound.seed))
-    except (OSError, ValueError, TypeError):  # an earlier wound was there
+    except NOT_DONE:
         return False
 
 
@@ -286,21 +286,8 @@ def _last_places(trace: str) -> str:
 
 
 def _difference(key: str, old: Any, new: Any) -> str:
-    """The first place where two trees differ."""
-    place = key
-    while type(old) is type(new) and isinstance(old, dict | list | tuple):
-        pairs = (
-            [(name, old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))]
-            if isinstance(old, dict)
-            else [(i, *(side[i] if i < len(side) else None for side in (old, new))) for i in range(max(len(old), len(new)))]
-        )
-        found = next(((name, a, b) for name, a, b in pairs if a != b), None)
-        if found is None:
-            break
-        name, old, new = found
-        place += f"/{name}"
-    if isinstance(old, str) and isinstance(new, str):
-        a, b = old.splitlines(), new.splitlines()
-        pair = next(((x, y) for x, y in zip(a, b, strict=False) if x != y), (len(a), len(b)))
-        old, new = pair
-    return f"{place}: {json.dumps(old, default=str)[:120]} → {json.dumps(new, default=str)[:120]}"
+    """The first place where two trees differ, or the first lines of two texts."""
+    sides = [dict(flat({key: side})) for side in (old, new)]
+    place = next(place for place in {**sides[0], **sides[1]} if sides[0].get(place) != sides[1].get(place))
+    was, now = (str(side.get(place)).splitlines() or [""] for side in sides)
+    return f"{place}: {[line for line in was if line not in now][:1]} → {[line for line in now if line not in was][:1]}"
