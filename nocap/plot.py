@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.report.drawing import MARKS, Curve, drawn
 from nocap.store.files import write_file
-from nocap.store.find import OUTPUTS, find
 from nocap.store.record import Metrics, writing
-from nocap.store.runs import read, train_s
+from nocap.store.runs import OUTPUTS, find, read, train_s
 
 X = {"step": "steps", "tokens": "tokens", "train_s": "seconds of training"}
 
@@ -52,13 +50,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _curves(runs: Iterable[Path], options: argparse.Namespace) -> Iterator[Curve]:
-    """Of the runs that have these numbers. One whose record is not what nocap wrote is named, and left out."""
+    """Of the runs that have these numbers.
+
+    Errors:
+        ValueError: a record is not what nocap wrote.
+    """
     for run in runs:
-        try:
-            read(run, rows=False)
-        except ValueError as error:
-            print(f"nocap: {run.name}: left out, {error}", file=sys.stderr)
-            continue
+        read(run, rows=False)
         rows = [row for row in Metrics(run / "metrics.jsonl").rows() if row["step"] >= options.after]
         points = [(train_s(row) if options.x == "train_s" else row.get(options.x), row.get(options.y)) for row in rows]
         whole = [(float(x), float(y)) for x, y in points if x is not None and y is not None]

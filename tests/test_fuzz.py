@@ -1,6 +1,6 @@
 """Random damage to records, through every door. Three outcomes only: mended, refused by name, left out by name (`tests/fuzz/judge.py`).
 
-A failure prints its case; `Bench.run` repeats it. `make fuzz` runs 20,000 cases.
+A failure prints its case; `Bench.run` repeats it. `make fuzz` runs 20,000.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ from tests.fuzz.doors import RUNS
 from tests.fuzz.judge import Bench, Case, Wound
 from tests.fuzz.library import DONE, HALF, copy_of, make, train
 from tests.fuzz.process import answer, workers_here
+
+MEMORY_BYTES = 6 * 2**30  # of address space
 
 
 @pytest.fixture(scope="session")
@@ -49,11 +52,36 @@ def _bench(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory, *, whole: 
     return Bench(library, tmp_path_factory.mktemp("fuzz"))
 
 
+@pytest.fixture
+def bounded_memory() -> Iterator[None]:
+    """What would take the machine's memory raises."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def outcomes(bench: Bench, *, number: int, cases: int) -> set[str]:
+    """Of so many random cases; no fault among them."""
+    rng, faults, found = random.Random(number), list[str](), set[str]()
+    for case in (bench.random_case(rng) for _ in range(cases)):
+        verdict = bench.run(case)
+        found.add(verdict.outcome)
+        faults += [f"{verdict.outcome}: {verdict.detail}\n{case!r}"] if verdict.is_fault else []
+    assert not faults, "\n".join(faults)
+    return found
+
+
 def test_damage_is_mended_refused_or_left_out(runs: Bench):
-    rng = random.Random(0)
-    for _ in range(60):
-        verdict = runs.run(case := runs.random_case(rng))
-        assert not verdict.is_fault, f"{verdict.outcome}: {verdict.detail}\n{case!r}"
+    assert outcomes(runs, number=0, cases=60) >= {"mended", "refused", "left out"}
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", range(1, 41))
+def test_damage_for_an_hour(bench: Bench, number: int, bounded_memory: None):
+    outcomes(bench, number=number, cases=int(os.environ.get("CASES", "500")))
 
 
 @pytest.mark.slow

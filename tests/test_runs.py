@@ -186,6 +186,7 @@ def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:
     run = read(folder)
     content = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**content, "status": "finished"}))
+    seal(folder)
     assert remove_run(run, root=folder.parent, checkpoints=False) == "it has gone on since it was listed"
     assert folder.exists()
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
-from nocap.store.find import OUTPUTS
+from nocap.store.runs import OUTPUTS
 
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
 VERBS = {

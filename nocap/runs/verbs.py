@@ -19,10 +19,9 @@ from nocap.report.why import render, why
 from nocap.runs.columns import COLUMNS, FILTER, age, age_s, column, matching, size_of
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
-from nocap.store.find import GRID, LAST, find, find_one, run_folders
 from nocap.store.formats import NONE, plural, shorten, size
 from nocap.store.record import ENDED, MANIFEST, write_json, writing
-from nocap.store.runs import Record, dig, read
+from nocap.store.runs import GRID, Record, dig, find, find_one, read, run_folders
 from nocap.store.tracking import offline
 from nocap.study import log
 from nocap.training.terminal import table
@@ -67,9 +66,8 @@ def sync(options: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
-def _chosen(words: Sequence[str], outputs: Path, *, named: bool = False) -> tuple[list[Record], list[str]]:
-    """The runs of these names and filters, and a line for each that cannot be read or was changed. With `named`, one that was changed is
-    chosen by its name, where no filter believes what it says.
+def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Record], list[str]]:
+    """The runs of these names and filters, and a line for each that cannot be read or was changed.
 
     Errors:
         ValueError: a name stands for no run, or a filter is none.
@@ -77,11 +75,10 @@ def _chosen(words: Sequence[str], outputs: Path, *, named: bool = False) -> tupl
     filters = [word for word in words if FILTER.fullmatch(word)]
     names = [word for word in words if word not in filters]
     folders = [folder for name in names for folder in find(name, outputs=outputs)] if names else run_folders(outputs / "runs")
-    believed = named and bool(names) and not filters and LAST not in names
     runs, problems = list[Record](), list[str]()
     for folder in {folder.resolve(): folder for folder in folders}.values():
         try:
-            runs.append(read(folder, rows=False, sound=not believed))
+            runs.append(read(folder, rows=False))
         except ValueError as error:
             problems.append(f"{folder.name}: {error}")
     for word in filters:
@@ -148,7 +145,7 @@ def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
 def remove(options: argparse.Namespace) -> int:
     checkpoints, root = options.verb == "gc", options.output_dir / "runs"
     require(checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
-    runs, problems = _chosen(options.words, options.output_dir, named=True)
+    runs, problems = _chosen(options.words, options.output_dir)
     if checkpoints:
         runs = [run for run in runs if run.status in ENDED and is_folder(run.folder / FOLDER)]
     runs = sorted(runs, key=COLUMNS["started"].sorts)
@@ -179,7 +176,7 @@ def remove_run(run: Record, *, root: Path, checkpoints: bool) -> str | None:
         return f"it is no folder of its own right in {root}"
     try:
         with lease.acquire(folder):
-            now = read(folder, rows=False, sound=False)
+            now = read(folder, rows=False)
             if (now.manifest, now.summary) != (run.manifest, run.summary):
                 return "it has gone on since it was listed"
             if checkpoints:

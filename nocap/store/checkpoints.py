@@ -6,7 +6,7 @@ import hashlib
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from nocap.config.bounded import parse_json, read_text
@@ -65,12 +65,6 @@ def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
 def any_whole(run_dir: Path) -> bool:
     """Whether a run has a checkpoint that matches its checksums."""
     return any(is_folder(path) and _is_whole(path) for path in newest_first(run_dir / FOLDER))
-
-
-def superseded(root: Path, *, step: int, always: Collection[int]) -> list[Path]:
-    """The checkpoints that a kill in a finished run's last prune left, if the last one, of `step`, matches its checksums."""
-    old = [path for path in newest_first(root) if is_folder(path) and step_of(path) not in (step, *always)]
-    return old if old and _is_whole(root / name_of(step)) else []
 
 
 def delete(paths: Iterable[Path]) -> None:

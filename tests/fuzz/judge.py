@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-import resource
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +25,6 @@ HEAD = ("manifest.json", "summary.json")  # what makes a folder a run
 READ = ("manifest.json", "summary.json", "metrics.jsonl", "config.yaml", "state.json", "grid.json", "results.", "study.yaml")
 PARENTS = ("outputs", "runs", "grids")  # themselves: what is in them is damaged more finely
 LONGEST = 1_100  # characters of a line on stderr
-MEMORY_BYTES = 6 * 2**30  # of address space, of a lane
 
 
 @dataclass(frozen=True)
@@ -118,26 +114,6 @@ class Bench:
         began = time.process_time()
         verdict = self.run(case, limit_s=4 * LIMIT_S)  # on a busy machine: did it wait for a core?
         return verdict if time.process_time() - began < LIMIT_S else Verdict("hang", _last_places(said.trace))
-
-
-def lane(library: Path, root: str, seed: int, n: int, doors: list[str]) -> dict[str, Any]:
-    """So many cases of one seed: counts, and the faults. What would take the machine's memory raises here."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    scratch = Path(root) / f"lane-{seed}"
-    scratch.mkdir()
-    bench, rng = Bench(library, scratch), random.Random(seed)
-    if doors:
-        bench.doors = {name: door for name, door in bench.doors.items() if name in doors}
-    counts, faults = Counter[str](), []
-    while counts.total() < n:
-        case = bench.random_case(rng)
-        verdict = bench.run(case)
-        counts[f"{case.door}: {verdict.outcome}"] += 1
-        if verdict.is_fault:
-            faults.append([verdict.outcome, verdict.detail, str(case)])
-            print(*faults[-1], sep="  ", file=sys.stderr, flush=True)
-    print(f"seed {seed}: {counts.total()} cases, {len(faults)} faults", file=sys.stderr, flush=True)
-    return {"counts": counts, "faults": faults, "cpu_s": time.process_time()}
 
 
 def _inflict(wound: Wound) -> bool:

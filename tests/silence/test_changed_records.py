@@ -153,15 +153,13 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
     assert not (record.parents[2] / "model.safetensors").exists()
     rows = len(json.loads((record / "summary.json").read_text()))
     edit(record / "summary.json", '"val_loss": ', '"val_loss": 1')  # 4.1 → 14.1
-    for words in (("rm", "val_loss>10"), ("rm", "val_loss>10", "--yes"), ("gc", "--yes"), ("rm", "last", "--yes")):
+    for words in (("rm", "val_loss>10"), ("rm", "val_loss>10", "--yes"), ("gc", "--yes"), ("rm", record.name, "--yes")):
         done = here(*words, module="nocap.runs.__main__")
         assert f"nocap: {record.name}: " in done.err, done
         assert "0 runs" in done.out
         assert done.code == (words[0] == "rm" and "--yes" in words)
     assert (record / "checkpoints" / "step-00000030").is_dir()
     assert len(json.loads((record / "summary.json").read_text())) == rows
-    assert here("rm", record.name, "--yes", module="nocap.runs.__main__").code == 0  # whoever names it, means it
-    assert not record.exists()
 
 
 def _has_lm_eval() -> bool:
