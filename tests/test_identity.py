@@ -237,15 +237,11 @@ def test_a_half_done_run_under_other_code_is_named(checkout: Path, tmp_path: Pat
 def test_a_key_says_once_what_it_counts_for():
     run = compose([*SMALL])
     kept, step = config_that_counts(run), step_config(run)
-    assert "hang_timeout_s" not in kept["trainer"]
-    assert "hang_timeout_s" not in step["trainer"]
-    assert "max_restarts" not in step["trainer"]
     assert kept["trainer"]["steps"] == 12
-    assert "steps" not in step["trainer"]
+    assert not {"hang_timeout_s", "devices"} & kept["trainer"].keys()
+    assert not {"hang_timeout_s", "max_restarts", "steps"} & step["trainer"].keys()
     assert "devices" in step["trainer"]
-    assert "devices" not in kept["trainer"]
     assert not {"data", "schedule", "tracker", "seed", "output_dir", "cache_dir"} & step.keys()
     assert not {"tracker", "output_dir", "cache_dir"} & kept.keys()
-    text = compose([*[word for word in SMALL if not word.startswith("data")], "data=text", "data.path=somewhere"])
-    assert "path" not in config_that_counts(text)["data"]
-    assert "val_fraction" in config_that_counts(text)["data"]
+    text = config_that_counts(compose([*[word for word in SMALL if not word.startswith("data")], "data=text", "data.path=somewhere"]))
+    assert ("path" in text["data"], "val_fraction" in text["data"]) == (False, True)
