@@ -27,11 +27,6 @@ def step_of(path: Path) -> int | None:
     return int(found[1]) if found and path.name == name_of(int(found[1])) else None
 
 
-def temporary_of(path: Path) -> Path:
-    """Where a checkpoint is written before it is renamed."""
-    return path.with_name(f".{path.name}.tmp")
-
-
 def newest_first(root: Path) -> list[Path]:
     """All that is named as a checkpoint, also what is no folder: it is in the way of one."""
     steps = {path: step for path in _inside(root) if (step := step_of(path)) is not None}

@@ -26,7 +26,7 @@ from nocap.config.run import Run
 from nocap.model.language_model import LanguageModel
 from nocap.options.optimizer import Optimizer
 from nocap.store import lease
-from nocap.store.checkpoints import MANIFEST, is_folder, name_of, newest_first, sha256, step_of, temporary_of
+from nocap.store.checkpoints import MANIFEST, is_folder, name_of, newest_first, sha256, step_of
 from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
 from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
@@ -111,7 +111,7 @@ def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
 
 
 def _temporary(path: Path, stage: Path | None) -> Path:
-    return temporary_of(path if stage is None else stage / path.name)
+    return (path if stage is None else stage / path.name).with_name(f".{path.name}.tmp")
 
 
 def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, stage: Path | None = None) -> None:
