@@ -378,7 +378,7 @@ def last_step(run_dir: Path) -> int:
     try:
         with (run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            rows, _ = read_rows(file.read().partition(b"\n")[2])
+            rows = read_rows(file.read().partition(b"\n")[2])
         return int(rows[-1]["step"]) if rows else 0
     except OSError:
         return 0

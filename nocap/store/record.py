@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -165,22 +165,17 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
                 check_shape(value[name], inner, path, f"{key}.{name}" if key else str(name))
 
 
-def read_rows(content: bytes) -> tuple[list[Row], list[int]]:
-    """The sound rows of a `metrics.jsonl`, objects of numbers and nulls and of a step, and the numbers of the lines that are none: torn,
-    foreign, or not after the row before."""
-    rows, bad = list[Row](), list[int]()
-    for number, line in enumerate(content.splitlines(), start=1):
-        try:
+def read_rows(content: bytes) -> list[Row]:
+    """The sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines that are none are left out: torn, foreign, or
+    not after the row before."""
+    rows = list[Row]()
+    for line in content.splitlines():
+        with suppress(AttributeError, KeyError, ValueError):
             row = parse_json(line.decode())
             numbers = all(value is None or type(value) in (int, float) for value in row.values())
-            sound = numbers and type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1)
-        except (AttributeError, KeyError, ValueError):
-            sound = False
-        if sound:
-            rows.append(row)
-        else:
-            bad.append(number)
-    return rows, bad
+            if numbers and type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1):
+                rows.append(row)
+    return rows
 
 
 class Metrics:
@@ -198,7 +193,7 @@ class Metrics:
 
     def rows(self) -> list[Row]:
         """All sound rows of the file. A kill can tear the last line; it is left out, as is what somebody else put there."""
-        return read_rows(self._read())[0]
+        return read_rows(self._read())
 
     def put_back(self, content: bytes, *, source: str) -> list[str]:
         """Make the file hold these rows and no more; a line where they were not in it as they should."""

@@ -254,8 +254,9 @@ def _file_problem(file: Path, expected: str) -> str | None:
         if sha256(file) != expected:
             return f"{file.name} does not match its checksum"
         if file.name == ROWS:
-            rows, bad = read_rows(file.read_bytes())
-            right = not bad and (not rows or rows[-1]["step"] < (step_of(file.parent) or 0))
+            content = file.read_bytes()
+            rows = read_rows(content)
+            right = len(rows) == len(content.splitlines()) and (not rows or rows[-1]["step"] < (step_of(file.parent) or 0))
             return None if right else f"{ROWS} must hold the rows before the step in the folder's name"
         if file.name == STATE:
             right = _state(file)["step"] == step_of(file.parent)
