@@ -26,7 +26,7 @@ from nocap.config.run import Run
 from nocap.judge import compare as judging
 from nocap.judge.comparability import one_of
 from nocap.store import runs
-from nocap.store.find import find_one
+from nocap.store.runs import find_one
 
 if TYPE_CHECKING:
     from nocap.measure.generation import Trained

@@ -12,9 +12,9 @@ from nocap.config import defaults, hardware
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.launch.head import use_copies
-from nocap.store.find import OUTPUTS, find_one
 from nocap.store.formats import plural
 from nocap.store.record import check_writable, write_json, writing
+from nocap.store.runs import OUTPUTS, find_one
 
 KEPT = ("results", "groups", "versions", "n-shot", "n-samples")  # of what lm-eval returns
 

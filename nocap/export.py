@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nocap import outside
 from nocap.launch.head import use_copies
-from nocap.store.find import OUTPUTS, find_one
 from nocap.store.record import check_writable, writing
+from nocap.store.runs import OUTPUTS, find_one
 
 
 def main(argv: list[str] | None = None) -> int:

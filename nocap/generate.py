@@ -16,8 +16,8 @@ from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
 from nocap.launch.head import use_copies
-from nocap.store.find import find_one
 from nocap.store.record import check_writable, write_json, writing
+from nocap.store.runs import find_one
 
 if TYPE_CHECKING:
     from nocap.measure.generation import Trained

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import io
-import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nocap import outside
 from nocap.config.keys import require
-from nocap.store.find import OUTPUTS
-
-if TYPE_CHECKING:
-    from nocap.report.drawing import Curve
+from nocap.config.outward import redact, visible
+from nocap.report.drawing import MARKS, Curve, drawn
+from nocap.store.files import write_file
+from nocap.store.record import Metrics, writing
+from nocap.store.runs import OUTPUTS, find, read, train_s
 
 X = {"step": "steps", "tokens": "tokens", "train_s": "seconds of training"}
 
@@ -23,15 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
-        from nocap.report.drawing import MARKS, drawn
-        from nocap.store.files import write_file
-        from nocap.store.find import find
-        from nocap.store.record import writing
-
-        found = {run.resolve(): run for word in options.runs for run in find(word, outputs=options.output_dir)}
-        curves = [
-            curve for run in found.values() if _sound(run) and (curve := _curve(run, options.x, options.y, options.after)) is not None
-        ]
+        runs = {run.resolve(): run for word in options.runs for run in find(word, outputs=options.output_dir)}
+        curves = list(_curves(runs.values(), options))
         rule = f"be in the rows of these runs as a number{f' after step {options.after}' if options.after else ''}"
         require(bool(curves), "--y", rule, options.y)
         if options.png is None:
@@ -56,27 +49,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sound(run: Path) -> bool:
-    """Whether its record is what nocap wrote; a line where not."""
-    from nocap.store.runs import glance
+def _curves(runs: Iterable[Path], options: argparse.Namespace) -> Iterator[Curve]:
+    """Of the runs that have these numbers.
 
-    try:
-        glance(run)
-    except ValueError as error:
-        print(f"nocap: {run.name}: left out, {error}", file=sys.stderr)
-        return False
-    return True
-
-
-def _curve(run: Path, x: str, y: str, after: int) -> Curve | None:
-    """None: the run has no such number."""
-    from nocap.store.record import Metrics
-    from nocap.store.runs import number, train_s
-
-    rows = [row for row in Metrics(run / "metrics.jsonl").rows() if row["step"] >= after]
-    points = [(train_s(row) if x == "train_s" else number(row.get(x)), number(row.get(y))) for row in rows]
-    whole = [(at, value) for at, value in points if at is not None and value is not None]
-    return (run.name, [at for at, _ in whole], [value for _, value in whole]) if whole else None
+    Errors:
+        ValueError: a record is not what nocap wrote.
+    """
+    for run in runs:
+        read(run, rows=False)
+        rows = [row for row in Metrics(run / "metrics.jsonl").rows() if row["step"] >= options.after]
+        points = [(train_s(row) if options.x == "train_s" else row.get(options.x), row.get(options.y)) for row in rows]
+        whole = [(float(x), float(y)) for x, y in points if x is not None and y is not None]
+        if whole:
+            yield run.name, [x for x, _ in whole], [y for _, y in whole]
 
 
 def _png(curves: list[Curve], *, x: str, y: str) -> bytes:
@@ -84,8 +69,6 @@ def _png(curves: list[Curve], *, x: str, y: str) -> bytes:
         import matplotlib
     except ModuleNotFoundError:
         raise ValueError("--png needs matplotlib: pip install 'matplotlib>=3.9'; without --png, the terminal shows it") from None
-    from nocap.config.outward import redact, visible
-
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -40,7 +40,7 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.store import lease
 from nocap.store.files import write_file
-from nocap.store.git import git_state
+from nocap.store.identity import git_state
 from nocap.study.log import FILE
 from tests.conftest import REPO, SMALL
 from tests.studies import LOSS

@@ -20,9 +20,8 @@ from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.report.arms import render
 from nocap.runs import __main__ as runs
-from nocap.store.find import find, find_one
-from nocap.store.runs import load
-from nocap.store.verify import write_summary
+from nocap.store.record import write_summary
+from nocap.store.runs import find, find_one, load
 from tests.conftest import REPO
 
 CONFIG = {

@@ -1,6 +1,8 @@
 """The configuration: every yaml composes and builds, every record's config comes back, and whatever is wrong is refused in one line."""
 
 import dataclasses
+import json
+import os
 import re
 import shlex
 import subprocess

@@ -25,7 +25,7 @@ import pytest
 from nocap.launch import multirun
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import Plan, outcome
-from nocap.store.checkpoints import half_saved, saved_steps
+from nocap.store.checkpoints import saved_steps, unfinished
 from nocap.store.record import Metrics
 from nocap.store.runs import load
 from nocap.training import checkpoint
@@ -273,7 +273,7 @@ def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
     report_of(at)
     assert (at / "grids" / "g" / "report.html").read_text().rstrip().endswith("</html>"), what
     assert [record.identity for record in load([at / "grids" / "g"]).records] == [this.identity], what
-    assert half_saved(this.run_dir / "checkpoints") == [], what
+    assert unfinished(this.run_dir / "checkpoints") == [], what
     assert saved_steps(this.run_dir)[0] == STEPS
 
 

@@ -19,7 +19,7 @@ import pytest
 from nocap.launch.head import write_record_head
 from nocap.store import lease
 from nocap.store.files import write_file
-from nocap.store.verify import read_ended
+from nocap.store.record import read_ended
 from nocap.training import checkpoint
 from tests.attempts import attempt, processes, spawn, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed

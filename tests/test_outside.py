@@ -16,7 +16,7 @@ import pytest
 from nocap import outside
 from nocap.config import registry
 from nocap.config.compose import compose
-from nocap.store.source import source_hashes
+from nocap.store.identity import source_hashes
 from tests.attempts import state_of
 from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_run
 

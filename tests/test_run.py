@@ -203,7 +203,7 @@ def test_code_counts_and_comments_do_not(tmp_path: Path) -> None:
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     loop = tmp_path / "nocap" / "training" / "loop.py"
     original = loop.read_text()
-    imports = "import json; from nocap.config.compose import compose; from nocap.store.source import source_hashes"
+    imports = "import json; from nocap.config.compose import compose; from nocap.store.identity import source_hashes"
     text = f"{imports}; print(json.dumps(source_hashes(compose({[*SMALL]}))))"
 
     def hashes(source: str) -> Json:

@@ -13,7 +13,7 @@ from nocap.report.drawing import drawn
 from nocap.runs.__main__ import main
 from nocap.runs.verbs import remove_run
 from nocap.store import lease
-from nocap.store.runs import glance
+from nocap.store.runs import read
 from tests.sealing import seal
 from tests.test_compare import write_run
 
@@ -134,11 +134,12 @@ def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest
     log = here / "experiments" / "question" / "log.jsonl"
     log.parent.mkdir(parents=True)
     log.write_text(json.dumps(line) + "\n")
+    refer = f"experiments/question, outputs/grids/lr-1234, outputs/runs/{branch.name}"
     out = said(capsys, "rm", "seed<3")
-    assert next(row for row in out.splitlines() if trunk.name in row).endswith(f"grid lr-1234, study question, branch {branch.name}")
+    assert next(row for row in out.splitlines() if trunk.name in row).endswith(refer)
     assert next(row for row in out.splitlines() if alone.name in row).endswith("–")
     shown = said(capsys, "show", identity[:5])
-    assert f"used by     grid lr-1234, study question, branch {branch.name}" in shown
+    assert f"used by     {refer}" in shown
     assert "begins from there" in said(capsys, "show", branch.name)
     assert "seed 0 → 2" in " ".join(said(capsys, "why", trunk.name, alone.name).split())
 
@@ -182,9 +183,10 @@ def test_one_point_is_drawn_as_one() -> None:
 
 def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:
     folder = write_run(here / "outputs", status="failed")
-    run = glance(folder)
+    run = read(folder)
     content = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**content, "status": "finished"}))
+    seal(folder)
     assert remove_run(run, root=folder.parent, checkpoints=False) == "it has gone on since it was listed"
     assert folder.exists()
 

@@ -13,8 +13,7 @@ import pytest
 from nocap.config.compose import compose
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
-from nocap.store.measurement import Ending, Per
-from nocap.store.metrics import HELD, METRICS
+from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study.evidence import Evidence, bound, check_targets, measurements
 from nocap.study.plan import prepare, shorter
 from nocap.study.results import sigma

@@ -13,8 +13,7 @@ from scipy import stats as scipy_stats
 from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.time_to_target import Finish, crossing, race
 from nocap.judge.verdict import Verdict, Word, judge
-from nocap.store.measurement import Ending, Measurement
-from nocap.store.metrics import METRICS, Scale
+from nocap.store.metrics import METRICS, Ending, Measurement, Scale
 
 A, B, WHOLE = 8.0, 0.4, 400
 

@@ -19,8 +19,7 @@ from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.interval import Declared, Estimate
 from nocap.judge.verdict import Missing, Reason, Verdict, Word
 from nocap.report import words as words_of
-from nocap.store.measurement import Ending, Measurement, Per
-from nocap.store.metrics import METRICS, Scale
+from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale
 
 Values = Sequence[float | None]
 NO_BOUND = Mechanism(bound=None, formula="none")

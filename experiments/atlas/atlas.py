@@ -110,7 +110,7 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
 
         def watch(cell: Cell, event: str, share: float = share, by_identity: Mapping[str, Training] = by_identity) -> None:
             if event in ("finished", "diverged"):
-                add(compact(by_identity[cell.plan.identity], read(cell.plan.run_dir, problems=[]), share=share))
+                add(compact(by_identity[cell.plan.identity], read(cell.plan.run_dir), share=share))
 
         written = {(one["identity"], one["machine"]) for one in jobs.known()}
         for run_, record in runs.records([]):  # trained before, and killed before its line

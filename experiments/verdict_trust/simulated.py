@@ -23,8 +23,7 @@ from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.interval import Array, Declared, half_width
 from nocap.judge.verdict import Word, judge
 from nocap.report.table import markdown
-from nocap.store.measurement import Measurement
-from nocap.store.metrics import METRICS, Scale
+from nocap.store.metrics import METRICS, Measurement, Scale
 
 HERE = Path(__file__).resolve().parent
 START, END = "<!-- tables: written by simulated.py -->", "<!-- end of tables -->"

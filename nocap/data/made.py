@@ -21,7 +21,7 @@ import numpy as np
 from nocap.config.keys import is_fault
 from nocap.data.shards import ShardSet, write_json, write_shard
 from nocap.data.tokens import Tokens, os_errors_refused
-from nocap.store.source import hashes
+from nocap.store.identity import hashes
 
 SHARD_TOKENS = 100_000_000  # a shard is closed once it has as many
 FORMAT = 1  # of the shards' content; a change makes every set anew

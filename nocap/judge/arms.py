@@ -12,10 +12,9 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from nocap.store.find import find_one
 from nocap.store.formats import shorten
 from nocap.store.metrics import OF_A_RUN
-from nocap.store.runs import Record
+from nocap.store.runs import Record, find_one
 
 ABSENT = "—"  # a key that the other option has and this one does not
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from nocap.judge.arms import Arm
 from nocap.judge.interval import Estimate, between
 from nocap.store.formats import plural
-from nocap.store.measurement import Ending
+from nocap.store.metrics import Ending
 from nocap.store.runs import Record
 
 AXES = ("steps", "train_s")

@@ -30,8 +30,7 @@ from nocap.judge.interval import (
     of_pairs,
     pairs_to_decide,
 )
-from nocap.store.measurement import Ending, Measurement, Per
-from nocap.store.metrics import METRICS, Better, Kind, Metric, Scale, is_log
+from nocap.store.metrics import METRICS, Better, Ending, Kind, Measurement, Metric, Per, Scale, is_log
 
 VERSION = 3  # of these rules: another number, other verdicts
 

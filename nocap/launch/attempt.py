@@ -41,9 +41,9 @@ def hold(plan: Plan, *, wait_s: float = 0.0) -> lease.Lease:
 
 def clean(plan: Plan) -> None:
     """Delete what a kill left of an ended run, unless another process holds it, or it is another user's."""
-    if leftovers(plan, ended=True) or lease.abandoned(plan.run_dir):
+    if leftovers(plan) or lease.abandoned(plan.run_dir):
         with suppress(lease.HeldError, OSError), hold(plan):
-            delete(leftovers(plan, ended=True))
+            delete(leftovers(plan))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.plan import Plan, plan, settled
-from nocap.store.checkpoints import delete, half_written
+from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
 from nocap.store.record import write_json
 
@@ -40,7 +40,7 @@ class Grid:
     def write(self) -> None:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        delete(half_written(self.folder, (FILE, REPORT), older_than_s=60))  # another process may be writing one
+        delete(unfinished(self.folder, older_than_s=60))  # another process may be writing one
         write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]})
 
 

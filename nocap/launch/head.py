@@ -20,11 +20,10 @@ from nocap.data.batches import target_bytes, val_windows
 from nocap.data.tokenizer import token_bytes
 from nocap.launch.plan import Plan
 from nocap.store import lease
-from nocap.store.checkpoints import FOLDER, delete, half_saved, half_written, is_folder, superseded
+from nocap.store.checkpoints import FOLDER, delete, is_folder, unfinished
 from nocap.store.files import write_file, write_text
-from nocap.store.git import git_state, uncommitted
+from nocap.store.identity import git_state, uncommitted
 from nocap.store.record import Metrics, read_json, write_json
-from nocap.store.verify import SEALED, SUMMARY
 
 RANKS = ".ranks"  # where a run's ranks find each other: a folder that nobody else can enter
 COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
@@ -45,7 +44,7 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     made = manifest(plan, (read_json(plan.run_dir / "manifest.json") or {}).get("attempts") or [])  # takes a while
     lease.check(stage)
     (plan.run_dir / "summary.json").unlink(missing_ok=True)  # its digests are of the head before
-    delete(leftovers(plan, ended=False))
+    delete(leftovers(plan))
     write_file(plan.run_dir / "config.yaml", dump(redact(to_plain(plan.run))).encode(), stage=stage)
     write_json(plan.run_dir / "manifest.json", made, stage=stage)
     if plan.run.store.diff and (changed := uncommitted()) is not None:
@@ -56,12 +55,10 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
                 write_text(plan.run_dir / COPIES / outside.place(file.group) / path.name, path.read_text(errors="surrogateescape"))
 
 
-def leftovers(plan: Plan, *, ended: bool) -> list[Path]:
-    """What killed processes left of this run: half-written files and checkpoints, and of one that has ended, those before its last."""
-    root, trainer = plan.run_dir / FOLDER, plan.run.trainer
-    old = superseded(root, step=trainer.steps, always=trainer.keep_steps) if ended else []
+def leftovers(plan: Plan) -> list[Path]:
+    """What killed processes left of this run: half-written files and checkpoints, and the folder of its ranks."""
     ranks = [folder for folder in (plan.run_dir / RANKS,) if is_folder(folder)]
-    return [*half_written(plan.run_dir, (*SEALED, SUMMARY)), *half_saved(root), *ranks, *old]
+    return [*unfinished(plan.run_dir), *unfinished(plan.run_dir / FOLDER), *ranks]
 
 
 def outside_files(run: Run) -> list[outside.File]:

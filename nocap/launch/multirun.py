@@ -31,7 +31,7 @@ from nocap.launch.tracked import track_grid, upload_all
 from nocap.options.launcher import Launcher, OfCluster, Slots
 from nocap.options.launcher.pool import One
 from nocap.options.launcher.slurm import Slurm
-from nocap.store.verify import SUMMARY
+from nocap.store.record import SUMMARY
 
 if TYPE_CHECKING:
     from nocap.judge.compare import Comparison

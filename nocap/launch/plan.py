@@ -22,11 +22,9 @@ from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.sources import Source, init_checkpoint, located, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
-from nocap.store.find import of_identity
-from nocap.store.git import uncommitted
-from nocap.store.identity import differing, digest, identity_parts
-from nocap.store.record import read_json
-from nocap.store.verify import read_ended
+from nocap.store.identity import differing, digest, identity_parts, uncommitted
+from nocap.store.record import read_ended, read_json
+from nocap.store.runs import of_identity
 
 if TYPE_CHECKING:
     from nocap.config.compose import Composed

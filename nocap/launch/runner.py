@@ -22,8 +22,7 @@ from nocap.launch.plan import DAMAGED, outcome
 from nocap.launch.signals import stop_handler
 from nocap.options.launcher import Cluster, Handle, Job, Slots
 from nocap.store.lease import HeldError
-from nocap.store.record import read_json, read_rows
-from nocap.store.verify import ENDED, SUMMARY
+from nocap.store.record import ENDED, SUMMARY, read_json, read_rows
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -379,7 +378,7 @@ def last_step(run_dir: Path) -> int:
     try:
         with (run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            rows, _ = read_rows(file.read().partition(b"\n")[2])
+            rows = read_rows(file.read().partition(b"\n")[2])
         return int(rows[-1]["step"]) if rows else 0
     except OSError:
         return 0

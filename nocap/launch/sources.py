@@ -21,10 +21,9 @@ from nocap.config.paths import expanded
 from nocap.config.plain import load
 from nocap.config.run import Run
 from nocap.store.checkpoints import FOLDER, MANIFEST, name_of, newest_first, step_of
-from nocap.store.find import LAST, find_one
 from nocap.store.identity import config_that_counts, digest
 from nocap.store.record import SHAPES, check_shape, read_json
-from nocap.store.runs import read
+from nocap.store.runs import LAST, find_one, read
 
 KEY = "trainer.init_from"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -81,7 +80,7 @@ def _teacher(key: str, path: str) -> Source:
     folder = expanded(path).absolute()
     require(folder.is_dir(), key, "be the folder of a finished run, as outputs/runs/RUN", path)
     try:
-        record = read(folder, problems=[])
+        record = read(folder)
         saved = newest_first(folder / FOLDER)
         sums = (read_json(saved[0] / MANIFEST) if saved else None) or {}
     except ValueError as error:

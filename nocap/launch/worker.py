@@ -30,11 +30,10 @@ from nocap.launch.tracked import run_facts
 from nocap.model.compiled import compiler_failed
 from nocap.options.tracker import TrackerSession
 from nocap.store.files import append_text
+from nocap.store.identity import check_source
 from nocap.store.lease import LostError
-from nocap.store.record import Metrics, Row, read_json
-from nocap.store.source import check_source
+from nocap.store.record import Metrics, Row, read_json, write_summary
 from nocap.store.tracking import open_tracker
-from nocap.store.verify import write_summary
 from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
 from nocap.training.process import die_with_parent, leave

@@ -28,8 +28,7 @@ from nocap.judge.compare import difference
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, Estimate, of_pairs
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed import Clock, TimedArm
-from nocap.store.measurement import Measurement, now
-from nocap.store.metrics import METRICS
+from nocap.store.metrics import METRICS, Measurement, now
 from nocap.training import memory
 
 Times = NDArray[np.float64]  # (rounds, instances, 2): seconds a token in the two blocks of each; NaN from where it failed

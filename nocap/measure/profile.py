@@ -27,8 +27,7 @@ from nocap.measure.roofline import Count, Peak, Work, count, measure_peak
 from nocap.measure.timed import Clock, DivergedError, TimedArm
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
-from nocap.store.measurement import Measurement, now
-from nocap.store.metrics import METRICS, PARTS, STEP_PARTS
+from nocap.store.metrics import METRICS, PARTS, STEP_PARTS, Measurement, now
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.memory import MIB

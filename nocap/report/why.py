@@ -9,8 +9,8 @@ from typing import Any
 from nocap.config.keys import flat
 from nocap.judge.arms import ABSENT, spell
 from nocap.report.table import Column, Table
+from nocap.store.record import ENDED
 from nocap.store.runs import Record, dig, read
-from nocap.store.verify import ENDED
 
 COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b")]
 
@@ -36,7 +36,7 @@ def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
         ValueError: a folder's record cannot be read.
     """
     try:
-        a, b = (read(folder, problems=[]) for folder in (folder_a, folder_b))
+        a, b = (read(folder) for folder in (folder_a, folder_b))
     except ValueError as error:
         raise ValueError(f"why needs two readable runs: {folder_a.name} and {folder_b.name}: {error}") from error
     parts = [(x, y) for x, y in zip(_parts(a), _parts(b), strict=True) if x[0] != "data" or a.parts.get("data") != b.parts.get("data")]

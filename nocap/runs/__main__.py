@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
-from nocap.store.find import OUTPUTS
+from nocap.store.runs import OUTPUTS
 
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
 VERBS = {
@@ -51,7 +51,6 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     if verb == "list":
         parser.add_argument("--columns", metavar="A,B", default=COLUMNS, help="columns or config keys (default: %(default)s)")
         parser.add_argument("--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)")
-        parser.add_argument("--csv", type=Path, metavar="FILE", help="write them as CSV")
     if verb in ("list", "why"):
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the same as JSON")
     if verb in ("show", "rm", "gc"):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,6 @@ class Column:
         return (0, 0) if value is None else (1, value) if isinstance(value, int | float) else (2, str(value))
 
 
-def _value(metric: str, run: Record) -> float | None:
-    return run.value(metric)
-
-
 COLUMNS = {
     column.name: column
     for column in (
@@ -104,7 +101,7 @@ COLUMNS = {
         Column(name="steps", of=lambda run: run.number("steps"), show=whole),
         Column(name="tokens", of=lambda run: run.number("tokens"), show=count),
         Column(name="wall_s", of=lambda run: run.number("clock_s", "wall"), show=duration),
-        *(Column(name=name, of=partial(_value, name), show=METRICS[name].show) for name in OF_A_RUN),
+        *(Column(name=name, of=methodcaller("value", name), show=METRICS[name].show) for name in OF_A_RUN),
     )
 }
 

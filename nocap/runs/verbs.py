@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from nocap.config.bounded import read_text
 from nocap.config.keys import require
-from nocap.report.rows import to_csv
 from nocap.report.table import aligned
 from nocap.report.why import render, why
 from nocap.runs.columns import COLUMNS, FILTER, age, age_s, column, matching, size_of
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
-from nocap.store.files import write_text
-from nocap.store.find import GRID, LAST, find, find_one, run_folders
 from nocap.store.formats import NONE, plural, shorten, size
-from nocap.store.record import read_json, write_json, writing
-from nocap.store.runs import Record, dig, glance
+from nocap.store.record import ENDED, MANIFEST, write_json, writing
+from nocap.store.runs import GRID, Record, dig, find, find_one, read, run_folders
 from nocap.store.tracking import offline
-from nocap.store.verify import ENDED
 from nocap.study import log
 from nocap.training.terminal import table
 
@@ -36,13 +34,9 @@ def list_runs(options: argparse.Namespace) -> int:
     if runs:
         print(aligned([each.name for each in columns], [[each.text(run) for each in columns] for run in runs]))
     print(plural(len(runs), "run"))
-    rows = [{each.name: each.of(run) for each in columns} for run in runs]
     if options.json:
         with writing("--json", options.json) as path:
-            write_json(path, {"runs": rows, "problems": problems})
-    if options.csv:
-        with writing("--csv", options.csv) as path:
-            write_text(path, to_csv(rows))
+            write_json(path, {"runs": [{each.name: each.of(run) for each in columns} for run in runs], "problems": problems})
     _tell(problems)
     return 0
 
@@ -72,9 +66,8 @@ def sync(options: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
-def _chosen(words: Sequence[str], outputs: Path, *, named: bool = False) -> tuple[list[Record], list[str]]:
-    """The runs of these names and filters, and a line for each that cannot be read or was changed. With `named`, one that was changed is
-    chosen by its name, where no filter believes what it says.
+def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Record], list[str]]:
+    """The runs of these names and filters, and a line for each that cannot be read or was changed.
 
     Errors:
         ValueError: a name stands for no run, or a filter is none.
@@ -82,11 +75,10 @@ def _chosen(words: Sequence[str], outputs: Path, *, named: bool = False) -> tupl
     filters = [word for word in words if FILTER.fullmatch(word)]
     names = [word for word in words if word not in filters]
     folders = [folder for name in names for folder in find(name, outputs=outputs)] if names else run_folders(outputs / "runs")
-    believed = named and bool(names) and not filters and LAST not in names
     runs, problems = list[Record](), list[str]()
     for folder in {folder.resolve(): folder for folder in folders}.values():
         try:
-            runs.append(glance(folder, sound=not believed))
+            runs.append(read(folder, rows=False))
         except ValueError as error:
             problems.append(f"{folder.name}: {error}")
     for word in filters:
@@ -103,63 +95,48 @@ def _tell(lines: Iterable[str]) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    run = glance(find_one(options.words[0], outputs=options.output_dir))
-    used_by, problems = _references(options)
+    run = read(find_one(options.words[0], outputs=options.output_dir), rows=False)
     result = f"  {'run':<11} {run.name}  {run.status}\n  {'record':<11} {run.folder}"
     print(table(run.summary, run_dir=run.folder) if run.summary else result)
-    for label, text in _facts(run, used_by.get(run.identity, ())):
+    for label, text in _facts(run, _used_by(options).get(run.identity, [])):
         if text:
             print(f"  {label:<11} {text}")
-    _tell(problems)
     return 0
 
 
-def _facts(run: Record, used_by: Sequence[str]) -> Iterator[tuple[str, str]]:
-    attempts = run.manifest["attempts"]
-    yield "identity", run.identity
-    yield "arm", run.arm
-    yield "started", f"{run.started}, {len(attempts)} attempt(s), the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
-    yield "machine", run.machine_name
+def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
+    last = f"{len(run.manifest['attempts'])} attempt(s), the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
     code = {"commit": str(dig(run.manifest, "git", "commit") or "")[:12], **(run.manifest.get("versions") or {})}
-    yield "code", ", ".join(f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name))
     steps = [str(step) for step in sorted(saved_steps(run.folder))]
     kept = f", of that {size(size_of(run.folder / FOLDER))} in checkpoints of steps {shorten(steps, most=8)}" if steps else ""
-    yield "disk", f"{size(size_of(run.folder))}{kept}"
-    yield "begins from", str(dig(run.manifest, "init", "path") or "")
-    yield "learns from", ", ".join(str(dig(teacher, "path")) for teacher in (run.manifest.get("teachers") or {}).values())
-    yield "used by", shorten(used_by, most=8) if used_by else ""
+    return [
+        ("identity", run.identity),
+        ("arm", run.arm),
+        ("started", f"{run.started}, {last}"),
+        ("machine", run.machine_name),
+        ("code", ", ".join(f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name))),
+        ("disk", f"{size(size_of(run.folder))}{kept}"),
+        ("begins from", str(dig(run.manifest, "init", "path") or "")),
+        ("learns from", ", ".join(str(dig(teacher, "path")) for teacher in (run.manifest.get("teachers") or {}).values())),
+        ("used by", shorten(used_by, most=8) if used_by else ""),
+    ]
 
 
-def _references(options: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:
-    """Identity → what refers to it, for people: grids and searches, studies by their logs, and runs that began from it or learn from it.
-    And a line for each file that cannot be read."""
-    used_by, problems = dict[str, list[str]](), list[str]()
-    outputs, readers = options.output_dir, list[tuple[Path, Callable[[Path], Iterable[tuple[object, str]]]]]()
-    readers += [(path, _of_grid) for path in sorted((outputs / "grids").glob(f"*/{GRID}"))]
-    readers += [(path, _of_study) for path in sorted(options.studies.glob(f"*/{log.FILE}"))]
-    readers += [(folder / "manifest.json", _of_run) for folder in (outputs / "runs").glob("[!.]*")]
-    for path, read in readers:
+def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Identity → the folders whose files name it, for people: grids and searches, studies by their logs, and runs that began from it or
+    learn from it. A line for each file that cannot be read."""
+    used_by, runs = dict[str, list[str]](), options.output_dir / "runs"
+    paths = [*options.output_dir.glob(f"grids/*/{GRID}"), *options.studies.glob(f"*/{log.FILE}"), *runs.glob(f"[!.]*/{MANIFEST}")]
+    for path in sorted(paths):
         try:
-            for identity, name in read(path):
-                names = used_by.setdefault(str(identity), [])
-                names += [name] if name not in names else []
-        except ValueError as error:
-            problems.append(f"what it refers to is not known: {error}")
-    return used_by, problems
-
-
-def _of_grid(path: Path) -> Iterable[tuple[object, str]]:
-    return [(dig(cell, "identity"), f"grid {path.parent.name}") for cell in (read_json(path) or {}).get("cells") or ()]
-
-
-def _of_study(path: Path) -> Iterable[tuple[object, str]]:
-    return [(line["identity"], f"study {path.parent.name}") for line in log.read(path).of("run")]
-
-
-def _of_run(path: Path) -> Iterable[tuple[object, str]]:
-    manifest, name = read_json(path) or {}, path.parent.name
-    students = [(dig(teacher, "identity"), f"student {name}") for teacher in (manifest.get("teachers") or {}).values()]
-    return [(dig(manifest, "init", "identity"), f"branch {name}"), *students]
+            identities = {*re.findall(r'"identity": "([0-9a-f]{12})"', read_text(path))}
+        except (OSError, ValueError) as error:
+            _tell([f"what refers to a run is not all known: {error}"])
+            continue
+        for identity in identities:
+            if not path.parent.name.endswith(identity):  # the run itself
+                used_by.setdefault(identity, []).append(str(path.parent))
+    return used_by
 
 
 # --- rm and gc: never a run that a process is training, never through a link, nothing outside `outputs/runs` --------------------------
@@ -168,10 +145,12 @@ def _of_run(path: Path) -> Iterable[tuple[object, str]]:
 def remove(options: argparse.Namespace) -> int:
     checkpoints, root = options.verb == "gc", options.output_dir / "runs"
     require(checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
-    runs, problems = _chosen(options.words, options.output_dir, named=True)
-    frees = {run.folder: _freed(run, checkpoints=checkpoints) for run in runs}
-    runs = sorted((run for run in runs if not checkpoints or frees[run.folder]), key=COLUMNS["started"].sorts)
-    used_by, unknown = _references(options)
+    runs, problems = _chosen(options.words, options.output_dir)
+    if checkpoints:
+        runs = [run for run in runs if run.status in ENDED and is_folder(run.folder / FOLDER)]
+    runs = sorted(runs, key=COLUMNS["started"].sorts)
+    frees = {run.folder: size_of(run.folder / FOLDER if checkpoints else run.folder) for run in runs}
+    used_by = _used_by(options)
     shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
     rows = [
         [*(each.text(run) for each in shown), size(frees[run.folder]), shorten(used_by.get(run.identity) or [NONE], most=3)] for run in runs
@@ -186,15 +165,8 @@ def remove(options: argparse.Namespace) -> int:
         runs = [run for run in runs if kept[run.folder] is None]
     total = f"{what}{plural(len(runs), 'run')}, {size(sum(frees[run.folder] for run in runs))}"
     print(f"removed: {total}" if options.yes else f"{total}: nothing was removed; --yes removes")
-    _tell([*problems, *unknown, *stayed])
+    _tell([*problems, *stayed])
     return 1 if stayed or (options.yes and problems and options.words) else 0
-
-
-def _freed(run: Record, *, checkpoints: bool) -> int:
-    """Bytes that go with it; with `checkpoints` only those of an ended run, whose record stays."""
-    if not checkpoints:
-        return size_of(run.folder)
-    return size_of(run.folder / FOLDER) if run.status in ENDED and is_folder(run.folder / FOLDER) else 0
 
 
 def remove_run(run: Record, *, root: Path, checkpoints: bool) -> str | None:
@@ -204,7 +176,7 @@ def remove_run(run: Record, *, root: Path, checkpoints: bool) -> str | None:
         return f"it is no folder of its own right in {root}"
     try:
         with lease.acquire(folder):
-            now = glance(folder, sound=False)
+            now = read(folder, rows=False)
             if (now.manifest, now.summary) != (run.manifest, run.summary):
                 return "it has gone on since it was listed"
             if checkpoints:

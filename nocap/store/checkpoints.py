@@ -6,13 +6,14 @@ import hashlib
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from nocap.config.bounded import parse_json, read_text
 
 FOLDER = "checkpoints"  # in a run's folder
 MANIFEST = "manifest.json"  # in a checkpoint: the files' SHA-256
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}\.tmp|(\.step-\d{8,18}\.tmp)")  # a file of `write_file`, or a checkpoint's folder
 
 
 def name_of(step: int) -> str:
@@ -24,11 +25,6 @@ def step_of(path: Path) -> int | None:
     """The step that a checkpoint's name has; `None` for any other name."""
     found = re.fullmatch(r"step-(\d{8,18})", path.name)
     return int(found[1]) if found and path.name == name_of(int(found[1])) else None
-
-
-def temporary_of(path: Path) -> Path:
-    """Where a checkpoint is written before it is renamed."""
-    return path.with_name(f".{path.name}.tmp")
 
 
 def newest_first(root: Path) -> list[Path]:
@@ -55,27 +51,15 @@ def sha256(path: Path) -> str:
 # --- what a killed process leaves ---------------------------------------------------------------------------------------------------
 
 
-def half_written(folder: Path, names: Iterable[str], *, older_than_s: float = 0.0) -> list[Path]:
-    """What killed calls of `write_file` left of these files: `.NAME.….tmp`."""
-    wanted = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9a-f]{{12}}\.tmp")
-    found = [path for path in _inside(folder) if wanted.fullmatch(path.name) and path.is_file() and not path.is_symlink()]
-    return [path for path in found if time.time() - path.stat().st_mtime >= older_than_s]
-
-
-def half_saved(root: Path) -> list[Path]:
-    """What killed saves left below a run's checkpoints."""
-    return [path for path in _inside(root) if re.fullmatch(r"\.step-\d{8,18}\.tmp", path.name) and is_folder(path)]
+def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
+    """What killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and `.step-….tmp`."""
+    named = [(path, match) for path in _inside(folder) if (match := UNFINISHED.fullmatch(path.name)) and not path.is_symlink()]
+    return [path for path, match in named if path.is_dir() == bool(match[1]) and time.time() - path.stat().st_mtime >= older_than_s]
 
 
 def any_whole(run_dir: Path) -> bool:
     """Whether a run has a checkpoint that matches its checksums."""
     return any(is_folder(path) and _is_whole(path) for path in newest_first(run_dir / FOLDER))
-
-
-def superseded(root: Path, *, step: int, always: Collection[int]) -> list[Path]:
-    """The checkpoints that a kill in a finished run's last prune left, if the last one, of `step`, matches its checksums."""
-    old = [path for path in newest_first(root) if is_folder(path) and step_of(path) not in (step, *always)]
-    return old if old and _is_whole(root / name_of(step)) else []
 
 
 def delete(paths: Iterable[Path]) -> None:

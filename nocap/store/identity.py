@@ -1,17 +1,39 @@
-"""What makes two runs the same run: config with its seed, source of what computes its numbers, data, environment."""
+"""What makes two runs the same run: config with its seed, source of what computes its numbers, data, environment.
+
+The source is a hash for each module: those of the step and of the run's options, and what they import. Two rules leave out what computes
+no number. `QUIET` lists modules: how a run is configured, stored, shown and measured. In the other modules these do not count: comments,
+docstrings, code for the type checker, texts of errors (what is raised, the message of an assert, all of `require` but its condition, a
+text that is assigned to `rule`), what is printed (`print`, and `log` of a text), and `recorder.probe`, which leaves everything as it was.
+
+What an option from outside imports counts, too: an installed package by its version, any other module by its content, and what that one
+imports. Python's own modules do not, nor does torch, whose version is in the environment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
 from typing import Any
 
+from nocap import outside
 from nocap.config import hardware
-from nocap.config.keys import flat
+from nocap.config.keys import InputError, flat
+from nocap.config.paths import PACKAGE
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
+from nocap.store.formats import shorten
 from nocap.store.record import digest as digest
-from nocap.store.source import source_hashes
 
 
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
@@ -19,7 +41,6 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
 
     A run with `trainer.init_from` has one more, `init`, and one that learns from another run has `teachers`: see `nocap.launch.sources`.
     """
-    on_cpu = run.trainer.device is Device.cpu
     return {
         "config": config_that_counts(run),
         "source": source_hashes(run),
@@ -27,7 +48,7 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
         "environment": {
             "torch": hardware.torch_build()["version"],
             "device": hardware.device_name(run.trainer.device),
-            "threads": run.trainer.threads if on_cpu else None,
+            "threads": run.trainer.threads if run.trainer.device is Device.cpu else None,
         },
     }
 
@@ -45,22 +66,223 @@ OF_THE_MACHINE = ("threads", "device", "precision", "val_precision", "compile")
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """What makes two runs differ, `config` where that is more than the machine, each in words."""
-    found = {}
-    configs = [dict(flat(side.get("config") or {})) for side in (was, now)]
-    keys = [key for key in dict.fromkeys(key for config in configs for key in config) if configs[0].get(key) != configs[1].get(key)]
-    if any(key.removeprefix("trainer.") not in OF_THE_MACHINE for key in keys) or any(
-        was.get(part) != now.get(part) for part in ("init", "teachers")
-    ):
-        found["config"] = ", ".join(keys)
-    places = {key: [config.get(f"trainer.{key}") for config in configs] for key in OF_THE_MACHINE if f"trainer.{key}" in keys} | {
-        key: [(side.get("environment") or {}).get(key) for side in (was, now)] for key in ("device", "threads", "torch")
-    }
-    found |= {key: f"{key} ({values[0]}, now {values[1]})" for key, values in places.items() if values[0] != values[1]}
-    mine, theirs = now["source"], was.get("source") or {}
-    if changed := [module for module in dict.fromkeys([*theirs, *mine]) if theirs.get(module) != mine.get(module)]:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        found["code"] = f"code ({', '.join(changed[:3])}{more})"
-    if was.get("data") != now.get("data"):
+    """What makes two runs differ, each in words: a setting of the machine, `code`, `data`, and `config` where it is more than these."""
+    a, b = (dict(flat(side)) for side in (was, now))
+    keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
+    code = [key.removeprefix("source.") for key in keys if key.startswith("source.")]
+    machine = [key for key in keys if key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE]
+    found = {name: f"{name} ({a.get(key)}, now {b.get(key)})" for key in machine for name in [key.rpartition(".")[2]]}
+    if others := [key for key in keys if key not in machine and key != "data" and not key.startswith("source.")]:
+        found["config"] = ", ".join(others)
+    if code:
+        found["code"] = f"code ({shorten(code)})"
+    if "data" in keys:
         found["data"] = "data"
     return found
+
+
+# --- source ------------------------------------------------------------------------------------------------------------------------
+
+
+# Name and file of a module of torch, of Triton's making, or of Python.
+_KNOWN = rf"torch[. ]|\S+ (.*/\.triton|{re.escape(os.path.dirname(os.__file__))})/(?!(?:site|dist)-packages/)"
+STEP = ("nocap.training.loop", "nocap.training.step")
+_TRAINING = r"checkpoint|ledger|memory|probe|recorder|spikes|state"  # they save, measure and report, and restore bit for bit by their tests
+# Packages, folders, finding files that are hashed by themselves, making shards whose content is in the data's hash, FLOPs.
+QUIET = rf"nocap(\.(config|store)(\..*)?|\.options|\.outside|\.data\.shards|\.model\.flops|\.training(\.({_TRAINING}))?)?"
+# Groups whose options compute no number but the tokens, whose content is hashed. The code that makes tokens
+# is in the key by which `nocap.data.made` keeps them.
+HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
+
+
+def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
+    """`hashes` of what computes this run's numbers, or with `of="step"` of what a step's time depends on."""
+    return hashes([*STEP, *_of_options(run, of)])
+
+
+def hashes(modules: Iterable[str]) -> dict[str, str]:
+    """Module → hash of its code, for each of these and of those that they import, without what computes no number; installed package →
+    version, for those that code from outside imports."""
+    return dict(sorted((name, text) for name, (text, _) in _closure(modules).items()))
+
+
+def check_source(run: Run, source: dict[str, str]) -> None:
+    """In the process that trains, once all of its code has been used: refuse what is not in `source`, the one of its manifest.
+
+    Errors:
+        InputError: code has changed since the command began, or a module counts for no identity: it came from a file, after the first
+            option from outside, and by no import statement of theirs.
+    """
+    now, counted = source_hashes(run), {path for _, path in _closure(file.module for file in outside.files()).values()}
+    rules = {name: "be what this command began with" for name in {**source, **now} if source.get(name) != now.get(name)}
+    loaded = {name: Path(str(getattr(sys.modules[name], "__file__", None))) for name in sys.modules.keys() - outside.LOADED}
+    rules |= {
+        f"{name} ({path})": "be an installed package, or in an import statement: by those nocap finds what makes a run"
+        for name, path in sorted(loaded.items())
+        if path.is_file() and path not in counted and not (_package(path) or _is_known(name, path) or path.is_relative_to(PACKAGE))
+    }
+    if rules:
+        raise InputError("; ".join(f"the module {name}, which an option from outside uses, must {rule}" for name, rule in rules.items()))
+
+
+def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
+    """Module → hash, installed package → version, each with its file."""
+    closure, reached = dict[str, tuple[str, Path]](), {""}
+    waiting = [(module, PACKAGE) for module in modules]  # each with the folder of the file that imports it
+    while waiting:
+        module, beside = waiting.pop()
+        if module in reached:
+            continue
+        reached.add(module)
+        waiting += [] if module.startswith("nocap.") else [(module.rpartition(".")[0], beside)]  # importing a module runs its packages
+        if is_quiet(module) or (path := module_path(module, beside)) is None:
+            continue
+        entries, imports = _read(module, path, path.stat().st_mtime_ns)
+        closure |= {name: (text, path) for name, text in entries.items()}
+        parts = [*module.split("."), *["__init__"] * (path.stem == "__init__")]
+        names = (".".join([*parts[:-level], name]).rstrip(".") for level, name in imports)
+        waiting += [(name, path.parent) for name in names if name.startswith("nocap.") or not path.is_relative_to(PACKAGE)]
+    return closure
+
+
+def _of_options(run: Run, of: str) -> list[str]:
+    without = {*HASHED_OTHERWISE, *(f.name for f in fields(Run) if f.metadata.get(of) is False)}
+    chosen = [option for name, option in run.options() if name.partition(".")[0] not in without]
+    return [cls.__module__ for option in chosen for cls in type(option).__mro__ if cls is not object]
+
+
+def is_quiet(module: str) -> bool:
+    return re.fullmatch(QUIET, module) is not None
+
+
+def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
+    """The file of a module, looked for in `beside` and the folder above, too. None for Python's own, torch's, and those without a file."""
+    if file := next((file for file in outside.files() if file.module == module), None):
+        return file.path
+    root, *rest = module.split(".")
+    spec = (
+        getattr(sys.modules.get(root), "__spec__", None)
+        or next((spec for finder in sys.meta_path if (spec := finder.find_spec(root, None))), None)
+        or PathFinder.find_spec(root, [str(beside), str(beside.parent)])
+    )
+    paths = [
+        path
+        for folder in (spec and spec.submodule_search_locations) or ()
+        for base in [Path(folder).joinpath(*rest)]
+        for path in (base / "__init__.py", *base.parent.glob(f"{base.name}.*so"), base.with_suffix(".py"))
+    ]
+    paths += [Path(spec.origin)] if spec and spec.origin and spec.has_location and not rest else []
+    return next((path for path in paths if path.is_file() and not _is_known(module, path)), None)
+
+
+def _is_known(module: str, path: Path) -> bool:
+    """Of Python itself or of torch, or written by torch's compilers."""
+    return bool(re.match(_KNOWN, f"{module} {path}")) or path.is_relative_to(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull))
+
+
+def _package(path: Path) -> str | None:
+    """The name below `site-packages` of an installed package's file; None for nocap's and those that options come from."""
+    match = re.match(r".*/(?:site|dist)-packages/([^/.]+)", str(path))
+    return match[1] if match and not any(f"{folder}/".startswith(f"{match[0]}/") for folder in (PACKAGE, *outside.folders())) else None
+
+
+_distributions = cache(packages_distributions)
+
+
+@cache
+def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
+    """What a module's file counts by, and what it imports, as dots and names. A package that was installed from a folder counts by content:
+    that can change at the same version."""
+    packages = map(distribution, _distributions().get(_package(path) or "", ()))
+    if versions := {each.name: each.version for each in packages if '"dir_info"' not in (each.read_text("direct_url.json") or "")}:
+        return versions, []
+    content = path.read_bytes()
+    try:
+        tree = what_counts(content)
+    except (SyntaxError, ValueError):  # compiled
+        return {module: hashlib.sha256(content).hexdigest()[:12]}, []
+    return {module: code_digest(tree)}, list(_imports(tree))
+
+
+def code_digest(tree: ast.Module) -> str:
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Dots and names; those that are no module are dropped later."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.level, f"{node.module or ''}{member}".lstrip(".")) for member in ("", *(f".{a.name}" for a in node.names)))
+
+
+def what_counts(source: str | bytes) -> ast.Module:
+    """A module's source without what computes no number; see the top of this file."""
+    tree = ast.parse(source)
+    _WhatCounts().visit(tree)
+    return tree
+
+
+def _is_text(node: ast.expr) -> bool:
+    """`"resuming"`, `f"step {step}"`, or one of two such texts by a condition."""
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+class _WhatCounts(ast.NodeTransformer):
+    """Expressions hold no statements: they are left as they are. A block that is empty then does nothing."""
+
+    def visit(self, node: ast.AST) -> ast.AST | None:
+        match node:
+            case ast.expr():
+                return node
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]) | ast.Expr(value=ast.Constant()):
+                return None
+            case ast.Raise(exc=ast.Call(func=kind)) | ast.Raise(exc=kind):
+                return ast.Raise(exc=kind, cause=None)
+            case ast.Assert():
+                return ast.Assert(test=node.test, msg=None)
+            case ast.Assign(targets=[ast.Name(id="rule")], value=value) if _is_text(value):
+                return None
+            case ast.Expr(value=ast.Call(func=ast.Name(id="print") | ast.Attribute(attr="print"))):
+                return None
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="recorder"), attr="probe"))):
+                return None
+            case ast.Expr(value=ast.Call(func=ast.Name(id="log") | ast.Attribute(attr="log"), args=[said], keywords=[])) if _is_text(said):
+                return None
+            case ast.Expr(value=ast.Call(func=(ast.Name(id="require") | ast.Attribute(attr="require")) as func, args=args)):
+                return ast.Expr(ast.Call(func=func, args=args[:1], keywords=[]))
+        self.generic_visit(node)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With | ast.If | ast.ExceptHandler) and not node.body:
+            node.body = [ast.Pass()]
+        return node
+
+
+# --- git ---------------------------------------------------------------------------------------------------------------------------
+
+
+CHECKOUT = PACKAGE.parent
+
+
+def uncommitted() -> tuple[str, bytes] | None:
+    """The commit of the checkout that nocap runs from, and the diff of its code since; `None` without one."""
+    if not (CHECKOUT / ".git").exists():
+        return None
+    try:
+        commit, diff = (
+            subprocess.run(["git", "-C", str(CHECKOUT), *command], capture_output=True, check=True, timeout=10).stdout
+            for command in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", "nocap", "conf"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.decode().strip(), diff
+
+
+def git_state() -> dict[str, str | None] | None:
+    """What a record says of it: the commit, and the SHA-256 of the diff, null where nothing was changed. A
+    diff may hold any secret: it is not stored unless asked for (`store.diff`)."""
+    commit, diff = uncommitted() or ("", b"")
+    digest = hashlib.sha256(diff).hexdigest() if diff else None
+    return {"commit": commit, "diff_sha256": digest} if commit else None

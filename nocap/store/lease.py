@@ -51,11 +51,21 @@ class LostError(HeldError):
 
 
 class Lease(AbstractContextManager["Lease"]):
-    """A folder that this process holds, until `close` or its death. `undo` gives the claim back."""
+    """A claim on a folder, which this process holds until `close` or its death."""
 
-    def __init__(self, claim: Path, undo: ExitStack) -> None:
-        self._claim, self._undo, self._closed = claim, undo, threading.Event()
+    def __init__(self, claim: Path) -> None:
+        """
+        Errors:
+            FileNotFoundError: another process has cleared the place.
+        """
+        claim.mkdir()
+        self.claim, self._closed = claim, threading.Event()
+        self._holder = open(claim / HOLDER, "x", encoding="utf-8")  # noqa: SIM115  # open as long as the lease is held
         self.lost = False  # at the last heartbeat
+        with suppress(OSError):  # a file system without locks: heartbeats decide
+            fcntl.flock(self._holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._holder.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n{machine()}\n")
+        self._holder.flush()
         threading.Thread(target=self._beat_on, name="lease", daemon=True).start()
 
     def __exit__(self, *raised: object) -> None:
@@ -63,10 +73,7 @@ class Lease(AbstractContextManager["Lease"]):
 
     def beat(self) -> bool:
         """Say that this process lives. False: another one has taken over."""
-        try:
-            os.utime(self._claim / HOLDER)
-        except OSError as error:  # any other is the file server's trouble: the next heartbeat may come through
-            self.lost = self.lost or error.errno in GONE
+        self.lost = self.lost or not _touch(self.claim / HOLDER)
         return not self.lost
 
     def stage(self) -> Path:
@@ -76,18 +83,20 @@ class Lease(AbstractContextManager["Lease"]):
             LostError: another process has taken over.
         """
         if not self.beat():
-            raise LostError(taken(self._claim))
-        for old in self._claim.glob("stage-*"):
+            raise LostError(taken(self.claim))
+        for old in self.claim.glob("stage-*"):
             _remove(old)
-        made = self._claim / f"stage-{secrets.token_hex(6)}"
+        made = self.claim / f"stage-{secrets.token_hex(6)}"
         made.mkdir()
         return made
 
     def close(self) -> None:
         """Give it back."""
         self._closed.set()
-        with suppress(OSError):
-            self._undo.close()
+        with suppress(OSError):  # the disk, or there are other claims
+            self._holder.close()  # first: NFS keeps a name for an open file
+            _remove(self.claim)
+            self.claim.parent.rmdir()
 
     def _beat_on(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's, which may wait with them
@@ -101,12 +110,8 @@ def check(stage: Path | None) -> None:
     Errors:
         LostError: another process has taken over.
     """
-    try:
-        if stage is not None:
-            os.utime(stage)  # asks the file server, where a mere look may be answered from memory
-    except OSError as error:
-        if error.errno in GONE and stage is not None:
-            raise LostError(taken(stage.parent)) from None
+    if stage is not None and not _touch(stage):
+        raise LostError(taken(stage.parent))
 
 
 def taken(claim: Path) -> str:
@@ -122,18 +127,16 @@ def acquire(folder: Path, *, wait_s: float = 0.0) -> Lease:
         ValueError: something else is in the place of its leases.
     """
     root, deadline = folder / NAME, time.monotonic() + wait_s
-    while True:
-        if (name := _holder(root)) is None and (lease := _claim(root)) is not None:
-            return lease
+    while (name := _holder(root)) is not None or (lease := _claim(root)) is None:
         if name is not None and time.monotonic() >= deadline:
             raise HeldError(f"{folder} must have one writer, and {name} is training there")
         time.sleep(random.uniform(0.01, 0.1 if name is None else 1.0))
+    return lease
 
 
 def abandoned(folder: Path) -> bool:
     """Whether there are claims, of which those who died are to be cleared away by `acquire`."""
-    root = folder / NAME
-    return root.is_dir() and not root.is_symlink()
+    return (folder / NAME).is_dir() and not (folder / NAME).is_symlink()
 
 
 def is_held(folder: Path) -> bool:
@@ -146,10 +149,9 @@ def is_held(folder: Path) -> bool:
 @cache
 def machine() -> str:
     """This machine since its start, whatever the host's name: containers have one each. Of a kernel that names no start: by that name."""
-    try:
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()
+    return platform.node()
 
 
 # --- claims --------------------------------------------------------------------------------------------------------------------------
@@ -158,21 +160,15 @@ def machine() -> str:
 def _claim(root: Path) -> Lease | None:
     """Claim, look, and clear the dead away. None: another process claims the folder at this moment."""
     root.mkdir(exist_ok=True)
-    claim = root / secrets.token_hex(6)
     with suppress(FileNotFoundError), ExitStack() as undo:  # a holder who ends has cleared the place, or a new one took this for dead
-        claim.mkdir()
-        undo.callback(_withdraw, claim)
-        holder = undo.enter_context(open(claim / HOLDER, "x", encoding="utf-8"))
-        with suppress(OSError):  # a file system without locks: heartbeats decide
-            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        holder.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n{machine()}\n")
-        holder.flush()
-        if _holder(root, mine=claim) is None:
+        lease = undo.enter_context(Lease(root / secrets.token_hex(6)))
+        if _holder(root, mine=lease.claim) is None:
             for other in root.iterdir():
-                if other != claim:
+                if other != lease.claim:
                     _remove(other)
-            os.utime(claim / HOLDER)  # whoever looked while this process slept may have cleared it away
-            return Lease(claim, undo.pop_all())
+            os.utime(lease.claim / HOLDER)  # whoever looked while this process slept may have cleared it away
+            undo.pop_all()
+            return lease
     return None
 
 
@@ -193,27 +189,30 @@ def _holder(root: Path, mine: Path | None = None) -> str | None:
 
 def _alive(claim: Path, now: float) -> str | None:
     """Who holds a claim that is alive."""
+    with (
+        suppress(FileNotFoundError, NotADirectoryError, ValueError),  # given back now, or nothing that nocap made
+        open(claim / HOLDER, "r+", encoding="utf-8", opener=not_elsewhere) as file,  # asks the file server for the times of now
+    ):
+        name, where, *_ = [*file.read().splitlines(), "", ""]
+        if where == machine():
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not take each other for the holder
+                return None
+            except BlockingIOError:
+                return name
+            except OSError:  # a file system without locks
+                pass
+        return (name or "a process") if now - os.fstat(file.fileno()).st_mtime < LEASE_S else None
+    return None
+
+
+def _touch(path: Path) -> bool:
+    """Ask the file server for a new time, where a mere look may be answered from memory. False: the path is gone, for another took over."""
     try:
-        with open(claim / HOLDER, "r+", encoding="utf-8", opener=not_elsewhere) as file:  # asks the file server for the times of now
-            name, where, *_ = [*file.read().splitlines(), "", ""]
-            if where == machine():
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not take each other for the holder
-                    return None
-                except BlockingIOError:
-                    return name
-                except OSError:  # a file system without locks
-                    pass
-            return (name or "a process") if now - os.fstat(file.fileno()).st_mtime < LEASE_S else None
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # given back now, or nothing that nocap made
-        return None
-
-
-def _withdraw(claim: Path) -> None:
-    """After its file was closed: NFS keeps a name for an open file."""
-    _remove(claim)
-    with suppress(OSError):  # there are others in it
-        claim.parent.rmdir()
+        os.utime(path)
+    except OSError as error:  # any other is the file server's trouble: the next one may come through
+        return error.errno not in GONE
+    return True
 
 
 def _remove(path: Path) -> None:

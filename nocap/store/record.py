@@ -1,4 +1,8 @@
-"""The local record of a run: the truth that trackers mirror and comparisons read."""
+"""The local record of a run: the truth that trackers mirror and comparisons read.
+
+`summary.json` carries the SHA-256 of the files it was made from, and of itself; every reader of records checks them. Somebody who
+recomputes all of it is not caught.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,24 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from nocap.config.bounded import parse_json, read_bytes, read_text
-from nocap.config.keys import require
+from nocap.config.keys import InputError, require
 from nocap.config.outward import redact
 from nocap.store import lease
 from nocap.store.files import not_elsewhere, stream, write_file
 
 SCHEMA_VERSION = 1
+ENDED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
+MANIFEST, SUMMARY = "manifest.json", "summary.json"
+SEAL, SEALED = "sha256", ("config.yaml", MANIFEST, "metrics.jsonl")  # the key of the summary that holds the digests, and what they are of
 
-Row = dict[str, Any]
+Json = dict[str, Any]
+Row = Json
 Shape = Any  # a type; [shape], a list of such; {key: shape}, of which any key may be missing or null; {...: shape}, whatever its keys
 
 
@@ -157,22 +165,17 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
                 check_shape(value[name], inner, path, f"{key}.{name}" if key else str(name))
 
 
-def read_rows(content: bytes) -> tuple[list[Row], list[int]]:
-    """The sound rows of a `metrics.jsonl`, objects of numbers and nulls and of a step, and the numbers of the lines that are none: torn,
-    foreign, or not after the row before."""
-    rows, bad = list[Row](), list[int]()
-    for number, line in enumerate(content.splitlines(), start=1):
-        try:
+def read_rows(content: bytes) -> list[Row]:
+    """The sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines that are none are left out: torn, foreign, or
+    not after the row before."""
+    rows = list[Row]()
+    for line in content.splitlines():
+        with suppress(AttributeError, KeyError, ValueError):
             row = parse_json(line.decode())
             numbers = all(value is None or type(value) in (int, float) for value in row.values())
-            sound = numbers and type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1)
-        except (AttributeError, KeyError, ValueError):
-            sound = False
-        if sound:
-            rows.append(row)
-        else:
-            bad.append(number)
-    return rows, bad
+            if numbers and type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1):
+                rows.append(row)
+    return rows
 
 
 class Metrics:
@@ -190,18 +193,14 @@ class Metrics:
 
     def rows(self) -> list[Row]:
         """All sound rows of the file. A kill can tear the last line; it is left out, as is what somebody else put there."""
-        return read_rows(self._read())[0]
+        return read_rows(self._read())
 
     def put_back(self, content: bytes, *, source: str) -> list[str]:
         """Make the file hold these rows and no more; a line where they were not in it as they should."""
         found, self._known = self._read(), [content]
         if found != content or self.path.is_symlink():
             write_file(self.path, content, stage=self._stage)
-        if found.startswith(content):
-            return []
-        pairs = zip(found.splitlines(), content.splitlines(), strict=False)
-        first = next((number for number, (a, b) in enumerate(pairs, start=1) if a != b), found.count(b"\n") + 1)
-        return [f"{self.path}: damaged from line {first} on; its rows are put back from {source}"]
+        return [] if found.startswith(content) else [f"{self.path}: damaged; its rows are put back from {source}"]
 
     def append(self, row: Row) -> None:
         """Add a row.
@@ -232,3 +231,60 @@ class Metrics:
             return b""
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.path} must be a run's rows, got {error}") from error
+
+
+# --- digests -------------------------------------------------------------------------------------------------------------------------
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | None = None) -> None:
+    """Write `summary.json` with the digests of all that it sums up."""
+    content = redact({"schema_version": SCHEMA_VERSION, **summary})
+    write_json(folder / SUMMARY, {**content, SEAL: _digests(folder, content)}, stage=stage)
+
+
+def _digests(folder: Path, summary: Mapping[str, Any]) -> Json:
+    """File → its SHA-256, the summary's own included; nothing where there is no such file."""
+    own = json.dumps({key: value for key, value in summary.items() if key != SEAL}, sort_keys=True).encode()
+    contents = {SUMMARY: own} | {name: read_bytes(path) for name in SEALED if (path := folder / name).exists()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def check_record(folder: Path, *, identity: str | None = None, config: Mapping[str, Any] | None = None) -> tuple[Json, Json]:
+    """Refuse a record that was changed, or is not of this identity. A run that has not ended may have no digest: then `config`, what counts
+    of config.yaml, is compared with its manifest. Its manifest and its summary, or an empty one.
+
+    Errors:
+        InputError: that; the message names the file.
+        ValueError: a file cannot be read.
+    """
+    manifest, summary = (read_json(folder / name) or {} for name in (MANIFEST, SUMMARY))
+    own, parts = manifest.get("identity"), manifest.get("parts") or {}
+    try:
+        sums, seal = (_digests(folder, summary), summary.get(SEAL) or {}) if summary else ({}, {})
+    except OSError as error:
+        raise InputError(f"{folder}: a file cannot be read: {error}") from error
+    named, made = re.search(r"-([0-9a-f]{12})$", folder.name), digest(parts)
+    rules = [(sums.get(name) == seal.get(name), f"{name} is not what its digest in {SUMMARY} says") for name in (SUMMARY, *SEALED)]
+    rules += [
+        (bool(summary) or config in (None, parts.get("config")), f"config.yaml is not the config of {MANIFEST}, with which it was trained"),
+        (bool(manifest), f"{MANIFEST} is missing"),
+        # A secret, with which the digest was made, may have been redacted.
+        (own == made or "<redacted:" in json.dumps(parts), f"{MANIFEST} has identity {own}, and its parts make {made}"),
+        (named is None or named[1] == own, f"{MANIFEST} has identity {own}, and the folder's name {named and named[1]}"),
+        (identity in (None, own), f"{MANIFEST} has identity {own}, and this run {identity}"),
+    ]
+    for holds, problem in rules:
+        if not holds:
+            raise InputError(f"{folder}: {problem}")
+    return manifest, summary
+
+
+def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
+    """The summary of a run that has come to its end, which is of this identity; `None` where it has not.
+
+    Errors:
+        InputError: its record was changed.
+        ValueError: a file cannot be read.
+    """
+    ended = (read_json(folder / SUMMARY) or {}).get("status") in ENDED
+    return check_record(folder, identity=identity)[1] if ended else None

@@ -1,26 +1,30 @@
-"""Read the records of runs. What cannot be read is named, never dropped in silence."""
+"""Runs on the disk: found by folder, grid, glob or name, and read. What cannot be read is named, never dropped in silence."""
 
 from __future__ import annotations
 
+import difflib
+import glob
 import math
 import os
+import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import read_bytes
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact, visible
 from nocap.config.paths import expanded
-from nocap.store.find import find, without_record
 from nocap.store.formats import plural, shorten
-from nocap.store.measurement import Ending, Measurement
-from nocap.store.metrics import METRICS, OF_A_RUN
-from nocap.store.record import SCHEMA_VERSION, Row, read_json, read_rows
-from nocap.store.verify import ENDED, SUMMARY, check
+from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement
+from nocap.store.record import ENDED, SCHEMA_VERSION, Metrics, Row, check_record, digest, read_json
 
+OUTPUTS = Path("outputs")  # names are looked for here
+LAST = "last"  # the run that was started or gone on with last
+CANDIDATES = 8  # that a message lists
+GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
 
 
@@ -141,9 +145,7 @@ def load(paths: Iterable[str | Path]) -> Found:
     Errors:
         ValueError: a path that is nothing; no path holds a run.
     """
-    found = Found()
-    places = [str(path) for path in paths]
-    folders: dict[Path, Path] = {}
+    found, places, folders = Found(), [str(path) for path in paths], dict[Path, Path]()
     for path in places:
         try:
             folders |= {folder.resolve(): folder for folder in find(path)}
@@ -151,16 +153,16 @@ def load(paths: Iterable[str | Path]) -> Found:
             if not os.path.lexists(expanded(path)) or (path == places[-1] and not folders):
                 raise
             found.problems.append(f"{path}: left out, it holds no run")
+    by_identity = dict[str, Record]()
     for folder in folders.values():
         try:
-            record = read(folder, problems=found.problems)
+            record = read(folder)
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
-        if twin := next((r for r in found.records if r.identity == record.identity), None):
+        if (twin := by_identity.setdefault(record.identity, record)) is not record:
             found.problems.append(f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})")
-        else:
-            found.records.append(record)
+    found.records = list(by_identity.values())
     found.problems += [line for path in places for line in without_record(expanded(path))]
     return found
 
@@ -173,28 +175,13 @@ def records(paths: Iterable[str | Path]) -> list[Record]:
     return found.records
 
 
-def read(folder: Path, *, problems: list[str]) -> Record:
-    """One run's record. Lines of its metrics that are torn or foreign are skipped and counted in `problems`.
-
-    Errors:
-        ValueError: the folder is no run, its record is damaged or contradicts itself, or a newer nocap wrote it.
-    """
-    record, path = glance(folder), folder / "metrics.jsonl"
-    if record.status not in ENDED:
-        return record
-    rows, bad = read_rows(read_bytes(path))
-    if bad:
-        problems.append(f"{path}: {plural(len(bad), 'corrupt line')} skipped ({shorten(f'line {n}' for n in bad)})")
-    return replace(record, curve=_curve(rows))
-
-
-def glance(folder: Path, *, sound: bool = True) -> Record:
-    """A record without its rows, as a list of many runs shows it. Without `sound`, what it says of itself is believed.
+def read(folder: Path, *, rows: bool = True) -> Record:
+    """One run's record; without `rows`, as a list of many runs shows it.
 
     Errors:
         ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
     """
-    manifest, summary = check(folder) if sound else [read_json(folder / name) or {} for name in ("manifest.json", SUMMARY)]
+    manifest, summary = check_record(folder)
     version = max(content.get("schema_version") or 0 for content in (manifest, summary))
     require(version <= SCHEMA_VERSION, "schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     name = manifest.get("name") or folder.name
@@ -204,19 +191,20 @@ def glance(folder: Path, *, sound: bool = True) -> Record:
     require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
     attempts = manifest.get("attempts") or []
     require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
+    status = summary.get("status") or "not finished"
     return Record(
         folder=folder,
         identity=str(manifest.get("identity")),
         name=name,
         arm=arm,
         seed=seed,
-        status=summary.get("status") or "not finished",
+        status=status,
         started=str(attempts[0].get("started") or ""),
         config=config,
         parts=manifest.get("parts") or {},
         manifest=manifest,
         summary=summary,
-        curve=Curve(),
+        curve=_curve(Metrics(folder / "metrics.jsonl").rows()) if rows and status in ENDED else Curve(),
     )
 
 
@@ -235,3 +223,127 @@ def train_s(row: Row) -> float:
     """Seconds of training before this row's validation: its clock is read after the step that follows the validation."""
     clock = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
     return max(0.0, clock - (row.get("perf/step_ms") or 0.0) / 1e3)
+
+
+# --- names -------------------------------------------------------------------------------------------------------------------------
+
+
+def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
+    """The run folders that a path, glob or name stands for; a name is looked for in the `runs` of `outputs`.
+
+    A name is `last`, the run that was started or gone on with last; a folder's name, an identity, or the readable name of runs or of an
+    arm; or the beginning of one run's name or identity.
+
+    Errors:
+        ValueError: there is no such run, or what is no whole name begins several: the message lists them.
+    """
+    place = expanded(path)
+    if place.is_dir():
+        folders, rule = _below(place), "a run, a folder of runs or a grid's folder, and holds no run"
+    else:
+        matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
+        folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(path, outputs / "runs")
+        rule = f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found"
+        if not folders and (there := run_folders(outputs / "runs")):
+            close = difflib.get_close_matches(path, [folder.name for folder in there], n=CANDIDATES, cutoff=0.3)
+            rule += f"; there: {shorten(close or (folder.name for folder in there), most=CANDIDATES)}"
+    if not folders:
+        raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
+    return folders
+
+
+def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
+    """The one run folder that a path or name stands for.
+
+    Errors:
+        ValueError: there is none, or there are several.
+    """
+    folders = find(path, outputs=outputs)
+    if len(folders) > 1:
+        raise ValueError(_several(path, folders))
+    return folders[0]
+
+
+def _several(name: str, folders: Iterable[Path]) -> str:
+    names = [folder.name for folder in folders]
+    return f"{name} must be one run, got {len(names)}: {shorten(names, most=CANDIDATES)}"
+
+
+def run_folders(root: Path) -> list[Path]:
+    """The run folders right below, by name."""
+    return sorted(folder for folder in root.glob("[!.]*/") if _is_run(folder))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whatever they are: what is no file is a damaged run, which is named."""
+    return os.path.lexists(folder / "manifest.json") or os.path.lexists(folder / "summary.json")
+
+
+def _in_order(folders: Iterable[Path], attempt: int = 0) -> list[Path]:
+    """As they were started, or with attempt -1 gone on with last."""
+    return sorted(folders, key=lambda folder: (_started(folder, attempt), folder.name))
+
+
+def _started(folder: Path, attempt: int) -> str:
+    with suppress(ValueError, LookupError, TypeError):  # a damaged one is named by who reads it
+        return str((read_json(folder / "manifest.json") or {})["attempts"][attempt]["started"])
+    return ""
+
+
+def _below(place: Path) -> list[Path]:
+    if _is_run(place):
+        return [place]
+    if (place / GRID).is_file():
+        return [cell["folder"] for cell in _cells(place) if cell["folder"] is not None]
+    return _in_order(run_folders(place / "runs" if (place / "runs").is_dir() else place))
+
+
+def _cells(grid: Path) -> list[dict[str, Any]]:
+    """A grid's cells, each with the `folder` of its run, which lies beside all others in `runs/`: None where nobody started it. A damaged
+    run is known by the name that it was given."""
+    root = grid.absolute().parents[1] / "runs"
+    cells = [cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")]
+    for cell in cells:
+        folder = of_identity(root, cell["identity"]) or root / Path(cell.get("run") or cell["identity"]).name  # never outside
+        cell["folder"] = folder if _is_run(folder) else None
+    return cells
+
+
+def without_record(place: Path) -> Iterator[str]:
+    """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's name has."""
+    if _is_run(place) or not (place / GRID).is_file():
+        return
+    cells = _cells(place)
+    if lost := [cell.get("run") or cell["identity"] for cell in cells if cell["folder"] is None]:
+        yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
+    named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
+    identities = sorted(cell.get("key") or cell["identity"] for cell in cells)  # a key: decided on another machine
+    if named and named[1] != digest({"identities": identities})[:8]:
+        yield f"{place / GRID}: it lists other cells than those that made the folder's name"
+
+
+def of_identity(root: Path, identity: str) -> Path | None:
+    """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet. A copy is another's."""
+    names = os.listdir(root) if root.is_dir() else ()  # a path for each of ten thousand runs, for each cell of a grid, is half an hour
+    for folder in sorted(root / name for name in names if name.endswith(f"-{identity}")):
+        with suppress(ValueError):
+            manifest = read_json(folder / "manifest.json") if folder.is_dir() else {}
+            if manifest is None or folder.name == f"{manifest.get('name')}-{manifest.get('identity')}":
+                return folder
+    return None
+
+
+def _named(name: str, root: Path) -> list[Path]:
+    """The runs that `find` says a name stands for.
+
+    Errors:
+        ValueError: it begins the names of several.
+    """
+    identities = {folder: folder.name.rpartition("-")[2] for folder in run_folders(root)}
+    if name == LAST:
+        return _in_order(identities, attempt=-1)[-1:]
+    whole = [f for f, identity in identities.items() if name in (f.name, identity) or f.name.startswith(f"{name}-")]
+    begins = [f for f, identity in identities.items() if f.name.startswith(name) or identity.startswith(name)]
+    if not whole and len(begins) > 1:
+        raise ValueError(_several(name, begins))
+    return _in_order(whole or begins)

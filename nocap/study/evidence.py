@@ -13,8 +13,7 @@ from nocap.judge.claim import BASELINE, TO_TARGET, Claim, Rule
 from nocap.judge.time_to_target import crossing, race
 from nocap.judge.verdict import Verdict
 from nocap.judge.verdict import judge as verdict_on
-from nocap.store.measurement import Ending, Measurement, Per
-from nocap.store.metrics import HELD, METRICS, Metric, is_count
+from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
 from nocap.store.runs import Record, dig
 from nocap.study.spec import Study
 

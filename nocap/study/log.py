@@ -21,7 +21,7 @@ from typing import Any
 from nocap.config.bounded import parse_json, read_text
 from nocap.config.outward import redact
 from nocap.store.files import not_elsewhere
-from nocap.store.measurement import now
+from nocap.store.metrics import now
 from nocap.store.record import Whole, check_shape
 
 FILE = "log.jsonl"

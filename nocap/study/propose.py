@@ -23,8 +23,7 @@ from nocap.config.keys import require
 from nocap.judge.interval import BATCH, BATCHES, batches_above
 from nocap.launch.plan import outcome
 from nocap.model.flops import component_flops
-from nocap.store.identity import config_that_counts, digest
-from nocap.store.source import source_hashes
+from nocap.store.identity import config_that_counts, digest, source_hashes
 from nocap.study.log import FILE, Line, append, read
 from nocap.study.plan import arm_overrides, check_fair
 from nocap.study.spec import CLOSED, Propose, Study

@@ -15,9 +15,8 @@ from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.interval import LEAST_PAIRS, Declared, pooled
 from nocap.judge.verdict import Gain, Verdict
 from nocap.judge.verdict import judge as judge_anew
-from nocap.store.git import git_state
-from nocap.store.measurement import Ending, Measurement, Per
-from nocap.store.metrics import METRICS, Scale, is_log
+from nocap.store.identity import git_state
+from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale, is_log
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, judge, measurements

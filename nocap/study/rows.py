@@ -14,9 +14,8 @@ from nocap.config.bounded import parse_json, read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.store.files import write_file
-from nocap.store.record import digest
+from nocap.store.identity import digest, source_hashes
 from nocap.store.runs import Curve, Record
-from nocap.store.source import source_hashes
 from nocap.study.log import Log
 from nocap.study.plan import StudyPlan
 from nocap.study.registration import content_of

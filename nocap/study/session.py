@@ -25,7 +25,7 @@ from nocap.config.run import Run
 from nocap.measure.arms import step_config
 from nocap.model.flops import component_flops
 from nocap.options.attention import first_window, kernel_name
-from nocap.store.measurement import now
+from nocap.store.metrics import now
 from nocap.store.record import read_json, write_json
 from nocap.training.process import die_with_parent
 

@@ -24,11 +24,9 @@ from nocap.launch.grid import Cell, RefusedError, Result, check, key_of
 from nocap.launch.plan import DAMAGED, outcome, plan
 from nocap.launch.runner import Runner
 from nocap.options.launcher.pool import Devices
-from nocap.store.identity import digest
-from nocap.store.record import read_json, write_json
+from nocap.store.identity import digest, source_hashes
+from nocap.store.record import read_ended, read_json, write_json
 from nocap.store.runs import Record, read
-from nocap.store.source import source_hashes
-from nocap.store.verify import read_ended
 from nocap.study.plan import StudyPlan, engine_of, with_seed
 
 WORKER = "nocap.study.session"
@@ -142,7 +140,7 @@ class Trainings:
                 self.damaged.add((run.arm, run.seed))
                 continue
             if ended is not None:
-                records.append((run, read(cell.plan.run_dir, problems=problems)))
+                records.append((run, read(cell.plan.run_dir)))
         return records
 
 

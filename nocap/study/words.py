@@ -8,8 +8,7 @@ from typing import Any
 from nocap.judge.interval import Estimate
 from nocap.report import words
 from nocap.store.formats import NONE, plural, shorten
-from nocap.store.measurement import Per
-from nocap.store.metrics import METRICS, Scale, part_title
+from nocap.store.metrics import METRICS, Per, Scale, part_title
 
 Json = Mapping[str, Any]
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}

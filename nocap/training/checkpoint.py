@@ -26,7 +26,7 @@ from nocap.config.run import Run
 from nocap.model.language_model import LanguageModel
 from nocap.options.optimizer import Optimizer
 from nocap.store import lease
-from nocap.store.checkpoints import MANIFEST, delete, half_saved, is_folder, name_of, newest_first, sha256, step_of, temporary_of
+from nocap.store.checkpoints import MANIFEST, is_folder, name_of, newest_first, sha256, step_of
 from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
 from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
@@ -111,7 +111,7 @@ def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
 
 
 def _temporary(path: Path, stage: Path | None) -> Path:
-    return temporary_of(path if stage is None else stage / path.name)
+    return (path if stage is None else stage / path.name).with_name(f".{path.name}.tmp")
 
 
 def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, stage: Path | None = None) -> None:
@@ -119,7 +119,7 @@ def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, 
     path = root / name_of(state["step"])
     temporary = _temporary(path, stage)
     root.mkdir(exist_ok=True)
-    delete(half_saved(stage or root))
+    shutil.rmtree(temporary, ignore_errors=True)  # what a killed save of it left
     temporary.mkdir()
     (temporary / STATE).write_text(as_json(state))
     for name, content in tensors.items():
@@ -254,8 +254,9 @@ def _file_problem(file: Path, expected: str) -> str | None:
         if sha256(file) != expected:
             return f"{file.name} does not match its checksum"
         if file.name == ROWS:
-            rows, bad = read_rows(file.read_bytes())
-            right = not bad and (not rows or rows[-1]["step"] < (step_of(file.parent) or 0))
+            content = file.read_bytes()
+            rows = read_rows(content)
+            right = len(rows) == len(content.splitlines()) and (not rows or rows[-1]["step"] < (step_of(file.parent) or 0))
             return None if right else f"{ROWS} must hold the rows before the step in the folder's name"
         if file.name == STATE:
             right = _state(file)["step"] == step_of(file.parent)

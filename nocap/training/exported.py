@@ -18,7 +18,7 @@ from nocap.config.run import Run
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.files import write_file
-from nocap.store.runs import glance
+from nocap.store.runs import read
 from nocap.training.checkpoint import UNREADABLE
 from nocap.training.state import MODEL, difference, put_weights, shapes_of, weights
 from nocap.training.trained import trained
@@ -32,7 +32,7 @@ def export(run_dir: Path, path: Path, *, log: Callable[[str], None]) -> dict[str
         OSError: it cannot be written.
     """
     run, model, step = trained(run_dir, log=log)
-    record = glance(run_dir)
+    record = read(run_dir, rows=False)
     about = {"name": record.name, "identity": record.identity, "step": step, "val_loss": record.val_loss}
     config = to_plain(replace(run, output_dir="outputs", cache_dir=None))  # places on this machine
     metadata = {"format": "pt", "config": json.dumps(redact(config)), "run": json.dumps(redact(about), allow_nan=False)}

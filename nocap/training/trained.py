@@ -18,9 +18,8 @@ from nocap.model.compiled import compile_in_place
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
-from nocap.store import verify
 from nocap.store.identity import config_that_counts
-from nocap.store.record import read_json
+from nocap.store.record import check_record, read_json
 from nocap.training import checkpoint
 
 
@@ -31,7 +30,7 @@ def run_of(path: str | Path) -> Run:
         ValueError: there is none, or its record is not what nocap wrote.
     """
     run = load((folder := expanded(path)) / "config.yaml")
-    verify.check(folder, config=config_that_counts(run))
+    check_record(folder, config=config_that_counts(run))
     return replace(run, attention=run.attention.portable())
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 Operator = Callable[[Path, random.Random], bool]
+# What an operator raises where an earlier wound was.
+NOT_DONE = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, SafetensorError, yaml.YAMLError)
 OUTSIDE = Path("outside")
 
 HOSTILE = (
@@ -146,21 +148,9 @@ def extend(content: bytes, rng: random.Random) -> bytes:
 def lines(content: bytes, rng: random.Random) -> bytes:
     """Lines doubled, lost, reordered, reversed."""
     parts = content.splitlines(keepends=True)
-    if len(parts) < 2:
-        return content
-    at, to = rng.randrange(len(parts)), rng.randrange(len(parts))
-    kind = rng.randrange(5)
-    if kind == 0:
-        parts.insert(to, parts[at])
-    elif kind == 1:
-        del parts[at]
-    elif kind == 2:
-        parts[at], parts[to] = parts[to], parts[at]
-    elif kind == 3:
-        parts.reverse()
-    else:
-        del parts[at : at + rng.randrange(1, len(parts))]
-    return b"".join(parts)
+    at, to = sorted(rng.choices(range(len(parts) + 1), k=2))
+    kinds = ([*parts[:to], *parts[at:]], parts[:at] + parts[at + 1 :], rng.sample(parts, len(parts)), parts[::-1], parts[:at] + parts[to:])
+    return b"".join(rng.choice(kinds))
 
 
 def replaced(content: bytes, rng: random.Random) -> bytes:
@@ -353,34 +343,22 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
         return rng.choice(VALUES), ""
     shallow = [place for place in places if len(place) <= 2]
     parent, key = _at(tree, rng.choice(shallow if shallow and rng.random() < 0.5 else places))
-    kind = rng.randrange(9)
-    if kind == 0:
-        parent[key] = rng.choice(VALUES)
-    elif kind == 1:
-        parent[key] = rng.choice(HOSTILE)
-    elif kind == 2:
+    old, (other, place) = parent[key], _at(tree, rng.choice(places))
+    kind = rng.choice(("value", "raw", "gone", "more", "swapped", "twice"))
+    if kind == "raw":
         parent[key] = _MARK
         return tree, rng.choice(raws)
-    elif kind == 3:
+    if kind == "gone":
         del parent[key]
-    elif kind == 4 and isinstance(parent[key], int | float) and not isinstance(parent[key], bool):
-        parent[key] = rng.choice(
-            (parent[key] * 0.9, parent[key] + 1, -parent[key], parent[key] * 1e9, float(parent[key]), str(parent[key]))
-        )
-    elif kind == 5 and isinstance(parent, dict):
+    elif kind == "more" and isinstance(parent, dict):
         parent[rng.choice((*HOSTILE[:12], "unknown", "__class__", "schema_version", "seed"))] = rng.choice((*VALUES, *HOSTILE))
-    elif kind == 6:
-        other, place = _at(tree, rng.choice(places))
-        try:
-            parent[key], other[place] = other[place], parent[key]
-            json.dumps(tree)
-        except (KeyError, IndexError, TypeError, ValueError, RecursionError):
-            return 0, ""  # it went into itself
-    elif kind == 7 and isinstance(parent, dict):
-        parent[f"{_MARK}{key}"] = rng.choice(VALUES)  # twice the same key
-        return tree, ""
+    elif kind == "twice" and isinstance(parent, dict):
+        parent[f"{_MARK}{key}"] = rng.choice(VALUES)
+    elif kind == "swapped":
+        parent[key], other[place] = other[place], old
     else:
-        parent[key] = [parent[key]] * rng.choice((1, 2, 1000)) if rng.random() < 0.5 else {"a": parent[key]}
+        near = (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old)) if type(old) in (int, float) else (old,)
+        parent[key] = rng.choice((rng.choice(VALUES), rng.choice(HOSTILE), rng.choice(near), [old] * rng.choice((1, 2, 1000)), {"a": old}))
     return tree, ""
 
 
@@ -392,35 +370,27 @@ def _text(tree: Any, raw: str) -> str:
 
 def in_json(path: Path, rng: random.Random) -> bool:
     """A value of a JSON file, or of a line of JSON lines."""
-    if not path.is_file() or path.suffix not in (".json", ".jsonl"):
+    if not path.is_file():
         return False
     before = path.read_text(errors="replace")
     rows = before.splitlines() if path.suffix == ".jsonl" else [before]
-    if not rows:
-        return False
     at = rng.randrange(len(rows))
-    try:
-        rows[at] = _text(*_put(json.loads(rows[at]), rng, RAW))
-    except (ValueError, RecursionError):
-        return False
+    rows[at] = _text(*_put(json.loads(rows[at]), rng, RAW))
     path.write_text("\n".join(rows) + "\n", errors="surrogatepass")
     return True
 
 
 def in_yaml(path: Path, rng: random.Random) -> bool:
-    if not path.is_file() or path.suffix != ".yaml":
+    if not path.is_file():
         return False
     before = path.read_text(errors="replace")
     if rng.random() < 0.4:
-        more = rng.choice(YAMLS)
-        path.write_text(more if rng.random() < 0.4 else before + more)
-        return True
-    try:
+        text = rng.choice(("", before)) + rng.choice(YAMLS)
+    else:
         tree, raw = _put(yaml.safe_load(before), rng, (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01"))
         text = _text(tree, raw)  # JSON is YAML, nearly
-        path.write_text(text if rng.random() < 0.5 or raw else yaml.safe_dump(tree, sort_keys=False), errors="surrogatepass")
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError, AttributeError, UnicodeError):
-        return False
+        text = text if rng.random() < 0.5 or raw else yaml.safe_dump(tree, sort_keys=False)
+    path.write_text(text, errors="surrogatepass")
     return True
 
 
@@ -429,55 +399,36 @@ def in_yaml(path: Path, rng: random.Random) -> bool:
 
 def in_tensors(path: Path, rng: random.Random) -> bool:
     """Tensors of another number, shape, type or name."""
-    if path.suffix != ".safetensors" or not path.is_file():
+    if not path.is_file():
         return False
-    try:
-        tensors: Mapping[str, torch.Tensor] = load_file(path)
-    except (SafetensorError, OSError, ValueError):
-        return False
-    if not tensors:
-        return False
-    tensors, name = dict(tensors), rng.choice(sorted(tensors))
-    one = tensors[name]
-    changes: tuple[Callable[[], torch.Tensor], ...] = (
-        lambda: one.reshape(-1)[: max(1, one.numel() // 2)].clone(),
-        lambda: one.double(),
-        lambda: one.half(),
-        lambda: one.reshape(1, *one.shape),
-        lambda: torch.full_like(one, float("nan")) if one.is_floating_point() else one * 0,
-        lambda: one + 1,
-        lambda: torch.zeros(0),
+    tensors = load_file(path)
+    name = rng.choice(sorted(tensors))
+    one = tensors.pop(name) if rng.random() < 0.2 else tensors[name]
+    changed = (
+        one.reshape(-1)[: max(1, one.numel() // 2)].clone(),
+        one.double(),
+        one.half(),
+        one.reshape(1, *one.shape),
+        torch.full_like(one, float("nan")) if one.is_floating_point() else one * 0,
+        one + 1,
+        torch.zeros(0),
     )
-    if rng.random() < 0.2:
-        del tensors[name]
     if rng.random() < 0.2:
         tensors[rng.choice((*HOSTILE[:8], "0/x/y", "9/lm_head.weight/exp_avg", "/", "0//"))] = one.clone()
     elif name in tensors:
-        tensors[name] = rng.choice(changes)()
-    try:
-        save_file(tensors, path)
-    except (SafetensorError, UnicodeError):
-        return False
+        tensors[name] = rng.choice(changed)
+    save_file(tensors, path)
     return True
-
-
-def in_state(path: Path, rng: random.Random) -> bool:
-    return path.name == "state.json" and in_json(path, rng)
 
 
 def stamped(operator: Operator) -> Operator:
     """Damage by somebody who makes the checkpoint's checksums anew. What the numbers then are is his; the rest of the promises holds."""
 
     def forged(path: Path, rng: random.Random) -> bool:
-        if not operator(path, rng) or not path.is_file():
-            return False
-        sums = path.with_name("manifest.json")
-        if not sums.is_file():  # an earlier wound was there
-            return False
-        content = json.loads(sums.read_text())
-        content[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        sums.write_text(json.dumps(content))
-        return True
+        done, sums = operator(path, rng), path.with_name("manifest.json")
+        if done and sums.is_file():
+            sums.write_text(json.dumps({**json.loads(sums.read_text()), path.name: hashlib.sha256(path.read_bytes()).hexdigest()}))
+        return done and sums.is_file()
 
     return forged
 
@@ -505,7 +456,7 @@ OPERATORS: dict[str, Operator] = {
     "yaml": in_yaml,
     "tensors": in_tensors,
     "forged-tensors": stamped(in_tensors),
-    "forged-state": stamped(in_state),
+    "forged-state": stamped(in_json),
 }
 
 

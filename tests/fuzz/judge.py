@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
-import resource
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nocap.config.keys import flat
+from nocap.store.record import ENDED
 from nocap.store.runs import dig
-from nocap.store.verify import ENDED
-from tests.fuzz.damage import FORGED, OPERATORS, applicable
+from tests.fuzz.damage import FORGED, NOT_DONE, OPERATORS, applicable
 from tests.fuzz.doors import RUNS, Door, Numbers, doors
 from tests.fuzz.library import copy_of
 from tests.fuzz.process import LIMIT_S, Answer, answer, workers_here
@@ -28,7 +25,6 @@ HEAD = ("manifest.json", "summary.json")  # what makes a folder a run
 READ = ("manifest.json", "summary.json", "metrics.jsonl", "config.yaml", "state.json", "grid.json", "results.", "study.yaml")
 PARENTS = ("outputs", "runs", "grids")  # themselves: what is in them is damaged more finely
 LONGEST = 1_100  # characters of a line on stderr
-MEMORY_BYTES = 6 * 2**30  # of address space, of a lane
 
 
 @dataclass(frozen=True)
@@ -120,32 +116,12 @@ class Bench:
         return verdict if time.process_time() - began < LIMIT_S else Verdict("hang", _last_places(said.trace))
 
 
-def lane(library: Path, root: str, seed: int, n: int, doors: list[str]) -> dict[str, Any]:
-    """So many cases of one seed: counts, and the faults. What would take the machine's memory raises here."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    scratch = Path(root) / f"lane-{seed}"
-    scratch.mkdir()
-    bench, rng = Bench(library, scratch), random.Random(seed)
-    if doors:
-        bench.doors = {name: door for name, door in bench.doors.items() if name in doors}
-    counts, faults = Counter[str](), []
-    while counts.total() < n:
-        case = bench.random_case(rng)
-        verdict = bench.run(case)
-        counts[json.dumps([case.door, verdict.outcome, "+".join(sorted({wound.how for wound in case.wounds}))])] += 1
-        if verdict.is_fault:
-            faults.append([verdict.outcome, verdict.detail, str(case)])
-            print(*faults[-1], sep="  ", file=sys.stderr, flush=True)
-    print(f"seed {seed}: {counts.total()} cases, {len(faults)} faults", file=sys.stderr, flush=True)
-    return {"counts": counts, "faults": faults, "cpu_s": time.process_time()}
-
-
 def _inflict(wound: Wound) -> bool:
     if os.path.islink(wound.path):  # an earlier wound: what it leads to is not ours to damage
         return False
     try:
         return OPERATORS[wound.how](Path(wound.path), random.Random(wound.seed))
-    except (OSError, ValueError, TypeError):  # an earlier wound was there
+    except NOT_DONE:
         return False
 
 
@@ -286,21 +262,8 @@ def _last_places(trace: str) -> str:
 
 
 def _difference(key: str, old: Any, new: Any) -> str:
-    """The first place where two trees differ."""
-    place = key
-    while type(old) is type(new) and isinstance(old, dict | list | tuple):
-        pairs = (
-            [(name, old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))]
-            if isinstance(old, dict)
-            else [(i, *(side[i] if i < len(side) else None for side in (old, new))) for i in range(max(len(old), len(new)))]
-        )
-        found = next(((name, a, b) for name, a, b in pairs if a != b), None)
-        if found is None:
-            break
-        name, old, new = found
-        place += f"/{name}"
-    if isinstance(old, str) and isinstance(new, str):
-        a, b = old.splitlines(), new.splitlines()
-        pair = next(((x, y) for x, y in zip(a, b, strict=False) if x != y), (len(a), len(b)))
-        old, new = pair
-    return f"{place}: {json.dumps(old, default=str)[:120]} → {json.dumps(new, default=str)[:120]}"
+    """The first place where two trees differ, or the first lines of two texts."""
+    sides = [dict(flat({key: side})) for side in (old, new)]
+    place = next(place for place in {**sides[0], **sides[1]} if sides[0].get(place) != sides[1].get(place))
+    was, now = (str(side.get(place)).splitlines() or [""] for side in sides)
+    return f"{place}: {[line for line in was if line not in now][:1]} → {[line for line in now if line not in was][:1]}"

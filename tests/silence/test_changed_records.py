@@ -153,28 +153,19 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
     assert not (record.parents[2] / "model.safetensors").exists()
     rows = len(json.loads((record / "summary.json").read_text()))
     edit(record / "summary.json", '"val_loss": ', '"val_loss": 1')  # 4.1 → 14.1
-    for words in (("rm", "val_loss>10"), ("rm", "val_loss>10", "--yes"), ("gc", "--yes"), ("rm", "last", "--yes")):
+    for words in (("rm", "val_loss>10"), ("rm", "val_loss>10", "--yes"), ("gc", "--yes"), ("rm", record.name, "--yes")):
         done = here(*words, module="nocap.runs.__main__")
         assert f"nocap: {record.name}: " in done.err, done
         assert "0 runs" in done.out
         assert done.code == (words[0] == "rm" and "--yes" in words)
     assert (record / "checkpoints" / "step-00000030").is_dir()
     assert len(json.loads((record / "summary.json").read_text())) == rows
-    assert here("rm", record.name, "--yes", module="nocap.runs.__main__").code == 0  # whoever names it, means it
-    assert not record.exists()
 
 
 def _has_lm_eval() -> bool:
     from importlib.util import find_spec
 
     return find_spec("lm_eval") is not None
-
-
-def test_a_summary_without_digests_is_refused(here: Door, record: Path) -> None:
-    summary = json.loads((record / "summary.json").read_text())
-    del summary["sha256"]
-    (record / "summary.json").write_text(json.dumps(summary))
-    refused(doors(here, record)["generate"](), "summary.json is not what its digest")
 
 
 def test_a_run_that_was_cut_short_needs_the_config_of_its_manifest(here: Door, record: Path) -> None:
@@ -198,8 +189,8 @@ def test_a_summary_that_says_failed_removes_no_finished_run(here: Door, record: 
 CHECKOUT = """\
 import sys
 from pathlib import Path
-from nocap.store import git
-git.PACKAGE = Path({package!r})
+from nocap.store import identity
+identity.CHECKOUT = Path({folder!r})
 from nocap.train import main
 sys.exit(main())
 """
@@ -207,7 +198,7 @@ sys.exit(main())
 
 def trained_from(checkout: Path, out: Path, *words: str) -> Finished:
     """A run of a nocap that believes to lie in this checkout."""
-    code = CHECKOUT.format(package=str(checkout / "nocap"))
+    code = CHECKOUT.format(folder=str(checkout))
     done = subprocess.run(
         [sys.executable, "-c", code, *SMALL, "trainer.steps=1", "trainer.checkpoint_every=0", f"output_dir={out}", *words],
         cwd=checkout,

@@ -30,7 +30,7 @@ class Attention(Option):
         kernel_name(run, precision) -> str       for the record; without it the option's kind
 
     And about the module of `build`: rows() -> dict, the row of the profile for each module inside by its name (see
-    `nocap.store.measurement`); without it the module is one row.
+    `nocap.store.metrics`); without it the module is one row.
     """
 
     n_kv_heads: int = key(ge=1, le=65536)  # key/value heads; a divisor of model.n_head
