@@ -128,7 +128,7 @@ def test_help_and_config_answer_without_torch(door: Door, tmp_path: Path) -> Non
     assert "batch_tokens: 2048" in shown.out
     helped = door("--help", env=env)
     assert (helped.code, helped.err) == (0, "")
-    assert "attention.n_kv_heads=4 " in helped.out
+    assert "attention.n_kv_heads=${model.n_head} " in helped.out
 
 
 def test_run_of_a_damaged_record_is_refused(tmp_path: Path, here: Door, undisturbed: Undisturbed) -> None:
