@@ -97,15 +97,27 @@ def yamls(group: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def read(group: str, name: str) -> tuple[dict[str, Any], type[Option]]:
-    """A yaml of a group, and the class that its `kind` names.
+def option(group: str, place: str, plain: Any) -> type[Option]:
+    """The option that the `kind` of its plain form names.
 
     Errors:
-        ValueError: it cannot be read, or names none.
+        ValueError: there is none.
     """
-    plain, rows = read_yaml(yamls(group)[name]), options(group)
-    require(isinstance(plain, dict) and plain.get("kind") in rows, f"{group}/{name}", f"have a kind of {', '.join(rows)}", plain)
-    return plain, rows[plain["kind"]]
+    require(isinstance(plain, dict), place, f"be one option, as in {place}=NAME", plain)
+    rows, kind = options(group), plain.get("kind")
+    known = f"{', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
+    require(isinstance(kind, str) and kind in rows, f"{place}.kind", f"be one of {known}", repr(kind))
+    return rows[kind]
+
+
+def read(group: str, name: str) -> tuple[dict[str, Any], type[Option]]:
+    """A yaml of a group, and its option.
+
+    Errors:
+        OSError, ValueError: it cannot be read, or there is none.
+    """
+    plain = read_yaml(yamls(group)[name])
+    return plain, option(group, f"{group}/{name}", plain)
 
 
 @cache

@@ -407,16 +407,8 @@ def test_what_the_refusals_start_from_is_accepted():
 
 @pytest.mark.skipif(HAS_GPU, reason="this machine has the GPU that the test needs to be absent")
 def test_cuda_where_there_is_none():
-    with pytest.raises(ValueError, match=r"^trainer\.device=cuda needs [^\n]*$"):
+    with pytest.raises(ValueError, match=r"^trainer\.device=cuda must have [^\n]*$"):
         compose(["trainer.device=cuda"])
-
-
-@pytest.mark.parametrize("key", ["attention.n_kv_heads=5", "+attention.windw=3", "trainer.steps=abc", "attention=gqq"])
-def test_at_the_door_a_refusal_is_one_line_and_exit_2(key: str, here):
-    done = here(key)
-    assert done.code == 2
-    assert done.out == ""
-    assert len(done.err.strip().splitlines()) == 1, done.err
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--cfg", "job", "experiment=nocap_baseline", "--resolve"]], ids=" ".join)

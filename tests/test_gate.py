@@ -16,7 +16,7 @@ import pytest
 from nocap.config.bounded import DEPTH, parse_json, parse_yaml, read_text
 from nocap.config.compose import compose
 from nocap.config.paths import cache_root
-from nocap.config.plain import dump, load, to_plain
+from nocap.config.plain import load
 from tests.conftest import REPO, SMALL
 from tests.studies import STUDY, at, study, written
 from tests.test_bad_input import at_the_door, empty  # noqa: F401
@@ -365,9 +365,3 @@ def test_a_user_without_a_home_is_told_so(tmp_path: Path) -> None:
         pytest.skip("another user cannot run this Python")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "NOCAP_CACHE" in done.stderr
-
-
-def test_a_record_as_it_was_is_still_read(tmp_path: Path) -> None:
-    run = compose(list(SMALL))
-    (tmp_path / "config.yaml").write_text(dump(to_plain(run)))
-    assert load(tmp_path / "config.yaml") == run

@@ -20,8 +20,7 @@ def read_bytes(path: Path) -> bytes:
         OSError: it is not there, or cannot be read.
         ValueError: it is no regular file.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} must be a regular file")
+    require(path.is_file() or not path.exists(), str(path), "be a regular file", "something else")
     return path.read_bytes()
 
 

@@ -27,7 +27,6 @@ from nocap.config.errors import explain, explained, suggest
 from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
-from nocap.config.plain import load as load
 from nocap.config.plain import refuse_interpolations as refuse_interpolations
 from nocap.config.plain import to_plain as to_plain
 from nocap.config.plain import typed

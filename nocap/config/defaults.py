@@ -127,11 +127,6 @@ def _beta2(default: float, half_life: float | None, batch: int) -> float:
     return default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
 
 
-def _device(value: Device | str) -> Device:
-    """An interpolated enum arrives as a member, or as text where a default's own interpolation made it."""
-    return value if isinstance(value, Device) else Device[value]
-
-
 def _work(model: Any, tokenizer: DictConfig, steps: int = 0, batch: int = 0, threads: int = 1, devices: int = 1) -> Work:
     vocabulary = cast(Tokenizer, OmegaConf.to_object(tokenizer))
     return Work(model, vocabulary.vocab_size, steps * batch // max(1, threads * devices))
@@ -145,12 +140,12 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "least": min,
     "times": operator.mul,
     "beta2": _beta2,
-    "device": lambda: device().name,
-    "precision": lambda device, model, tokenizer, *run: precision(_device(device), _work(model, tokenizer), *run)[0].name,
-    "threads": lambda device, devices: threads(_device(device), devices),
-    "compile": lambda device, *work: compilation(_device(device), _work(*work))[0].name,
-    "hang_timeout_s": lambda device: 3600.0 if _device(device) is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
-    "local_kernel": lambda device: (Kernel.blocks if _device(device) is Device.cpu else Kernel.flex).name,
+    "device": device,
+    "precision": lambda device, model, tokenizer, *run: precision(device, _work(model, tokenizer), *run)[0],
+    "threads": threads,
+    "compile": lambda device, *work: compilation(device, _work(*work))[0],
+    "hang_timeout_s": lambda device: 3600.0 if device is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
+    "local_kernel": lambda device: Kernel.blocks if device is Device.cpu else Kernel.flex,
 }
 OLD = omegaconf.__version__.startswith("2.3.")
 register_resolver: Callable[..., None] = OmegaConf.register_new_resolver if OLD else OmegaConf.register_resolver  # what 2.4 calls the same

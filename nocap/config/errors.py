@@ -90,7 +90,7 @@ def explain(error: BaseException) -> str:
     for pattern, rule in RULES.items():
         if re.search(pattern, str(cause)):
             return rule.format(key)
-    text = re.sub(r"\w+Error raised while resolving interpolation: ", "", str(cause))
+    text = re.sub(r"^(Value|Key)Error raised while resolving interpolation: ", "", str(cause))
     line = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()) and not re.match(_NOISE, stripped))
     return f"{key}: {line}" if key and key not in line else line or type(error).__name__
 

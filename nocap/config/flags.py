@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import cache
 from typing import Any, get_type_hints
 
 import hydra
@@ -99,12 +100,13 @@ def manual(words: Sequence[str], *, search: type) -> str:
     typed, known = {one.key_or_group: one.value() for one in overrides_of(words) if not is_choice(one)}, list[str]()
     for title, place, schema, plain in [("search", "search", search, {"sampler": "SAMPLER"}), *_sections(words)]:
         lines += ["", f"{title}  {_sentence(schema) if '=' in title or title == 'search' else ''}".rstrip()]
+        kinds, comments = get_type_hints(schema), comments_of(schema)
         for f in dataclasses.fields(schema):
-            if f.name not in ("kind", "trainer", "store", *outside.groups()):
+            if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(plain.get(f.name), dict):
                 known.append(f"{place}.{f.name}".lstrip("."))
                 key = "search" if known[-1] == "search.sampler" else known[-1]
                 value = _shown(typed.get(key, plain.get(f.name, _default(f))))
-                lines.append(_wrapped(f"  {key}={value}".ljust(COLUMN), _meaning(schema, f.name), width))
+                lines.append(_wrapped(f"  {key}={value}".ljust(COLUMN), _meaning(kinds[f.name], comments.get(f.name, "")), width))
     for key in typed.keys() - {*known}:
         raise ValueError(f"{key} is no key{suggest(key, known)}")
     return "\n".join(lines)
@@ -150,9 +152,8 @@ def _sentence(schema: type) -> str:
     return "" if text.startswith(f"{schema.__name__}(") else text.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
 
 
-def _meaning(schema: type, name: str) -> str:
-    """What the comment of a key says and, of a choice, what there is."""
-    text, kind = comments_of(schema).get(name, ""), get_type_hints(schema)[name]
+def _meaning(kind: Any, text: str) -> str:
+    """What the comment of a key of this kind says and, of a choice, what there is."""
     if not (inspect.isclass(kind) and issubclass(kind, Enum)):
         return text
     meanings = comments_of(kind)
@@ -160,6 +161,7 @@ def _meaning(schema: type, name: str) -> str:
     return ": ".join(filter(None, [text, ", ".join(choices)]))
 
 
+@cache
 def comments_of(schema: type) -> dict[str, str]:
     """Field or member → the comment on its line, or that on the lines above it."""
     found: dict[str, str] = {}

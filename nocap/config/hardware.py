@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nocap.config.keys import require
 from nocap.config.paths import cache_root
 from nocap.config.trainer import Device, Precision
 
@@ -142,13 +143,10 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
     """Refuse CUDA where it is absent, and more workers than GPUs."""
     if device is Device.cpu or not is_here():
         return
-    if not torch_build()["cuda"]:
-        raise ValueError(f"{key}=cuda needs a torch built for CUDA, got torch {torch_build()['version']}")
-    if not cuda_devices():
-        raise ValueError(f"{key}=cuda needs a GPU, and the CUDA driver shows none")
+    require(bool(torch_build()["cuda"]), f"{key}=cuda", "have a torch built for CUDA", f"torch {torch_build()['version']}")
+    require(bool(cuda_devices()), f"{key}=cuda", "have a GPU", "a CUDA driver that shows none, or no driver")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
-    if local > len(cuda_devices()):
-        raise ValueError(f"trainer.devices must be at most the {len(cuda_devices())} visible GPU(s), got {local}")
+    require(local <= len(cuda_devices()), "trainer.devices", f"be at most the {len(cuda_devices())} visible GPU(s)", local)
 
 
 def cpp_compiler() -> str | None:

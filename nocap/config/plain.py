@@ -62,11 +62,7 @@ def option(group: str, place: str, plain: Any) -> DictConfig:
     Errors:
         ValueError: there is none.
     """
-    require(isinstance(plain, dict), place, f"be one option, as in {place}=NAME", plain)
-    rows, kind = outside.options(group), plain.get("kind")
-    known = f"{', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
-    require(isinstance(kind, str) and kind in rows, f"{place}.kind", f"be one of {known}", repr(kind))
-    return cast(DictConfig, OmegaConf.structured(rows[kind]))
+    return cast(DictConfig, OmegaConf.structured(outside.option(group, place, plain)))
 
 
 def load(path: Path) -> Run:
@@ -98,7 +94,6 @@ def from_plain(plain: Any, rule: str) -> Run:
 
 def refuse_interpolations(plain: Any) -> None:
     """A record holds values. `${oc.env:…}` in a record from elsewhere would read this machine's environment."""
-    if isinstance(plain, str) and "${" in plain:
-        raise ValueError(f"values must be plain, got the interpolation {plain}")
+    require(not isinstance(plain, str) or "${" not in plain, "values", "be plain", f"the interpolation {plain}")
     for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
         refuse_interpolations(item)

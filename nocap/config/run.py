@@ -117,21 +117,11 @@ class Run:
         yield from ((f"ideas.{name}", idea) for name, idea in self.ideas.items())
 
     def _check_batch(self) -> None:
-        t, seq_len = self.trainer, self.model.seq_len
-        unit = t.micro_batch * seq_len * t.devices
-        require(
-            t.batch_tokens % unit == 0,
-            "trainer.batch_tokens",
-            f"be divisible by trainer.micro_batch × model.seq_len × trainer.devices = {t.micro_batch} × {seq_len} × {t.devices} = {unit}",
-            t.batch_tokens,
-        )
-        unit = t.micro_batch * seq_len
-        require(
-            t.val_tokens % unit == 0,
-            "trainer.val_tokens",
-            f"be divisible by trainer.micro_batch × model.seq_len = {t.micro_batch} × {seq_len} = {unit}",
-            t.val_tokens,
-        )
+        t, unit = self.trainer, self.trainer.micro_batch * self.model.seq_len
+        rule, factors = "be divisible by trainer.micro_batch × model.seq_len", f"{t.micro_batch} × {self.model.seq_len}"
+        whole = f"{rule} × trainer.devices = {factors} × {t.devices} = {unit * t.devices}"
+        require(t.batch_tokens % (unit * t.devices) == 0, "trainer.batch_tokens", whole, t.batch_tokens)
+        require(t.val_tokens % unit == 0, "trainer.val_tokens", f"{rule} = {factors} = {unit}", t.val_tokens)
 
     def _check_graphs(self) -> None:
         """A graph repeats what Python decided when it was recorded."""
