@@ -207,7 +207,7 @@ def test_a_bad_file_is_refused_at_the_door(door: Door, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("attention.strat=3",), "attention.strat is no key (did you mean attention.start?)"),
+        (("attention.strat=3",), "attention.strat is no key of head_temperature (did you mean start?)"),
         (("attention.start=abc",), "attention.start"),
         (("attention.start=-1",), "attention.start must be above 0, got -1.0"),
         (("attention.start=inf",), "attention.start must be a finite number"),

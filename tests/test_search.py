@@ -58,7 +58,7 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
     [
         (["search=tpf"], "search: Invalid value 'tpf', expected one of [tpe, random, sobol]"),
         (["search.trials=3"], "search must be given"),
-        (["search=tpe", "search.trialz=3"], "search.trialz is no key (did you mean search.trials?)"),
+        (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
         (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
         (["search=tpe", "search.screen=1"], "search.screen must be below 1, or null, got 1.0"),
         (["search=tpe,random"], "search: Invalid value 'tpe,random', expected one of [tpe, random, sobol]"),

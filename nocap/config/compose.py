@@ -314,6 +314,8 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     texts = {key: text for key, text in given.items() if get_type_hints(schema).get(key) is str}
     values: Any = OmegaConf.merge(OmegaConf.structured(schema), given | dict.fromkeys(texts, "text"))
     names = [f.name for f in dataclasses.fields(cast(Any, schema))]
+    missing = [name for name in names if OmegaConf.is_missing(values, name)]
+    require(not missing, ", ".join(missing), "be given", "nothing")
     asked = schema(**{name: texts[name] if name in texts else values[name] for name in names})
     check_keys("", asked)
     return asked

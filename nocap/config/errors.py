@@ -96,15 +96,16 @@ def explain(error: BaseException) -> str:
 
 
 def _no_key(name: str, owner: Any) -> str:
-    """What would make it a key, or which was probably meant."""
-    group, _, last = name.rpartition(".")
-    own = [f.name for f in fields(owner) if f.name != "kind"] if isinstance(owner, type) else []
-    known = _keys_of_all() if owner in (Run, Trainer) or (isinstance(owner, type) and issubclass(owner, Option)) else {}
+    """What would make it a key of this class, or which was probably meant."""
+    if not isinstance(owner, type):
+        return f"{name} is no key"
+    known = _keys_of_all() if owner in (Run, Trainer) or issubclass(owner, Option) else {}
     if ways := known.get(name):
         return f"{name} must be beside {' or '.join(ways)}, which it is a key of"
+    own, last = {f.name: f.default for f in fields(owner)}, name.rpartition(".")[2]
+    kind = own.pop("kind", owner.__name__.lower())
     meant = [other for other in known if other.endswith(f".{last}") and not other.startswith("ideas.")]
-    meant = meant or [f"{group}.{close}".lstrip(".") for close in difflib.get_close_matches(last, own, n=1)]
-    return f"{name} is no key" + (f" (did you mean {' or '.join(meant)}?)" if meant else suggest(last, own))
+    return f"{name} is no key of {kind}" + (f" (did you mean {' or '.join(meant)}?)" if meant else suggest(last, own))
 
 
 def _keys_of_all() -> dict[str, list[str]]:
