@@ -9,7 +9,6 @@ for all arms: `Composed.defaults`.
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -137,8 +136,8 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
     "fraction": lambda share, whole: math.floor(share * whole),
     "quotient": lambda whole, part: max(1, math.floor(whole / part)) if part > 0 else 1,  # a wrong part is refused where it is read
-    "least": min,
-    "times": operator.mul,
+    "least": lambda a, b: min(a, b),  # OmegaConf 2.4 inspects what it is given, and a builtin says nothing
+    "times": lambda a, b: a * b,
     "beta2": _beta2,
     "device": device,
     "precision": lambda device, model, tokenizer, *run: precision(device, _work(model, tokenizer), *run)[0],
