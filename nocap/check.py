@@ -12,7 +12,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nocap import outside
-from nocap.config import registry
 from nocap.config.keys import require
 from nocap.config.paths import expanded
 
@@ -59,12 +58,12 @@ def _check(options: argparse.Namespace) -> bool:
     outside.use([folder])
     from nocap.checks.contract import CHECKS  # torch
 
-    files = [path for group in registry.groups() for path in sorted((folder / outside.place(group)).glob("*.yaml"))]
+    files = [path for group in outside.groups() for path in sorted((folder / outside.place(group)).glob("*.yaml"))]
     candidates = {outside.choice(path.parent.name, path.stem): (path.parent.name, path.stem) for path in files}
-    places = ", ".join(map(outside.place, registry.groups()))
+    places = ", ".join(map(outside.place, outside.groups()))
     require(bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none")
     for group, _ in candidates.values():
-        registry.options(group)  # a file that cannot be imported is refused
+        outside.options(group)  # a file that cannot be imported is refused
     checks = dict.fromkeys(check.__name__ for group, _ in candidates.values() for check in CHECKS[group])
     chosen = [override for override in candidates if only in ("", *checks, override, candidates[override][1])]
     require(bool(chosen), "--only", f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})", only)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap import outside
-from nocap.config.exits import EXIT_CODES
-from nocap.config.keys import require
+from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
 from nocap.store.record import write_json, writing
 from nocap.training.ledger import LINES

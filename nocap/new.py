@@ -10,7 +10,6 @@ from keyword import iskeyword
 from pathlib import Path
 
 from nocap import outside
-from nocap.config import registry
 from nocap.config.keys import require
 from nocap.config.paths import PACKAGE, conf_dir
 from nocap.store.files import write_file
@@ -41,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to start from. "
         "With study for GROUP, write DIR/study.yaml: a study that runs in a few minutes.",
     )
-    parser.add_argument("group", metavar="GROUP", help=", ".join((*registry.groups(), STUDY)))
+    parser.add_argument("group", metavar="GROUP", help=", ".join((*outside.groups(), STUDY)))
     parser.add_argument("name", metavar="NAME", help="the option's or the study's name: letters, digits and _")
     parser.add_argument("--dir", metavar="DIR", help="the folder for --config-dir, or that of the study (default: ./NAME)")
     outside.document(parser)
@@ -50,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(group: str, name: str, folder: Path) -> None:
     """Refuse a name that is taken, or that none of Python, the command line and the files takes."""
-    kinds = (*registry.groups(), STUDY)
+    kinds = (*outside.groups(), STUDY)
     require(group in kinds, "GROUP", f"be one of {', '.join(kinds)}", group)
     ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name) and len(name) <= 100
     require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
@@ -63,7 +62,7 @@ def _check(group: str, name: str, folder: Path) -> None:
     for place in (conf_dir(), *outside.folders()):
         taken = place / outside.place(group) / f"{name}.yaml"
         require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
-    require(name not in registry.options(group), "NAME", f"be new: an option of {group} has this kind already", name)
+    require(name not in outside.options(group), "NAME", f"be new: an option of {group} has this kind already", name)
 
 
 def _files(group: str, name: str, folder: Path) -> dict[Path, str]:

@@ -12,10 +12,9 @@ import sys  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
 from nocap import outside  # noqa: E402
-from nocap.config import hardware  # noqa: E402
+from nocap.config.compose import unchecked  # noqa: E402
 from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
-from nocap.config.flags import asked, without_dashes  # noqa: E402
-from nocap.config.keys import require  # noqa: E402
+from nocap.config.flags import answer, asked, manual  # noqa: E402
 from nocap.launch import cell  # noqa: E402
 from nocap.training.terminal import outlive_readers  # noqa: E402
 
@@ -34,23 +33,15 @@ def _main() -> None:
     outlive_readers()
     words = outside.arguments(None)
     with refusals():
-        flags = asked(without_dashes(words))
+        flags = asked(words)
         if flags.help:
-            from nocap.config.manual import manual
             from nocap.launch.search import Search
 
             print(manual([] if flags.grid else flags.overrides, search=Search))  # a sweep has no values to show
         elif flags.cfg:
-            from nocap.config.compose import unchecked
-
-            with hardware.elsewhere(False if flags.resolve else None):
-                config, _ = unchecked(flags.overrides)
-                node = OmegaConf.select(config, flags.package) if flags.package else config
-                require(OmegaConf.is_config(node), "--package", "be a part of the config", flags.package)
-                print(OmegaConf.to_yaml(node, resolve=flags.resolve), end="")
-        elif flags.question:
-            from nocap.config.manual import answer
-
+            config, _ = unchecked(flags.overrides)
+            print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
+        elif flags.info or flags.shell_completion:
             answer(flags)
         elif flags.plan:
             from nocap.launch.multirun import multirun

@@ -18,8 +18,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from nocap import outside
 from nocap.checks.trial import launcher
-from nocap.config import registry
 from nocap.config.compose import composed
 from nocap.config.keys import LIMITS, TEXT
 from nocap.config.run import Run, Store
@@ -44,8 +44,8 @@ def places(choices: tuple[tuple[str, str], ...] = tuple(CHOICES)) -> list[tuple[
             if place.partition(".")[0] == group and type(found) not in seen:
                 seen.add(type(found))
                 owners.append((chosen, f"{place}.", type(found)))
-    owners.append((("hydra/launcher=pool",), "hydra.launcher.", registry.options("launcher")["pool"]))
-    own = [name for name in get_type_hints(Run) if name not in registry.groups() and name not in ("trainer", "store")]
+    owners.append((("hydra/launcher=pool",), "hydra.launcher.", outside.options("launcher")["pool"]))
+    own = [name for name in get_type_hints(Run) if name not in outside.groups() and name not in ("trainer", "store")]
     return [
         (words, f"{place}{f.name}", f, get_type_hints(owner)[f.name])
         for words, place, owner in owners
@@ -155,7 +155,7 @@ def test_some_bad_values_of_every_key(empty: Path, capsys: pytest.CaptureFixture
     assert {path.name for path in empty.rglob("*")} <= {"cache", "bf16.json"}  # a legal value's default may be measured
 
 
-@pytest.mark.parametrize("owner", [Run, Trainer, Generate, *(cls for g in registry.groups() for cls in registry.options(g).values())])
+@pytest.mark.parametrize("owner", [Run, Trainer, Generate, *(cls for g in outside.groups() for cls in outside.options(g).values())])
 def test_every_number_has_limits(owner: type) -> None:
     hints = get_type_hints(owner)
     numbers = [f for f in fields(owner) if {int, float} & set(kinds(hints[f.name]))]  # type: ignore[arg-type]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from nocap import outside
 from nocap.checks.contract import CHECKS, TRAINED, grid
 from nocap.checks.trial import SkippedError, Trial
-from nocap.config import registry
 
 FAR = ("fineweb", "gpt2")  # their bytes are not on this machine
 BESIDE = {"schedule_free": ("schedule=constant",)}
-OPTIONS = [(group, name) for group in CHECKS for name in registry.yamls(group) if name not in FAR]
+OPTIONS = [(group, name) for group in CHECKS for name in outside.yamls(group) if name not in FAR]
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from nocap.config.compose import compose
-from nocap.config.registry import options
 from nocap.data.__main__ import main
 from nocap.data.prepare import prepare
 from nocap.data.shards import write_shard
 from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
+from nocap.outside import options
 
 ROOT = Path(__file__).resolve().parents[1]
 PROSE = ROOT.parent / "shared" / "data" / "prose"

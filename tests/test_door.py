@@ -117,20 +117,6 @@ def test_grid_with_a_wrong_key_stops_before_its_first_cell(material: Path, here:
     assert not (material / "outputs" / "runs").exists()
 
 
-@pytest.mark.slow
-def test_help_and_config_answer_without_torch(door: Door, tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
-    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0'\ncuda = None\n")
-    env = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"}
-    shown = door("--cfg", "job", *SMALL, env=env)
-    assert (shown.code, shown.err) == (0, "")
-    assert "batch_tokens: 2048" in shown.out
-    helped = door("--help", env=env)
-    assert (helped.code, helped.err) == (0, "")
-    assert "attention.n_kv_heads=4 " in helped.out
-
-
 def test_run_of_a_damaged_record_is_refused(tmp_path: Path, here: Door, undisturbed: Undisturbed) -> None:
     run_dir = shutil.copytree(undisturbed.run_dir, tmp_path / "out" / "runs" / undisturbed.run_dir.name)
     (run_dir / "summary.json").write_text("{")

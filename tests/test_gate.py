@@ -16,7 +16,7 @@ import pytest
 from nocap.config.bounded import DEPTH, parse_json, parse_yaml, read_text
 from nocap.config.compose import compose
 from nocap.config.paths import cache_root
-from nocap.config.plain import dump, load, to_plain
+from nocap.config.plain import load
 from tests.conftest import REPO, SMALL
 from tests.studies import STUDY, at, study, written
 from tests.test_bad_input import at_the_door, empty  # noqa: F401
@@ -60,13 +60,13 @@ YAMLS = {
     "logging by a factory": f"# @package _global_\nhydra: {{job_logging: {FACTORY}}}\n",
     "environment": "# @package _global_\nhydra: {job: {env_set: {LD_PRELOAD: ./x.so}, env_copy: [HOME]}}\n",
     "search path": "# @package _global_\nhydra: {searchpath: ['pkg://evil']}\n",
-    "launcher chosen": "# @package _global_\ndefaults: [{override /hydra/launcher: pool}]\n",
     "launcher's key": "# @package _global_\nhydra: {launcher: {setup: [touch canary]}}\n",
     "target at the top": "# @package _global_\n_target_: os.system\n",
     "target in an option": f"# @package _global_\nmodel: {TOUCH}\n",
     "target in a list": f"# @package _global_\ntrainer: {{keep_steps: [{TOUCH}]}}\n",
     "target in a free value": f"# @package _global_\ndefaults: [{{override /data: text}}]\ndata: {{path: [{TOUCH}]}}\n",
     "Python's tag": "# @package _global_\nseed: !!python/object/apply:os.system [touch canary]\n",
+    "sweeps beside others": "# @package _global_\nhydra: {sweeper: {params: {seed: '0,1'}, _target_: x}}\n",
 }
 
 
@@ -161,7 +161,7 @@ def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_
         ("--multirun", "seed=0", "hydra.sweeper._target_=os.system"),
         ("--multirun", "seed=0", f"++hydra.sweeper.x={TOUCH}"),
         ("--multirun", "seed=0", f"+hydra.callbacks.x={TOUCH}"),
-        ("--run", "--multirun", "seed=0"),
+        ("--run", "seed=0"),
     ],
     ids=" ".join,
 )
@@ -219,15 +219,6 @@ def test_json_bombs_are_values_errors(text: str) -> None:
     with pytest.raises(ValueError) as refusal:
         parse_json(text)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("value", ["'${data.path.%d}${data.path.%d}'", "'${.%d}${.%d}'", "'${data.path[%d]} ${data.path[%d]}'"])
-def test_interpolations_that_double_are_refused_at_once(value: str) -> None:
-    doubled = ["x", *(value % (i, i) for i in range(40))]
-    began = time.process_time()
-    with pytest.raises(ValueError, match=r"^a command line must hold at most 20 interpolations"):
-        compose(["model=nano", "data=text", f"data.path=[{','.join(doubled)}]"])
-    assert time.process_time() - began < 20  # what doubles 40 times would take years, a bomb as well
 
 
 def test_what_is_within_the_limits_is_read() -> None:
@@ -311,10 +302,6 @@ def test_an_options_glob_is_a_sweep(ask: Any) -> None:
         ("mlp.expansion=1e30", "mlp.expansion must be at most 1000"),
         ("data.train_tokens=100000000000000", "data.train_tokens must be at most 1000000000"),
         ("optimizer.lr=" + "9" * 400, "optimizer.lr"),
-        (
-            "trainer.threads='${nocap.times:abc,100000000000}'",
-            "trainer.threads: nocap.times, nocap.fraction and nocap.quotient",
-        ),
         ("tracker.tags=" + "[" * 100, "tracker.tags=[[["),
     ],
 )
@@ -361,9 +348,6 @@ def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # nobody of this number
     with pytest.raises(ValueError, match=r"^the environment variable NOCAP_CACHE, or cache_dir, must name a folder"):
         cache_root()
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"NOCAP_CACHE.*which cannot be made in"):
-        cache_root(str(tmp_path / "file" / "cache"))
     if os.getuid() == 12345:
         assert cache_root(str(tmp_path / "new")) == tmp_path / "new"
 
@@ -381,9 +365,3 @@ def test_a_user_without_a_home_is_told_so(tmp_path: Path) -> None:
         pytest.skip("another user cannot run this Python")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "NOCAP_CACHE" in done.stderr
-
-
-def test_a_record_as_it_was_is_still_read(tmp_path: Path) -> None:
-    run = compose(list(SMALL))
-    (tmp_path / "config.yaml").write_text(dump(to_plain(run)))
-    assert load(tmp_path / "config.yaml") == run

@@ -196,7 +196,7 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster: 
     words = ("--multirun", *small, "seed=0", f"output_dir={out}", "hydra/launcher=slurm")
     done = door(*words, *target)
     assert (done.code, "1 not started" in done.out) == (1, True), done
-    assert re.search(r"not finished: the only cell|not finished: .* \(trainer\.device=cuda needs a ", done.err), done.err
+    assert re.search(r"not finished: the only cell|not finished: .* \(trainer\.device=cuda must have a ", done.err), done.err
     cpu = [f"hydra.launcher.target.{word}" for word in ("device=cpu", "name=Another", "threads=1", "precision=fp32", "compile=off")]
     done = door(*words, *cpu)
     assert (done.code, "1 not started" in done.out) == (1, True), done

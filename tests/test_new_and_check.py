@@ -16,7 +16,6 @@ import torch
 from nocap import check, new, outside
 from nocap.__main__ import COMMANDS
 from nocap.checks.contract import CHECKS
-from nocap.config import registry
 from nocap.study.plan import prepare
 from nocap.study.spec import load
 from tests.conftest import REPO, Door
@@ -55,7 +54,7 @@ def written(folder: Path, group: str, source: str, **keys: object) -> Path:
 
 def test_doors_and_table_know_every_group() -> None:
     assert {"new", "check"} <= COMMANDS.keys()
-    assert set(CHECKS) == set(registry.groups())
+    assert set(CHECKS) == set(outside.groups())
 
 
 def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +69,7 @@ def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest
     assert "NAME must be new: the file must not be there" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("group", registry.groups())
+@pytest.mark.parametrize("group", outside.groups())
 def test_new_option_composes_and_computes_its_formula(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "mine"
     assert new.main([group, "brand_new", "--dir", str(folder)]) == 0
@@ -359,7 +358,7 @@ def test_strangers_pass(folder: Path, door: Door, numbers: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("group", registry.groups())
+@pytest.mark.parametrize("group", outside.groups())
 def test_new_options_pass(group: str, door: Door, tmp_path: Path) -> None:
     assert door(group, "brand_new", module="nocap.new").code == 0
     done = door("brand_new", module="nocap.check", timeout=800)

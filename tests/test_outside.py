@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from nocap import outside
-from nocap.config import registry
 from nocap.config.compose import compose
 from nocap.store.identity import source_hashes
 from tests.attempts import state_of
@@ -180,7 +179,7 @@ GOOD = GOOD.replace("    start: float\n", "    start: float = 1.0\n")
         ("broken", "def (:\n", "broken.py cannot be imported: SyntaxError"),
         ("failing", "import nothing_like_this\n", "failing.py cannot be imported: ModuleNotFoundError"),
         ("raising", "raise ValueError('no')\n", "raising.py cannot be imported: ValueError: no"),
-        ("empty", "x = 1\n", "empty.py must define an option: a dataclass that extends Attention"),
+        ("empty", "x = 1\n", "empty.py must define an option, got no dataclass of Attention"),
         ("taken", GOOD.replace('"head_temperature"', '"global"'), "must have a kind of its own, as in kind: str = 'taken', got 'global'"),
         ("undecorated", GOOD.replace("@dataclass(kw_only=True)\n", ""), "HeadTemperature must be decorated as a dataclass"),
         ("flash", GOOD, "flash.yaml must have another name"),
@@ -208,7 +207,7 @@ def test_a_bad_file_is_refused_at_the_door(door: Door, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("attention.strat=3",), "attention.strat is no key of"),
+        (("attention.strat=3",), "attention.strat is no key of head_temperature (did you mean start?)"),
         (("attention.start=abc",), "attention.start"),
         (("attention.start=-1",), "attention.start must be above 0, got -1.0"),
         (("attention.start=inf",), "attention.start must be a finite number"),
@@ -304,7 +303,7 @@ def test_an_installed_package_brings_options(door: Door, tmp_path: Path):
 
 
 def test_groups_are_folders():
-    assert set(registry.groups()) >= {"attention", "mlp", "norm", "position", "ideas", "optimizer", "schedule", "objective", "data"}
-    kinds: dict[str, Any] = {group: registry.options(group) for group in registry.groups()}
+    assert set(outside.groups()) >= {"attention", "mlp", "norm", "position", "ideas", "optimizer", "schedule", "objective", "data"}
+    kinds: dict[str, Any] = {group: outside.options(group) for group in outside.groups()}
     assert all(kinds.values())
     assert all(cls.__doc__ for rows in kinds.values() for cls in rows.values())

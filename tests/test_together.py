@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from nocap import outside
 from nocap.checks.contract import results
 from nocap.checks.trial import Trial
-from nocap.config import registry
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.launch.plan import plan
@@ -99,7 +99,7 @@ def test_the_design_covers_every_two_in_few_sets(n: int) -> None:
 
 def test_every_idea_of_the_shelf_has_its_yaml() -> None:
     chosen = [re.findall(r"^kind: (\w+)", path.read_text(), re.M) for path in IDEAS.values()]
-    assert set(registry.options("ideas")) == {kind for kinds in chosen for kind in kinds}
+    assert set(outside.options("ideas")) == {kind for kinds in chosen for kind in kinds}
 
 
 # --- together ----------------------------------------------------------------------------------------------------------------------

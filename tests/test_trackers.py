@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hydra._internal.utils import get_args_parser
 
 from nocap.config.compose import compose
-from nocap.config.flags import without_dashes
-from nocap.config.run import Run
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.store.tracking import open_tracker
@@ -95,16 +91,8 @@ def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
 
 
 def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
-    words = ["--attention=gqa", "--optimizer.lr=0.001", "--ideas=[x0]", "seed=1", "--cfg=job"]
-    assert without_dashes(words) == ["attention=gqa", "optimizer.lr=0.001", "ideas=[x0]", "seed=1", "--cfg=job"]
-    assert without_dashes(["--attentoin=gqa", "--multirun"]) == ["--attentoin=gqa", "--multirun"]
-    with pytest.raises(ValueError, match=r"^seed must be typed without dashes beside --multirun, got --seed=1$"):
-        without_dashes(["--multirun", "--seed=1"])
-    with pytest.raises(ValueError, match=r"^seed must be typed once, with or without dashes, got --seed=1$"):
-        without_dashes(["seed=0", "--seed=1"])
-    flags = {flag[2:] for action in get_args_parser()._actions for flag in action.option_strings if flag.startswith("--")}
-    assert not flags & {f.name for f in fields(Run)}
+    """An agent of W&B types `${args_no_hyphens}` as KEY=VALUE."""
     sweep = yaml.safe_load((REPO / "conf" / "sweep.wandb.yaml").read_text())
-    typed = [f"--{key}={one['values'][-1]}" for key, one in sweep["parameters"].items()]
-    run = compose(without_dashes(typed))
+    assert sweep["command"][-1] == "${args_no_hyphens}"
+    run = compose([f"{key}={one['values'][-1]}" for key, one in sweep["parameters"].items()])
     assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (True, 0.003, 2)

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from nocap import outside
 from nocap.config.compose import compose, of_a_grid, overrides_of, unchecked
-from nocap.config.errors import CONFIG_ERRORS, explain
+from nocap.config.errors import explained
 from nocap.config.option import Option
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
@@ -140,10 +140,8 @@ def launcher(overrides: list[str]) -> Option:
     """The launcher is no part of a run: it comes from Hydra's own part of the config."""
     from nocap.launch.multirun import launcher_option
 
-    try:
+    with explained():
         option = launcher_option(of_a_grid(overrides_of(overrides, grid=True)))
-    except CONFIG_ERRORS as error:
-        raise ValueError(explain(error)) from error
     if option is None:
         raise ValueError("it makes no launcher option: its yaml must have a kind")
     return option

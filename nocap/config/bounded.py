@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+from nocap.config.keys import require
+
 DEPTH = 64  # of lists and mappings inside each other
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -21,12 +20,8 @@ def read_bytes(path: Path) -> bytes:
         OSError: it is not there, or cannot be read.
         ValueError: it is no regular file.
     """
-    if path.is_dir():
-        raise ValueError(f"{path} must be a regular file")
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path} must be a regular file")
-        return file.read()
+    require(path.is_file() or not path.exists(), str(path), "be a regular file", "something else")
+    return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
@@ -66,26 +61,35 @@ def parse_yaml(text: str) -> Any:
     try:
         for event in yaml.parse(text, Loader=_Loader):  # what is too deep ends the process in the library's C
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEPTH:
-                raise ValueError(f"lists and mappings must be at most {DEPTH} deep")
-        _check_nodes(yaml.compose(text, Loader=_Loader), {})
+            require(depth <= DEPTH, "lists and mappings", f"be at most {DEPTH} deep", "more")
         return yaml.load(text, Loader=_Loader)  # a safe one
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, too
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _check_nodes(node: yaml.Node | None, closed: dict[int, bool]) -> None:
-    """Refuse a key that a mapping has twice, where a loader takes the last one in silence, and what holds itself."""
-    if node is None or isinstance(node, yaml.ScalarNode) or closed.get(id(node)):
-        return
-    if id(node) in closed:
-        raise ValueError(f"what line {node.start_mark.line + 1} starts must not hold itself")
-    closed[id(node)] = False
-    if isinstance(node, yaml.MappingNode):
-        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
-        if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise ValueError(f"{repeated[0]} must be given once, got it again at or after line {node.start_mark.line + 1}")
-    for child in node.value:
-        for part in child if isinstance(child, tuple) else (child,):
-            _check_nodes(part, closed)
-    closed[id(node)] = True
+def read_yaml(path: Path) -> Any:
+    """
+    Errors:
+        OSError: it is not there, or cannot be read.
+        ValueError: as for `read_text` and `parse_yaml`, with the path.
+    """
+    text = read_text(path)
+    try:
+        return parse_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A safe one that refuses a key that a mapping has twice, where PyYAML takes the last in silence, and what holds itself."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.deep_construct = True  # what holds itself cannot be made
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [name.value for name, _ in node.value]
+        for name in {name for name in names if names.count(name) > 1}:
+            raise yaml.MarkedYAMLError(problem=f"{name} must be given once", problem_mark=node.start_mark)
+        found: dict[Any, Any] = super().construct_mapping(node, deep=True)
+        return found

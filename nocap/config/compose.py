@@ -14,28 +14,27 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
-from nocap.config import hardware, registry
-from nocap.config.bounded import parse_yaml, read_text
+from nocap.config import hardware
+from nocap.config.bounded import read_text, read_yaml
 from nocap.config.defaults import reasons, register_resolver
-from nocap.config.errors import CONFIG_ERRORS, explain, suggest
-from nocap.config.keys import check_keys, check_text, require
+from nocap.config.errors import explain, explained, suggest
+from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
-from nocap.config.plain import load as load
 from nocap.config.plain import refuse_interpolations as refuse_interpolations
 from nocap.config.plain import to_plain as to_plain
 from nocap.config.plain import typed
 from nocap.config.run import Run
-from nocap.config.trainer import Device, Trainer
+from nocap.config.trainer import Device
 
 T = TypeVar("T")
 HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}  # 1.3 warns without it, 1.4 with it
-INTERPOLATIONS = 20  # at most, in a command line or a yaml from outside: values that repeat each other double with every step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,103 +64,65 @@ def composed(overrides: Iterable[str]) -> Composed:
     """
     words = tuple(overrides)
     config, choices = unchecked(words)
-    trainer = OmegaConf.to_container(config.trainer)
-    assert isinstance(trainer, dict)
+    trainer = cast(dict[str, Any], OmegaConf.to_container(config.trainer))
     left = tuple(key for key in ("precision", "compile", "device", "threads") if str(trainer[key]).startswith("${nocap."))
-    with hardware.elsewhere(None):
+    with hardware.unmeasured():
         run = _run(config)  # what is wrong is refused before anything is measured
     if "precision" in left and "precision" not in reasons(run):
         run = _run(config)
     return Composed(overrides=words, run=run, choices=choices, defaults=left)
 
 
+@explained()
 def _run(config: DictConfig) -> Run:
     try:
-        run = OmegaConf.to_object(config)
-    except (*CONFIG_ERRORS, OverflowError) as error:  # the last: an integer that no float holds
-        raise ValueError(explain(error)) from error
+        run = cast(Run, OmegaConf.to_object(config))
     except SystemExit as error:
         raise ValueError(f"an option's checks must raise ValueError, got SystemExit: {error}") from error
-    assert isinstance(run, Run)
-    _refuse_secrets(to_plain(run))
+    plain = to_plain(run)
+    for (key, value), (_, shown) in zip(flat(plain), flat(redact(plain)), strict=True):
+        # a tracker's texts are redacted where they are written; the run needs the others as they are, as a path
+        require(key.startswith("tracker.") or shown == value, key, "hold no secret, which the run's record would show", shown)
     hardware.check_device(run.trainer.device, run.trainer.devices)
     return run
 
 
-def _refuse_secrets(plain: dict[str, Any], prefix: str = "") -> None:
-    """Refuse a secret where the run needs it later, as in a path: its record would hold it. A tracker's texts are redacted instead."""
-    for key, value in plain.items():
-        if isinstance(value, dict) and prefix + key != "tracker":
-            _refuse_secrets(value, f"{prefix}{key}.")
-        elif not isinstance(value, dict) and (shown := redact(value)) != value:
-            raise ValueError(f"{prefix}{key} must hold no secret, which the run's record would show, got {shown}")
-
-
+@hardware.unmeasured()
+@explained()
 def of_config(config: DictConfig) -> Run:
     """The `Run` in a whole config that somebody else composed.
 
     Errors:
         ValueError: as for `compose`.
     """
-    try:
-        with hardware.elsewhere(None):
-            return _run(typed(OmegaConf.to_container(config)))
-    except CONFIG_ERRORS as error:
-        raise ValueError(explain(error)) from error
+    return _run(typed(OmegaConf.to_container(config)))
 
 
+@hardware.unmeasured()  # OmegaConf resolves what it merges over
+@explained()
 def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     """The config of these overrides, typed, whose values nobody has looked at, and the options that were chosen.
 
     Errors:
         ValueError: an unknown option or key, a value of a wrong type, or a malformed override.
     """
-    try:
-        overrides = overrides_of(words)
-        for one in overrides:
-            rule = "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text"
-            require(not one.is_sweep_override(), one.key_or_group, rule, one.input_line)
-        chosen, choices = _chosen(
-            tuple(str(one.input_line) for one in overrides if is_choice(one)),
-            (outside.state(), *(file.load() for file in outside.files())),  # a folder that is used again has new modules
-            yamls_as_they_are(),
-        )
-        config = copy.deepcopy(chosen)
-        with hardware.elsewhere(None):  # OmegaConf resolves what it merges over
-            for one in overrides:
-                if not is_choice(one):
-                    require(not one.is_delete(), one.key_or_group, "stay: a key cannot be taken out", one.input_line)
-                    _check_owner(one.key_or_group, config)
-                    is_huge = isinstance(value := one.value(), int) and abs(value) >= 2**1023
-                    require(not is_huge, one.key_or_group, "be a number that a float holds", value)
-                    OmegaConf.update(config, one.key_or_group, value, merge=True)
-    except (*CONFIG_ERRORS, OverflowError) as error:  # the last: an integer that no float holds
-        raise ValueError(explain(error)) from error
+    overrides = overrides_of(words)
+    for one in overrides:
+        rule = "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text"
+        require(not one.is_sweep_override(), one.key_or_group, rule, one.input_line)
+    chosen, choices = _chosen(
+        tuple(str(one.input_line) for one in overrides if is_choice(one)),
+        (outside.state(), *(file.load() for file in outside.files())),  # a folder that is used again has new modules
+        tuple((path, path.stat().st_mtime_ns) for folder in (conf_dir(), *outside.folders()) for path in sorted(folder.rglob("*.yaml"))),
+    )
+    config = copy.deepcopy(chosen)
+    for one in overrides:
+        if not is_choice(one):
+            key, value = one.key_or_group, one.value()
+            require(not one.is_delete(), key, "stay: a key cannot be taken out", one.input_line)
+            require(not isinstance(value, int) or abs(value) < 2**1023, key, "be a number that a float holds", value)
+            OmegaConf.update(config, key, value, merge=True)
     return config, choices
-
-
-def _check_owner(name: str, config: DictConfig) -> None:
-    """Refuse a key that the chosen options have not, and another has: with what would make it one."""
-    group, _, key = name.rpartition(".")
-    parent = OmegaConf.select(config, group) if group else config
-    if isinstance(parent, DictConfig) and (key in list(parent) or OmegaConf.get_type(parent) is dict):
-        return
-    if group.startswith("ideas.") and (idea := group.split(".")[1]) in registry.yamls("ideas"):
-        raise ValueError(f"{name} must be beside ideas=[{idea}], which it is a key of")
-    if group in registry.groups() and (kinds := [kind for kind, option in registry.options(group).items() if key in _names(option)]):
-        raise ValueError(f"{name} must be beside {' or '.join(f'{group}={kind}' for kind in kinds)}, got {group}={parent.kind}")
-    others = {
-        "trainer": [Trainer],
-        **{other: registry.options(other).values() for other in registry.groups() if other not in ("ideas", "launcher")},
-    }
-    if key != "kind" and (
-        owners := [f"{other}.{key}" for other, options in others.items() if any(key in _names(option) for option in options)]
-    ):
-        raise ValueError(f"{name} is no key (did you mean {' or '.join(owners)}?)")
-
-
-def _names(option: Any) -> set[str]:
-    return {f.name for f in dataclasses.fields(option)}
 
 
 def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed] = composed) -> Composed:
@@ -172,7 +133,7 @@ def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable
     """
     if baseline is None:
         return compose(overrides)
-    with hardware.elsewhere(None):  # what it would get by default counts for nothing
+    with hardware.unmeasured():  # what it would get by default counts for nothing
         found = compose(overrides)
     mine, theirs = found.run.trainer, baseline.run.trainer
     keys = [key for key in ("precision", "compile") if key in found.defaults and getattr(mine, key) is not getattr(theirs, key)]
@@ -198,10 +159,8 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
     """The overrides that words are. Hydra's own keys are refused, but for the launcher of a grid.
 
     Errors:
-        HydraException, ValueError: the first wrong one.
+        ValueError: the first wrong one.
     """
-    found = sum(word.count("${") for word in words)
-    require(found <= INTERPOLATIONS, "a command line", f"hold at most {INTERPOLATIONS} interpolations", found)
     overrides = [parsed(word) for word in words]
     for one in overrides:
         ok = not re.search(r"\bhydra\b", f"{one.key_or_group} {one.package}") or (grid and is_launcher(one))
@@ -215,11 +174,17 @@ def parsed(word: str) -> Override:
     """An override by Hydra's grammar.
 
     Errors:
-        HydraException, ValueError: it cannot be parsed.
+        ValueError: it cannot be parsed.
     """
     key = word.partition("=")[0]
     check_text(key if key.isprintable() else repr(key)[:80], word)
-    (override,) = OverridesParser.create().parse_overrides([word])
+    try:
+        (override,) = OverridesParser.create().parse_overrides([word])
+    except (OverrideParseException, RecursionError) as error:
+        said = next(iter(str(error).splitlines()), "")
+        if said.startswith("LexerNoViable") or "expecting <EOF>" in said:
+            said = "put the value in quotes, as in \"key='~/x'\""
+        raise ValueError(f"{word[:80]!a} cannot be read: {said}") from None
     return override
 
 
@@ -227,7 +192,7 @@ def keys(words: Iterable[str]) -> list[str]:
     """The keys or groups that overrides are about.
 
     Errors:
-        HydraException, ValueError: as for `parsed`.
+        ValueError: as for `parsed`.
     """
     return [parsed(word).key_or_group for word in words]
 
@@ -240,7 +205,7 @@ def is_choice(override: Override) -> bool:
 
 @cache
 def _folders() -> frozenset[str]:
-    return frozenset({"experiment", *map(outside.place, registry.groups())})
+    return frozenset({"experiment", *map(outside.place, outside.groups())})
 
 
 def is_launcher(override: Override) -> bool:
@@ -252,7 +217,7 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     """What Hydra composes for a grid: its part has the launcher, and the sweeps of a yaml.
 
     Errors:
-        HydraException, ValueError: as for `by_hydra`.
+        ValueError: as for `by_hydra`.
     """
     return by_hydra([str(one.input_line) for one in overrides if is_launcher(one) or (is_choice(one) and not one.is_sweep_override())])
 
@@ -264,40 +229,51 @@ def _chosen(words: tuple[str, ...], own: object, yamls: object) -> tuple[DictCon
     choices = dict(config.hydra.runtime.choices)  # without those that are a list
     for group in sorted({f.name for f in dataclasses.fields(Run)} & _folders() - {"ideas"}):
         require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
-    plain: Any = OmegaConf.to_container(config)
+    plain = cast(dict[str, Any], OmegaConf.to_container(config))
     del plain["hydra"]
-    with hardware.elsewhere(None):
-        return typed(plain), choices
+    return typed(plain), choices
 
 
+@explained()
 def by_hydra(words: Sequence[str]) -> DictConfig:
     """What Hydra composes of these choices, with its own part. It runs nothing of what it reads.
 
     Errors:
-        HydraException, ValueError: an unknown option, or a yaml that cannot be composed.
+        ValueError: an unknown option, or a yaml that cannot be composed.
     """
     for one in map(parsed, words):
         value: Any = one.value()
         for name in (value if isinstance(value, list) else [value]) if is_choice(one) and not one.is_delete() else ():
-            _check_option(one, name)
-    for place in [folder / group for folder in outside.folders() for group in sorted(_folders())]:
-        for path in sorted(place.rglob("*.yaml")):
-            _check_from_outside(path)
+            check_option(one, name)
+    for path in (path for folder in outside.folders() for group in sorted(_folders()) for path in sorted((folder / group).rglob("*.yaml"))):
+        _check_from_outside(path)
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA):
         try:
             config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
+        except HydraException as error:
+            raise ValueError(explain(error)) from None
         except (AssertionError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}") from error
     register_resolver("now", _now, replace=True)
     return config
 
 
-def _check_option(override: Override, name: object) -> None:
+def check_option(override: Override, name: object) -> None:
+    """Refuse an option that there is not."""
     group = override.key_or_group
     require(isinstance(name, str), group, "be given options' names, as in ideas=[NAME]", override.input_line)
-    if "/" not in group and name not in (known := registry.yamls(group)):
+    if "/" not in group and name not in (known := outside.yamls(group)):
         raise ValueError(f"{group}/{name} is no option{suggest(str(name), known)}")
+
+
+def _check_from_outside(path: Path) -> None:
+    """Refuse a yaml with a part of Hydra's, which would be dropped in silence, but for a grid's sweeps."""
+    plain, text = read_yaml(path), read_text(path)
+    require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
+    into = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
+    into += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
+    require(not into, str(path), "leave Hydra alone, but for hydra.sweeper.params", ", ".join(into))
 
 
 @cache
@@ -308,10 +284,8 @@ def _now(form: str) -> str:
 
 def search_path() -> list[str]:
     """The folders from outside, for Hydra."""
-    quote = re.compile(r"(\\*)('|$)")  # Hydra reads a backslash as one, but before a quote
-    paths = [quote.sub(lambda found: found[1] * 2 + "\\'" * bool(found[2]), str(folder)) for folder in outside.folders()]
-    quoted = ",".join(f"'file://{path}'" for path in paths)
-    return [f"hydra.searchpath=[{quoted}]"] if paths else []
+    quoted = ",".join(QuotedString(text=f"file://{folder}", quote=Quote.single).with_quotes() for folder in outside.folders())
+    return [f"hydra.searchpath=[{quoted}]"] if quoted else []
 
 
 @cache
@@ -322,29 +296,10 @@ def prepare_hydra() -> None:
     sys.path[:] = path
 
 
-def _check_from_outside(path: Path) -> None:
-    """Refuse a yaml that Hydra would read for long, or that has a part of Hydra's, which would be dropped in silence."""
-    text = read_text(path)
-    try:
-        plain = parse_yaml(text)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
-    require(text.count("${") <= INTERPOLATIONS, str(path), f"hold at most {INTERPOLATIONS} interpolations", text.count("${"))
-    reached = [*re.findall(r"^#\s*@package (.*)", text, re.MULTILINE), *map(str, plain), str(plain.get("defaults"))]
-    into = [words for words in reached if re.search(r"(?<![\w-])hydra(?![\w-])", words)]
-    require(not into, str(path), "leave Hydra alone", ", ".join(into))
-
-
-def yamls_as_they_are() -> tuple[tuple[Path, int], ...]:
-    """Every yaml, and when it was changed."""
-    folders = (conf_dir(), *outside.folders())
-    return tuple((path, path.stat().st_mtime_ns) for folder in folders for path in sorted(folder.rglob("*.yaml")))
-
-
 # --- other requests ---------------------------------------------------------------------------------------------------------------------
 
 
+@explained()
 def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands: a prompt may hold what Hydra's grammar,
     yaml or an interpolation would read as something else.
@@ -352,18 +307,15 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     Errors:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.
     """
-    kinds, given = get_type_hints(schema), dict[str, Any]()
+    given = dict[str, str]()
     for override in overrides:
         key, equals, given[key] = override.partition("=")
-        if not equals:
-            raise ValueError(f"{override!r} must be key=value{suggest(key, list(kinds))}")
-        if key not in kinds:
-            raise ValueError(f"{key} is no key of {schema.__name__.lower()}{suggest(key, list(kinds))}")
-    for f in dataclasses.fields(cast(Any, schema)):
-        if f.name not in given and f.default is dataclasses.MISSING:
-            raise ValueError(f"{f.name} must be given")
-    others = {key: text for key, text in given.items() if kinds[key] is not str}
-    values: Any = OmegaConf.merge(OmegaConf.structured(schema), others)
-    asked = schema(**{key: values[key] if key in others else text for key, text in given.items()})
+        require(bool(equals), repr(override), "be key=value", "no value")
+    texts = {key: text for key, text in given.items() if get_type_hints(schema).get(key) is str}
+    values: Any = OmegaConf.merge(OmegaConf.structured(schema), given | dict.fromkeys(texts, "text"))
+    names = [f.name for f in dataclasses.fields(cast(Any, schema))]
+    missing = [name for name in names if OmegaConf.is_missing(values, name)]
+    require(not missing, ", ".join(missing), "be given", "nothing")
+    asked = schema(**{name: texts[name] if name in texts else values[name] for name in names})
     check_keys("", asked)
     return asked

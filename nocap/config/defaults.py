@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import omegaconf
 from omegaconf import DictConfig, OmegaConf
@@ -100,15 +101,12 @@ def compilation(device: Device, work: Work) -> tuple[Compile, str]:
     return Compile.regional if saved > COLD_S else Compile.off, why
 
 
+@hardware.unmeasured()
 def reasons(run: Run) -> dict[str, str]:
     """`trainer` key → what a run of this shape gets by default, and why. Without what is not measured yet."""
     t = run.trainer
     work = Work(run.model, run.tokenizer.vocab_size, t.steps * t.batch_tokens // (t.threads * t.devices))
-    with hardware.elsewhere(None):
-        found = {
-            "precision": precision(t.device, work, t.micro_batch, t.threads, run.cache_dir),
-            "compile": compilation(t.device, work),
-        }
+    found = {"precision": precision(t.device, work, t.micro_batch, t.threads, run.cache_dir), "compile": compilation(t.device, work)}
     return {key: f"{choice.value}: {why}" for key, (choice, why) in found.items() if why}
 
 
@@ -128,44 +126,25 @@ def _beta2(default: float, half_life: float | None, batch: int) -> float:
     return default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
 
 
-def _device(value: Device | str) -> Device:
-    """An interpolated enum arrives as a member, or as text where a default's own interpolation made it."""
-    return value if isinstance(value, Device) else Device[value]
-
-
-def _work(model: DictConfig, tokenizer: DictConfig, steps: int = 0, batch: int = 0, threads: int = 1, devices: int = 1) -> Work:
-    shape, vocabulary = OmegaConf.to_object(model), OmegaConf.to_object(tokenizer)
-    assert isinstance(shape, Model)
-    assert isinstance(vocabulary, Tokenizer)
-    return Work(shape, vocabulary.vocab_size, steps * batch // max(1, threads * devices))
-
-
-def _number(value: object) -> float:
-    """Text times a number would be that much text."""
-    if not isinstance(value, int | float):
-        raise ValueError(f"nocap.times, nocap.fraction and nocap.quotient are of numbers, got {str(value)[:40]!r}")
-    return value
-
-
-def _quotient(whole: object, part: object) -> int:
-    """How many whole parts there are, at least one: a part that is not positive is refused where it is read."""
-    return max(1, math.floor(_number(whole) / part)) if (part := _number(part)) > 0 else 1
+def _work(model: Any, tokenizer: DictConfig, steps: int = 0, batch: int = 0, threads: int = 1, devices: int = 1) -> Work:
+    vocabulary = cast(Tokenizer, OmegaConf.to_object(tokenizer))
+    return Work(model, vocabulary.vocab_size, steps * batch // max(1, threads * devices))
 
 
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
-    "fraction": lambda share, whole: math.floor(_number(share) * _number(whole)),
-    "quotient": _quotient,
-    "least": lambda a, b: min(_number(a), _number(b)),
-    "times": lambda a, b: _number(a) * _number(b),
+    "fraction": lambda share, whole: math.floor(share * whole),
+    "quotient": lambda whole, part: max(1, math.floor(whole / part)) if part > 0 else 1,  # a wrong part is refused where it is read
+    "least": lambda a, b: min(a, b),  # OmegaConf 2.4 inspects what it is given, and a builtin says nothing
+    "times": lambda a, b: a * b,
     "beta2": _beta2,
-    "device": lambda: device().name,
-    "precision": lambda device, model, tokenizer, *run: precision(_device(device), _work(model, tokenizer), *run)[0].name,
-    "threads": lambda device, devices: threads(_device(device), devices),
-    "compile": lambda device, *work: compilation(_device(device), _work(*work))[0].name,
-    "hang_timeout_s": lambda device: 3600.0 if _device(device) is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
-    "local_kernel": lambda device: (Kernel.blocks if _device(device) is Device.cpu else Kernel.flex).name,
+    "device": device,
+    "precision": lambda device, model, tokenizer, *run: precision(device, _work(model, tokenizer), *run)[0],
+    "threads": threads,
+    "compile": lambda device, *work: compilation(device, _work(*work))[0],
+    "hang_timeout_s": lambda device: 3600.0 if device is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
+    "local_kernel": lambda device: Kernel.blocks if device is Device.cpu else Kernel.flex,
 }
 OLD = omegaconf.__version__.startswith("2.3.")
 register_resolver: Callable[..., None] = OmegaConf.register_new_resolver if OLD else OmegaConf.register_resolver  # what 2.4 calls the same

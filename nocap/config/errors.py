@@ -6,20 +6,23 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from typing import NoReturn
+from dataclasses import fields
+from typing import Any, NoReturn
 
 import yaml
-from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from nocap.config.exits import EXIT_CODES as EXIT_CODES
+from nocap import outside
+from nocap.config.keys import EXIT_CODES as EXIT_CODES
 from nocap.config.keys import is_fault
+from nocap.config.option import Option
 from nocap.config.outward import guarded
+from nocap.config.run import Run
+from nocap.config.trainer import Trainer
 
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError)  # of composing: a wrong yaml or override
+CONFIG_ERRORS = (OmegaConfBaseException, yaml.YAMLError, RecursionError, OverflowError)  # the last: an integer that no float holds
 LONGEST = 1000  # characters of a line: a value in it may be a book
 
 
@@ -43,80 +46,84 @@ def refusals() -> Iterator[None]:
 
     A full or broken disk, or a reader of stdout that has gone (`… | head`), is no bad input: exit code 1, the first with a line.
     """
-    with guarded(), _exits():
-        yield
+    with guarded():
+        try:
+            yield
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
+            raise SystemExit(EXIT_CODES["failed"]) from None
+        except (ValueError, OSError, EndedError, *CONFIG_ERRORS) as error:
+            if is_fault(error) or isinstance(error, EndedError) or (isinstance(error, OSError) and error.filename is None):
+                print(f"nocap: {error}", file=sys.stderr)
+                raise SystemExit(getattr(error, "code", EXIT_CODES["failed"])) from error
+            if isinstance(error, OSError):
+                refuse(f"{error.filename} must be a place that can be read or written, got {error.strerror}")
+            refuse(explain(error) if isinstance(error, CONFIG_ERRORS) else error)
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """What was probably meant, or all there is: in parentheses, to end a line."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (it has {', '.join(known)})" if known else ""
 
 
 @contextmanager
-def _exits() -> Iterator[None]:
+def explained() -> Iterator[None]:
+    """What OmegaConf and yaml say of bad input becomes a ValueError of one line."""
     try:
         yield
     except CONFIG_ERRORS as error:
-        refuse(explain(error))
-    except ValueError as error:
-        if is_fault(error):
-            _fail(error)
-        refuse(error)
-    except EndedError as error:
-        print(f"nocap: {error}", file=sys.stderr)
-        raise SystemExit(error.code) from error
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
-        raise SystemExit(EXIT_CODES["failed"]) from None
-    except OSError as error:
-        if is_fault(error) or error.filename is None:
-            _fail(error)
-        refuse(f"{error.filename} must be a place that can be read or written, got {error.strerror}")
-
-
-def _fail(error: Exception) -> NoReturn:
-    print(f"nocap: {error}", file=sys.stderr)
-    raise SystemExit(EXIT_CODES["failed"]) from error
-
-
-def suggest(key: str, known: list[str]) -> str:
-    """The key that was probably meant, or all there are: in parentheses, to end a line."""
-    keys = [name for name in known if name != "kind"]  # a property of the option, not a choice
-    if close := difflib.get_close_matches(key, keys, n=1):
-        return f" (did you mean {close[0]}?)"
-    return f" (it has {', '.join(keys)})" if keys else ""
-
-
-# --- Hydra's and OmegaConf's errors, in one line ------------------------------------------------------------------------------------
+        raise ValueError(explain(error)) from error
 
 
 def explain(error: BaseException) -> str:
-    """What is wrong, in one line, for a person: Hydra and OmegaConf take several."""
+    """What is wrong, in one line, for a person: OmegaConf and Hydra take several."""
     if isinstance(error, RecursionError):
         return "brackets must not be so deep, nor a yaml's defaults choose the yaml itself"
-    if isinstance(error, yaml.YAMLError):
-        return f"a yaml cannot be read: {' '.join(str(error).split())}"
-    if isinstance(error, OverrideParseException):
-        said = next(iter(str(error.message).splitlines()), "")
-        quote = """: put the value in quotes, as in "key='~/x'\"""" if said.startswith("LexerNoViable") or "expecting <EOF>" in said else ""
-        return f"{error.override[:80]!a} cannot be read{quote or f' ({said})'}"
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
-    key = next((found[1] for cause in causes if (found := re.search(r"full_key: (\S+)", str(cause)))), "")
+    key = next((name for cause in causes if (name := getattr(cause, "full_key", None))), "")
     cause = causes[-1] if isinstance(causes[-1], (ValueError, OmegaConfBaseException)) else error
-    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and is_dataclass(schema := cause.object_type):
-        kind = getattr(schema.__dataclass_fields__.get("kind"), "default", schema.__name__.lower())
-        return f"{key} is no key of {kind}{suggest(str(cause.key), [f.name for f in fields(schema)])}"
-    text = str(cause)
+    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
+        return _no_key(key or str(cause.key), cause.object_type)
     for pattern, rule in RULES.items():
-        if re.search(pattern, text):
+        if re.search(pattern, str(cause)):
             return rule.format(key)
+    text = re.sub(r"^(Value|Key)Error raised while resolving interpolation: ", "", str(cause))
     line = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()) and not re.match(_NOISE, stripped))
-    line = re.sub(r"^(In '[^']*': )?(\w+Error )?(raised while resolving interpolation: )?", "", line)
     return f"{key}: {line}" if key and key not in line else line or type(error).__name__
+
+
+def _no_key(name: str, owner: Any) -> str:
+    """What would make it a key of this class, or which was probably meant."""
+    if not isinstance(owner, type):
+        return f"{name} is no key"
+    known = _keys_of_all() if owner in (Run, Trainer) or issubclass(owner, Option) else {}
+    if ways := known.get(name):
+        return f"{name} must be beside {' or '.join(ways)}, which it is a key of"
+    own, last = {f.name: f.default for f in fields(owner)}, name.rpartition(".")[2]
+    kind = own.pop("kind", owner.__name__.lower())
+    meant = [other for other in known if other.endswith(f".{last}") and not other.startswith("ideas.")]
+    return f"{name} is no key of {kind}" + (f" (did you mean {' or '.join(meant)}?)" if meant else suggest(last, own))
+
+
+def _keys_of_all() -> dict[str, list[str]]:
+    """Every key of trainer and options → the words beside which it is one."""
+    known: dict[str, list[str]] = {f"trainer.{f.name}": [] for f in fields(Trainer)}
+    for group in {f.name for f in fields(Run)} & {*outside.groups()}:
+        for name in outside.yamls(group):
+            place = f"{group}.{name}" if group == "ideas" else group
+            for f in fields(outside.read(group, name)[1]):
+                known.setdefault(f"{place}.{f.name}", []).append(outside.choice(group, name))
+    return known
 
 
 _NOISE = r"full_key:|object_type=|reference_type=|Config search path:|provider=|See https:|In '[^']*': \w+ raised while composing config:$"
 
 # What OmegaConf's text matches → the line about a key.
 RULES = {
-    r"is not a subclass of \w*Idea": "ideas must be chosen by name, as in ideas=[NAME], and {0} is none that is",
+    r"is not a subclass of \w*Idea": "{0} must be an idea that is chosen by name, as in ideas=[NAME]",
     r"Invalid value assigned: \w+ is not a ListConfig": "{0} must be a list, as in [a, b]",
     r"missing mandatory value": "{0} must be given",
 }

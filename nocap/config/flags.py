@@ -1,66 +1,208 @@
-"""The command line of `nocap.train`: flags, which may stand anywhere, and overrides."""
+"""The command line of `nocap.train`: flags, which may stand anywhere, and overrides; and what is answered without a run, as `--help`."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import inspect
+import json
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import fields
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import cache
+from typing import Any, get_type_hints
 
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from nocap import outside
+from nocap.config import hardware
+from nocap.config.bounded import read_yaml
+from nocap.config.compose import HYDRA, check_option, is_choice, overrides_of, prepare_hydra, search_path, unchecked
+from nocap.config.errors import suggest
 from nocap.config.keys import require
-from nocap.config.run import Run
+from nocap.config.paths import conf_dir
+from nocap.config.run import Run, Store
+from nocap.config.trainer import Trainer
 
-GRIDS = (("--zip",), ("--fail-fast",), ("--detach",))  # of grids alone
-QUESTIONS = ("cfg", "info", "help", "hydra_help", "shell_completion")  # they are answered, and nothing is run
-
-
-def without_dashes(arguments: Sequence[str]) -> list[str]:
-    """`--attention=gqa` as `attention=gqa`: the words that an agent of `wandb sweep` types for one run.
-
-    Errors:
-        ValueError: they are typed for a grid, or a key is typed both ways.
-    """
-    keys = {f.name for f in fields(Run)} | {"experiment"}
-    dashed = [word for word in arguments if word.startswith("--") and "=" in word and re.split(r"[.=]", word[2:])[0] in keys]
-    grid = [word for word in arguments if word in ("--multirun", "-m", "hydra.mode=MULTIRUN")]
-    plain = {word.partition("=")[0] for word in arguments}
-    for word in dashed:
-        key = word[2:].partition("=")[0]
-        require(not grid, key, f"be typed without dashes beside {' '.join(grid)}", word)
-        require(key not in plain, key, "be typed once, with or without dashes", word)
-    return [word[2:] if word in dashed else word for word in arguments]
+GRIDS = ("zip", "fail_fast", "detach")  # of grids alone
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra tells
 
 
 def asked(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the flags ask for, and the overrides; `question` and `grid` say which it is.
+    """What the flags ask for, and the overrides; `grid` says whether it is one.
 
     Errors:
         ValueError: a flag that there is not.
     """
     parser = argparse.ArgumentParser(prog="python -m nocap.train", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    for names in (("--help", "-h"), ("--hydra-help",), ("--multirun", "-m"), ("--run", "-r"), ("--resolve",), ("--plan",), *GRIDS):
+    for names in (("--help", "-h"), ("--multirun", "-m"), ("--resolve",), ("--plan",), ("--zip",), ("--fail-fast",), ("--detach",)):
         parser.add_argument(*names, action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
-    parser.add_argument("--package", "-p")
-    parser.add_argument(
-        "--info", "-i", nargs="?", const="all", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
-    )
+    parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
     parser.add_argument("--shell-completion", "-sc", action="store_true")  # `install=bash` and the like stand among the overrides
-    words, waiting = list[str](), list(arguments)
-    while waiting:  # without it, the first override would be taken for the value
-        word = waiting.pop(0)
-        bare = word in ("--info", "-i") and (not waiting or re.search(r"=|^[-~]", waiting[0]))
-        words.append("--info=all" if bare else word)
-    flags, unknown = parser.parse_known_intermixed_args(words)
+    flags, unknown = parser.parse_known_intermixed_args(arguments)
     require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
-    require(not (flags.run and flags.multirun), "--run", "be left out with --multirun", "both")
     mode = "hydra.mode=MULTIRUN"
-    flags.grid = not flags.run and (flags.multirun or mode in flags.overrides)
+    flags.grid = flags.multirun or mode in flags.overrides
     flags.overrides = [word for word in flags.overrides if word != mode]
-    flags.question = any(getattr(flags, name) for name in QUESTIONS)
-    of_grids = [names[0] for names in GRIDS if getattr(flags, names[0][2:].replace("-", "_"))]
-    require(flags.grid or not of_grids, ", ".join(of_grids), "be given with --multirun", "one run")
-    searched = [word for word in flags.overrides if re.match(r"search[.=]", word)]
-    require(flags.grid or not searched, "search", "be given with --multirun", " ".join(searched))
+    alone = [f"--{name.replace('_', '-')}" for name in GRIDS if getattr(flags, name)]
+    alone += [word for word in flags.overrides if re.match(r"search[.=]", word)]
+    require(flags.grid or not alone, ", ".join(alone), "be given with --multirun", "one run")
     return flags
+
+
+# --- --help ----------------------------------------------------------------------------------------------------------------------------
+
+HEAD = """\
+usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
+
+Trains one run, or with --multirun a grid. The same command again goes on where it stopped, and trains nothing twice.
+
+  --multirun, -m    a grid: comma-separated values are swept, as in attention=flash,gqa seed=0,1,2; see Grids below
+  --plan            tell the cells, time and disk of a grid, train nothing
+  --config-dir DIR  options of your own (docs/add-an-idea.md); can be repeated
+  --cfg job         print the composed config, train nothing; with --resolve, what follows from other keys is worked out
+  --info            what Hydra knows: --info defaults-tree and the like
+  --help, -h        this page, for the options on the command line: attention=sliding --help shows its keys"""
+SWEEPS = """\
+Grids (--multirun): every combination of what is swept; then a table with intervals, and a report
+  seed=0,1,2                          these values, or the options of a group; three seeds or more give verdicts
+  'model.n_layer=range(2,9,2)'        2, 4, 6, 8
+  'norm=glob(*)'                      all options of a group; glob(*,exclude=layernorm) all but one
+  'ideas=[],[x0],[x0,smear]'          lists. Quotes keep brackets and stars from the shell
+  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations: tag(log,interval(…)), int(interval(…))
+  --zip --fail-fast --detach          lists in pairs; stop at the first failure; leave the cells to Slurm
+  hydra/launcher=pool                 several cells at once on this machine; without it one; slurm, ray: a cluster's jobs
+Where it stopped, the same command goes on; a cell that is finished is not trained again. More in docs/grids.md"""
+COLUMN = 38  # where what a key means begins
+
+
+def manual(words: Sequence[str], *, search: type) -> str:
+    """What there is to choose, and every key of what the words choose, with its value in the yaml and the comment beside its field. Nothing
+    is composed. `search`: whose keys a grid that searches has.
+
+    Errors:
+        ValueError: an unknown option or key, or a malformed override.
+    """
+    width = min(140, shutil.get_terminal_size(fallback=(120, 0)).columns)
+    lines = [HEAD, "", "Options (GROUP=OPTION)"]
+    for group in (*outside.groups(), "experiment"):
+        lines.append(_wrapped(f"  {outside.place(group):<14}  ", ", ".join(outside.yamls(group)), width))
+    lines += ["", SWEEPS]
+    typed, known = {one.key_or_group: one.value() for one in overrides_of(words) if not is_choice(one)}, list[str]()
+    for title, place, schema, plain in [("search", "search", search, {"sampler": "SAMPLER"}), *_sections(words)]:
+        lines += ["", f"{title}  {_sentence(schema) if '=' in title or title == 'search' else ''}".rstrip()]
+        kinds, comments = get_type_hints(schema), comments_of(schema)
+        for f in dataclasses.fields(schema):
+            if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(plain.get(f.name), dict):
+                known.append(f"{place}.{f.name}".lstrip("."))
+                key = "search" if known[-1] == "search.sampler" else known[-1]
+                value = _shown(typed.get(key, plain.get(f.name, _default(f))))
+                lines.append(_wrapped(f"  {key}={value}".ljust(COLUMN), _meaning(kinds[f.name], comments.get(f.name, "")), width))
+    for key in typed.keys() - {*known}:
+        raise ValueError(f"{key} is no key{suggest(key, known)}")
+    return "\n".join(lines)
+
+
+def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, Any]]]:
+    """The parts of the config that these words choose, and all launchers: a title, the place, the class and what the yaml says."""
+    train = read_yaml(conf_dir() / "train.yaml")
+    yield "trainer", "trainer", Trainer, train["trainer"]
+    chosen = {group: name for row in train["defaults"] if isinstance(row, dict) for group, name in row.items()}
+    for one in filter(is_choice, overrides_of(words)):
+        require(one.key_or_group != "experiment", "experiment", "be left out of --help: --cfg job prints what it sets", one.input_line)
+        chosen[one.key_or_group] = one.value()
+        for name in _listed(one.value()):
+            check_option(one, name)
+    chosen[outside.place("launcher")] = [*outside.yamls("launcher")]
+    for group in outside.groups():
+        for name in _listed(chosen[outside.place(group)]):
+            plain, schema = outside.read(group, name)
+            place = f"ideas.{name}" if group == "ideas" else outside.place(group).replace("/", ".")
+            yield outside.choice(group, name), place, schema, plain
+    yield from (("store", "store", Store, {}), ("other keys", "", Run, train))
+
+
+def _listed(chosen: Any) -> list[Any]:
+    return chosen if isinstance(chosen, list) else [chosen]
+
+
+def _default(f: dataclasses.Field[Any]) -> Any:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def _shown(value: Any) -> str:
+    if value is dataclasses.MISSING or value == "???":
+        return "…, which must be given"
+    if str(value).startswith("${nocap."):
+        return "…, which follows from other keys"
+    return str(value.value) if isinstance(value, Enum) else str(value) if isinstance(value, str | list) else json.dumps(value)
+
+
+def _sentence(schema: type) -> str:
+    text = inspect.getdoc(schema) or ""
+    return "" if text.startswith(f"{schema.__name__}(") else text.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
+
+
+def _meaning(kind: Any, text: str) -> str:
+    """What the comment of a key of this kind says and, of a choice, what there is."""
+    if not (inspect.isclass(kind) and issubclass(kind, Enum)):
+        return text
+    meanings = comments_of(kind)
+    choices = [f"{one.value} ({meanings[one.name]})" if meanings.get(one.name) else str(one.value) for one in kind]
+    return ": ".join(filter(None, [text, ", ".join(choices)]))
+
+
+@cache
+def comments_of(schema: type) -> dict[str, str]:
+    """Field or member → the comment on its line, or that on the lines above it."""
+    found: dict[str, str] = {}
+    for cls in reversed([cls for cls in schema.__mro__ if cls.__module__.startswith("nocap.")]):
+        above = list[str]()
+        for line in inspect.getsource(cls).splitlines():
+            code, _, beside = line.partition("  # ")
+            if (name := re.match(r"    (\w+)(: | = )", code)) and (beside or above):
+                found[name[1]] = beside or " ".join(above)
+            above = [*above, line.strip(" #")] if line.startswith("    #") else []
+    return found
+
+
+def _wrapped(head: str, text: str, width: int) -> str:
+    start = head if head.endswith(" ") else f"{head}  "
+    return textwrap.fill(text or " ", width, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)).rstrip()
+
+
+# --- what Hydra itself answers ---------------------------------------------------------------------------------------------------------
+
+
+@hardware.unmeasured()
+def answer(flags: argparse.Namespace) -> None:
+    """`--info`, and a shell that completes a line.
+
+    Errors:
+        ValueError: as for `unchecked`.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here; else it would print them, and exit with 1
+    if flags.shell_completion:
+        *typed, last = os.environ.get("COMP_LINE", "").split(" ")
+        config = unchecked([])[0]
+        with suppress(ValueError):
+            config = unchecked([word for word in typed if "=" in word and not word.startswith("-")])[0]
+        values = json.dumps(OmegaConf.to_container(config, enum_to_str=True))
+        values = re.sub(r'"[^"]*\$\{[^"]*"', "null", values)  # what follows from other keys is not worked out
+        ConfigStore.instance().store(name="completion", node=json.loads(values))
+        os.environ["COMP_LINE"] = " ".join(["nocap", *search_path(), last])
+        name, sys.argv[1:] = "completion", ["--shell-completion", *flags.overrides]
+    else:
+        choices = [str(one.input_line) for one in overrides_of(flags.overrides) if is_choice(one)]
+        name, sys.argv[1:] = "train", [f"--info={flags.info}", *choices, *search_path()]
+    prepare_hydra()
+    hydra.main(config_path=str(conf_dir()), config_name=name, **HYDRA)(lambda config: None)()

@@ -17,7 +17,9 @@ from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from nocap.config.keys import require
 from nocap.config.paths import cache_root
 from nocap.config.trainer import Device, Precision
 
@@ -45,8 +47,6 @@ PEAK_TFLOPS = {
     r"GeForce RTX 3090 Ti": (80.0, 40.0),
 }
 
-MAJOR_MINOR = (75, 76)  # the driver's numbers of the capability's two parts
-
 # Of a forward and a backward product in both precisions by turns, the medians' ratio. In CPU time, which other work does not lengthen.
 PRODUCTS = """
 import sys, time, torch
@@ -63,28 +63,31 @@ fp32, bf16 = (median(taken[1:]) for taken in seconds.values())
 print(round(fp32 / bf16, 2))
 """
 
-_MEASURED = ContextVar[bool | None]("measured", default=False)
+_MEASURES = ContextVar[bool]("measures", default=True)
 _TARGET = ContextVar[tuple[str, str | None] | None]("target", default=None)
 
 
 @contextmanager
-def elsewhere(yes: bool | None) -> Iterator[None]:
-    """With None, nothing is measured inside the block."""
-    before = _MEASURED.set(yes)
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    before = variable.set(value)
     try:
         yield
     finally:
-        _MEASURED.reset(before)
+        variable.reset(before)
+
+
+@contextmanager
+def unmeasured() -> Iterator[None]:
+    """Nothing is measured inside the block."""
+    with _set(_MEASURES, False):
+        yield
 
 
 @contextmanager
 def target(name: str | None, torch: str | None) -> Iterator[None]:
     """What is planned inside the block runs on a machine with this GPU or CPU and torch, unless there is no `name`: then it is this one."""
-    before = _TARGET.set((name, torch) if name is not None else None)
-    try:
+    with _set(_TARGET, None if name is None else (name, torch)):
         yield
-    finally:
-        _TARGET.reset(before)
 
 
 def is_here() -> bool:
@@ -115,7 +118,7 @@ def capability() -> tuple[int, int] | None:
     if not is_here() or not cuda_devices():
         return None
     driver, found = ctypes.CDLL("libcuda.so.1"), (ctypes.c_int(), ctypes.c_int())
-    codes = [driver.cuDeviceGetAttribute(ctypes.byref(value), of, 0) for value, of in zip(found, MAJOR_MINOR, strict=True)]
+    codes = [driver.cuDeviceGetAttribute(ctypes.byref(part), 75 + i, 0) for i, part in enumerate(found)]  # the driver's numbers of both
     return (found[0].value, found[1].value) if not any(codes) else None
 
 
@@ -140,13 +143,10 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
     """Refuse CUDA where it is absent, and more workers than GPUs."""
     if device is Device.cpu or not is_here():
         return
-    if not torch_build()["cuda"]:
-        raise ValueError(f"{key}=cuda needs a torch built for CUDA, got torch {torch_build()['version']}")
-    if not cuda_devices():
-        raise ValueError(f"{key}=cuda needs a GPU, and the CUDA driver shows none")
+    require(bool(torch_build()["cuda"]), f"{key}=cuda", "have a torch built for CUDA", f"torch {torch_build()['version']}")
+    require(bool(cuda_devices()), f"{key}=cuda", "have a GPU", "a CUDA driver that shows none, or no driver")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
-    if local > len(cuda_devices()):
-        raise ValueError(f"trainer.devices must be at most the {len(cuda_devices())} visible GPU(s), got {local}")
+    require(local <= len(cuda_devices()), "trainer.devices", f"be at most the {len(cuda_devices())} visible GPU(s)", local)
 
 
 def cpp_compiler() -> str | None:
@@ -177,7 +177,7 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
     path, kept = cache_root(cache_dir) / "bf16.json", dict[str, float]()
     with suppress(OSError, ValueError):  # not there, damaged, or half written: measured again
         kept = json.loads(path.read_text())
-    if key not in kept and _MEASURED.get() is False and is_here() and "RANK" not in os.environ:  # torchrun's ranks would measure each other
+    if key not in kept and _MEASURES.get() and is_here() and "RANK" not in os.environ:  # torchrun's ranks would measure each other
         kept[key] = float(
             subprocess.Popen(
                 [sys.executable, "-P", "-", *map(str, product)],

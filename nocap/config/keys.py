@@ -1,11 +1,11 @@
-"""What a key of the config counts for, declared beside it, and how a value is refused."""
+"""What a key of the config counts for, declared beside it; how a value is refused, and how a process ends."""
 
 from __future__ import annotations
 
 import errno
 import math
 import operator
-import unicodedata
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any
@@ -17,6 +17,8 @@ COUNTS = {
     "losses": False,  # validation losses are comparable only where it is equal
 }
 
+EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
+LOST = 70  # of the worker that started the ranks, to its parent: a rank was killed, and training itself did not fail
 
 # What disk and memory do, and no input: an error of this kind ends with exit code 1, not as bad input.
 FAULTS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
@@ -86,18 +88,16 @@ def _check_number(name: str, value: float, f: Any) -> None:
 
 
 def check_text(name: str, text: str) -> None:
-    """Refuse text that is very long, or that a terminal or a file's name cannot show: control characters, line ends, half characters.
+    """Refuse text that is very long, or that a terminal or a file's name cannot show.
 
     Errors:
         ValueError: it is one of these.
     """
     require(len(text) <= TEXT, name, f"have at most {TEXT:,} characters", f"{len(text):,}")
-    if not text.isprintable():
-        bad = [c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or unicodedata.bidirectional(c) in _TURNS]
-        require(not bad, name, "hold no control characters", ascii(text[:200]))
+    require(not _UNSHOWN.search(text), name, "hold no control characters", ascii(text[:200]))
 
 
-_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they turn the direction of what follows
+_UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # line ends, turns of direction, half characters
 
 
 def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,24 +105,13 @@ def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]
     found: dict[str, Any] = {}
     for f in fields(option):
         value, counts = getattr(option, f.name), f.metadata.get(what)
-        nested = _nested(value)
-        if counts is False:
-            continue
-        if nested is None or counts:
-            if counts or COUNTS[what]:
-                found[f.name] = plain[f.name]
-        elif is_dataclass(value):
+        if counts is None and is_dataclass(value):
             found[f.name] = counting(value, what, plain[f.name])
-        else:
-            found[f.name] = {name: counting(one, what, plain[f.name][name]) for name, one in nested.items()}
+        elif counts is None and isinstance(value, dict) and all(map(is_dataclass, value.values())):
+            found[f.name] = {name: counting(one, what, plain[f.name][name]) for name, one in value.items()}
+        elif COUNTS[what] if counts is None else counts:
+            found[f.name] = plain[f.name]
     return found
-
-
-def _nested(value: object) -> Mapping[str, Any] | None:
-    """A dataclass, or several by name; None for anything else."""
-    if is_dataclass(value):
-        return {"": value}
-    return value if isinstance(value, dict) and all(is_dataclass(one) for one in value.values()) else None
 
 
 def flat(tree: Mapping[str, Any], joint: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -98,18 +98,17 @@ def visible(text: str) -> str:
 
 
 class _Guard:
-    """A text stream that shows no secret and obeys no control. `trusted` obeys: for progress bars, whose texts go through `visible`."""
+    """A text stream that shows no secret and obeys no control, unless it `obeys`: for progress bars, whose texts go through `visible`."""
 
     def __init__(self, stream: TextIO, *, obeys: bool = False) -> None:
-        self._stream, self._obeys = stream, obeys
-        self.trusted: Any = self if obeys else _Guard(stream, obeys=True)
+        self.stream, self._obeys = stream, obeys
 
     def write(self, text: str) -> int:
         text_out = redact(text)
         if not self._obeys:
-            parts = _OWN_STYLE.split(text_out) if self._stream.isatty() else [text_out]
+            parts = _OWN_STYLE.split(text_out) if self.stream.isatty() else [text_out]
             text_out = "".join(part if i % 2 else visible(part) for i, part in enumerate(parts))
-        self._stream.write(text_out)
+        self.stream.write(text_out)
         return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:
@@ -117,7 +116,7 @@ class _Guard:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 @contextmanager
@@ -133,4 +132,4 @@ def guarded() -> Iterator[None]:
 
 def trusted(stream: TextIO) -> TextIO:
     """The stream for a progress bar, which moves the cursor."""
-    return cast(TextIO, getattr(stream, "trusted", stream))
+    return cast(TextIO, _Guard(stream.stream, obeys=True)) if isinstance(stream, _Guard) else stream

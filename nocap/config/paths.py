@@ -25,28 +25,22 @@ def expanded(path: str | Path) -> Path:
     """
     check_text("a path", str(path))
     try:
-        found = Path(path).expanduser()
+        return Path(path).expanduser()
     except RuntimeError:
         raise ValueError(f"{path} must begin with a user's home folder, and there is none") from None
-    require(all(len(os.fsencode(part)) <= 255 for part in found.parts), "a path", "have names of at most 255 bytes", path)
-    return found
 
 
 def cache_root(configured: str | None = None) -> Path:
-    """The cache: the config's `cache_dir`, else `$NOCAP_CACHE`, else `nocap` in the user's cache folder.
+    """The cache: the config's `cache_dir`, else `$NOCAP_CACHE`, else `nocap` in the user's cache folder. Who writes there makes it.
 
     Errors:
-        ValueError: there is no such folder, and it cannot be made.
+        ValueError: there is no such folder, as for a user without a home.
     """
     configured = configured or os.environ.get("NOCAP_CACHE")
     try:
-        found = expanded(configured or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nocap").absolute()
+        return expanded(configured or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nocap").absolute()
     except ValueError as error:
-        raise ValueError(f"{_CACHE}: {error}") from None
-    there = next(part for part in (found, *found.parents) if part.exists())
-    if not there.is_dir() or (there != found and not os.access(there, os.W_OK | os.X_OK)):
-        raise ValueError(f"{_CACHE}, got {found}, which cannot be made in {there}")
-    return found
+        raise ValueError(f"the environment variable NOCAP_CACHE, or cache_dir, must name a folder for prepared data: {error}") from None
 
 
 def private_caches() -> dict[str, str]:
@@ -78,4 +72,3 @@ def private_caches() -> dict[str, str]:
 # torch precompiles C++ headers in the folder for temporary files, wherever its cache is, unless this is 0 or any word but 1: then it does
 # not, and nocap.model.compiled has them in the cache.
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
-_CACHE = "the environment variable NOCAP_CACHE, or cache_dir, must name a folder for prepared data"

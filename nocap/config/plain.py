@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from nocap.config import registry
+from nocap import outside
 from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.keys import require
 from nocap.config.run import Run
 
@@ -47,7 +47,7 @@ def typed(plain: Any) -> DictConfig:
     parts: dict[str, Any] = {
         f.name: option(f.name, f.name, plain.get(f.name))
         for f in dataclasses.fields(Run)
-        if f.name in registry.groups() and f.name != "ideas"
+        if f.name in outside.groups() and f.name != "ideas"
     }
     ideas = plain.get("ideas")
     ok = isinstance(ideas, dict) and all(isinstance(one, dict) for one in ideas.values())
@@ -62,11 +62,7 @@ def option(group: str, place: str, plain: Any) -> DictConfig:
     Errors:
         ValueError: there is none.
     """
-    require(isinstance(plain, dict), place, f"be one option, as in {place}=NAME", plain)
-    rows, kind = registry.options(group), plain.get("kind")
-    known = f"{', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
-    require(isinstance(kind, str) and kind in rows, f"{place}.kind", f"be one of {known}", repr(kind))
-    return cast(DictConfig, OmegaConf.structured(rows[kind]))
+    return cast(DictConfig, OmegaConf.structured(outside.option(group, place, plain)))
 
 
 def load(path: Path) -> Run:
@@ -91,18 +87,13 @@ def from_plain(plain: Any, rule: str) -> Run:
     """
     try:
         refuse_interpolations(plain)
-        run = OmegaConf.to_object(typed(plain))
-    except (ValueError, OverflowError, OmegaConfBaseException) as error:
-        from nocap.config.errors import explain  # Hydra comes with it
-
+        return cast(Run, OmegaConf.to_object(typed(plain)))
+    except (ValueError, *CONFIG_ERRORS) as error:
         raise ValueError(f"{rule}: {explain(error)}") from error
-    assert isinstance(run, Run)
-    return run
 
 
 def refuse_interpolations(plain: Any) -> None:
     """A record holds values. `${oc.env:…}` in a record from elsewhere would read this machine's environment."""
-    if isinstance(plain, str) and "${" in plain:
-        raise ValueError(f"values must be plain, got the interpolation {plain}")
+    require(not isinstance(plain, str) or "${" not in plain, "values", "be plain", f"the interpolation {plain}")
     for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
         refuse_interpolations(item)

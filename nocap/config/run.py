@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from nocap.config import registry
+from nocap import outside
 from nocap.config.keys import check_keys, counting, key, require
 from nocap.config.option import Option
 from nocap.config.trainer import Trainer
@@ -65,7 +65,7 @@ class Run:
         for name, option in self.options():
             group = name.partition(".")[0]
             rule = f"stay what the option set (choose another option with {group}=…)"
-            require(registry.options(group).get(option.kind) is type(option), f"{name}.kind", rule, repr(option.kind))
+            require(outside.options(group).get(option.kind) is type(option), f"{name}.kind", rule, repr(option.kind))
             check_keys(name, option)
         for _, option in self.options():
             option.check(self)
@@ -117,21 +117,11 @@ class Run:
         yield from ((f"ideas.{name}", idea) for name, idea in self.ideas.items())
 
     def _check_batch(self) -> None:
-        t, seq_len = self.trainer, self.model.seq_len
-        unit = t.micro_batch * seq_len * t.devices
-        require(
-            t.batch_tokens % unit == 0,
-            "trainer.batch_tokens",
-            f"be divisible by trainer.micro_batch × model.seq_len × trainer.devices = {t.micro_batch} × {seq_len} × {t.devices} = {unit}",
-            t.batch_tokens,
-        )
-        unit = t.micro_batch * seq_len
-        require(
-            t.val_tokens % unit == 0,
-            "trainer.val_tokens",
-            f"be divisible by trainer.micro_batch × model.seq_len = {t.micro_batch} × {seq_len} = {unit}",
-            t.val_tokens,
-        )
+        t, unit = self.trainer, self.trainer.micro_batch * self.model.seq_len
+        rule, factors = "be divisible by trainer.micro_batch × model.seq_len", f"{t.micro_batch} × {self.model.seq_len}"
+        whole = f"{rule} × trainer.devices = {factors} × {t.devices} = {unit * t.devices}"
+        require(t.batch_tokens % (unit * t.devices) == 0, "trainer.batch_tokens", whole, t.batch_tokens)
+        require(t.val_tokens % unit == 0, "trainer.val_tokens", f"{rule} = {factors} = {unit}", t.val_tokens)
 
     def _check_graphs(self) -> None:
         """A graph repeats what Python decided when it was recorded."""
@@ -141,7 +131,7 @@ class Run:
 
     def _check_trackers(self) -> None:
         """One that is named beside another gets no keys."""
-        others = {kind: fields(cls) for kind, cls in registry.options("tracker").items() if kind != self.tracker.kind}
+        others = {kind: fields(cls) for kind, cls in outside.options("tracker").items() if kind != self.tracker.kind}
         able = [kind for kind, keys in others.items() if not any(f.default is f.default_factory is MISSING for f in keys)]
         for kind in self.tracker.also:
             rule = f"hold trackers beside tracker={self.tracker.kind} that need no keys: {', '.join(able)}"
@@ -150,3 +140,13 @@ class Run:
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
         """Of the run's plain form, the keys that count for `what`: see `nocap.config.keys.COUNTS`."""
         return counting(self, what, plain)
+
+
+def keys_that_count(what: str) -> list[str]:
+    """`group.key` of every key that is declared to count for `what`, of all options and the trainer."""
+    found: list[str] = []
+    for f in fields(Run):
+        kinds = [*outside.options(f.name).values()] if f.name in outside.groups() else [Trainer] if f.name == "trainer" else []
+        keys = dict.fromkeys(key.name for kind in kinds for key in fields(kind) if f.metadata.get(what) or key.metadata.get(what))
+        found += [f"{f.name}.{key}" for key in keys]
+    return found

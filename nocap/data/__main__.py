@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nocap import outside
-from nocap.config import registry
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 
@@ -40,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list(run: Run, cache_dir: Path) -> int:
     print("sources (data=…):")
-    for kind, option in registry.options("data").items():
+    for kind, option in outside.options("data").items():
         text = option.__doc__ or ""
         if text.startswith(f"{option.__name__}("):  # a dataclass without a docstring of its own gets its signature for one
             text = sys.modules[option.__module__].__doc__ or ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nocap.config.keys import require
-from nocap.config.registry import keys_that_count
+from nocap.config.run import keys_that_count
 from nocap.judge.arms import ABSENT, Arm, changes, choose_baseline, group, setting
 from nocap.store.formats import plural, shorten
 from nocap.store.record import digest

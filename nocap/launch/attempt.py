@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.config.exits import EXIT_CODES, LOST
+from nocap.config.keys import EXIT_CODES, LOST
 from nocap.launch.head import leftovers, write_record_head
 from nocap.launch.plan import Plan, headline, nothing_to_train, sound
 from nocap.launch.signals import shielded_child, stop_handler

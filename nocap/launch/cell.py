@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 
 from nocap import outside
 from nocap.config.compose import composed
-from nocap.config.errors import CONFIG_ERRORS, explain, refusals
-from nocap.config.exits import EXIT_CODES
-from nocap.config.keys import require
+from nocap.config.errors import refusals
+from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.launch import attempt
@@ -59,8 +58,8 @@ class CellJob:
                 planned = _cell(Path(self.folder), self.identity)
                 # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
                 return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
-            except (ValueError, *CONFIG_ERRORS) as error:
-                print(f"nocap: {explain(error)}", file=sys.stderr)
+            except ValueError as error:
+                print(f"nocap: {error}", file=sys.stderr)
                 return EXIT_CODES["refused"]
             except Exception:  # the edge of a cluster's job: its neighbours in the array go on, and the log has the traceback
                 traceback.print_exc()

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
-from nocap.config import hardware, plain, registry
+from nocap import outside
+from nocap.config import hardware, plain
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
-from nocap.config.exits import EXIT_CODES
-from nocap.config.keys import check_keys, require
+from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check
@@ -174,7 +174,7 @@ def _check_size(sweeps: Sequence[Override]) -> None:
 
 
 def _check_glob(override: Override) -> None:
-    ok = not isinstance(override.value(), Glob) or override.get_key_element() in registry.groups()
+    ok = not isinstance(override.value(), Glob) or override.get_key_element() in outside.groups()
     require(ok, override.get_key_element(), "be a group where its options are chosen by glob", override.input_line)
 
 

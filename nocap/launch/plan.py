@@ -113,7 +113,7 @@ def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Compose
     Errors:
         ValueError: as for `compose`, or the run cannot be planned.
     """
-    with hardware.elsewhere(None):
+    with hardware.unmeasured():
         found = compose(overrides)
     if not hardware.is_here() or "precision" not in found.defaults or "precision" in reasons(found.run):
         return found

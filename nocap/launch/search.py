@@ -20,7 +20,7 @@ import numpy as np
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
-from nocap.config import registry
+from nocap import outside
 from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.keys import check_keys, is_fault, key, require
@@ -130,7 +130,7 @@ def _distribution(override: Override) -> BaseDistribution:
 def values_of(override: Override) -> list[str]:
     """The values that an override sweeps over."""
     swept = override.value()
-    return swept.filter(registry.yamls(override.key_or_group)) if isinstance(swept, Glob) else list(override.sweep_string_iterator())
+    return swept.filter([*outside.yamls(override.key_or_group)]) if isinstance(swept, Glob) else list(override.sweep_string_iterator())
 
 
 def range_length(name: str, swept: RangeSweep) -> int:

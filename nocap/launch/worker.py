@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap import outside
-from nocap.config.exits import EXIT_CODES, LOST
-from nocap.config.keys import InputError
+from nocap.config.keys import EXIT_CODES, LOST, InputError
 from nocap.config.outward import guarded
 from nocap.config.plain import load
 from nocap.config.run import Run

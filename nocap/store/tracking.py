@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from nocap.config import registry
+from nocap import outside
 from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 
@@ -48,7 +48,7 @@ class Mirrors(TrackerSession):
 
 def _each(tracker: Tracker) -> list[Tracker]:
     """The chosen tracker and those beside it, without secrets in their keys."""
-    kinds = registry.options("tracker")
+    kinds = outside.options("tracker")
     return [_clean(one) for one in (tracker, *(cast(type[Tracker], kinds[kind])(kind=kind) for kind in tracker.also))]
 
 
@@ -78,7 +78,7 @@ def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[s
 def offline(tracker: Tracker | None, folders: Iterable[Path]) -> dict[str, list[Path]]:
     """Command → what it would upload of these folders of runs and grids: what this tracker left offline, or any that there is."""
     folders = list(folders)
-    kinds = cast(Iterable[type[Tracker]], registry.options("tracker").values() if tracker is None else map(type, _each(tracker)))
+    kinds = cast(Iterable[type[Tracker]], outside.options("tracker").values() if tracker is None else map(type, _each(tracker)))
     found = {kind.uploader: [place for folder in folders for place in kind.offline(folder)] for kind in kinds}
     return {uploader: places for uploader, places in found.items() if places}
 

@@ -12,7 +12,7 @@ from nocap.config import compose as composing
 from nocap.config.compose import Composed, as_in, composed, to_plain
 from nocap.config.keys import require
 from nocap.config.paths import expanded
-from nocap.config.registry import keys_that_count
+from nocap.config.run import keys_that_count
 from nocap.config.trainer import Trainer
 from nocap.judge.claim import BASELINE, Rule
 from nocap.store.identity import OF_THE_MACHINE
