@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.model.gpt import GPT, build_model
-from nocap.training import muon
-from nocap.training.optimizer import build_optimizers, set_lr, undecorated
+from nocap.options.optimizer import muon
+from nocap.training.optimizer import ByRule, build_optimizers, set_lr, undecorated
 from nocap.training.step import clip
 
 EVERYTHING = ["model=nano", "norm=layernorm", "position=learned", "model.tie_head=false", "trainer.device=cpu"]
@@ -119,7 +120,7 @@ def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest(tie: str):
     run, model = small("optimizer=muon", "attention=gqa", "mlp=swiglu", f"model.tie_head={tie}")
     adamw, muon = optimizers = build_optimizers(run, model)
     assert isinstance(adamw, torch.optim.AdamW)
-    assert isinstance(muon, torch.optim.Muon)
+    assert isinstance(muon, ByRule)
     parts = [f"attention.f.{part}_proj" for part in ("q", "k", "v", "out")] + [f"mlp.f.{part}" for part in ("gate", "up", "down")]
     matrices = {f"blocks.{layer}.{part}.weight" for layer in range(2) for part in parts}
     assert names_of(model, held([muon])) == matrices
@@ -166,25 +167,28 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
     monkeypatch.setitem(muon.AT_ONCE, "cpu", at_once)
     weights, states = [], []
-    for kind in (torch.optim.Muon, muon.Muon):
-        _, model = small("attention=gqa")
+    for ours in (False, True):
+        run, model = small("attention=gqa", "optimizer=muon", f"optimizer.scale={scale}", "optimizer.momentum=0.9")
         matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
-        optimizer = kind(matrices, lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn=scale)
+        how = {"lr": 0.02, "weight_decay": 0.1}
+        kind = partial(ByRule, run.optimizer) if ours else partial(torch.optim.Muon, momentum=0.9, adjust_lr_fn=scale)
+        optimizer = kind(matrices, **how)
         for step in range(3):
             set_grads(model, seed=step)
             matrices[1].grad = None
             optimizer.step()
         weights.append([p.detach() for p in matrices])
         states.append([optimizer.state[p]["momentum_buffer"] for p in matrices if p.grad is not None])
-    for ours, torchs in (*zip(*weights, strict=True), *zip(*states, strict=True)):
-        assert torch.equal(ours, torchs)
+    assert all(map(torch.equal, *weights))
+    assert all(map(torch.equal, *states))
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 16, 48), (2, 48, 16)])
 def test_without_bf16_products_muon_iterates_in_fp32(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "native_bf16", lambda: False)
     matrices = [nn.Parameter(torch.zeros(shape[1:])) for _ in range(shape[0])]
-    optimizer = muon.Muon(matrices, lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False, ns_steps=5)
+    run, _ = small("optimizer=muon", "optimizer.momentum=0", "optimizer.scale=original")
+    optimizer = ByRule(run.optimizer, matrices, lr=1.0)
     generator = torch.Generator().manual_seed(0)
     for p in matrices:
         p.grad = torch.randn(p.shape, generator=generator)
@@ -220,19 +224,19 @@ def test_the_schedule_multiplies_each_optimizers_own_peak():
 
 STEPS = """
 import sys
-from functools import partial
 import torch
-from nocap.training.muon import Muon
-from nocap.training.optimizer import undecorated
-from nocap.training.soap import Soap
+from nocap.config.compose import compose
+from nocap.training.optimizer import build_optimizers
 
-p = torch.nn.Parameter(torch.ones(2, 2))
-for kind in (undecorated(torch.optim.AdamW), Muon, partial(Soap, lr=0.1, betas=(0.9, 0.9), eps=1e-8, basis_every=1)):
-    optimizer = kind([p])
-    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
-    p.grad = torch.ones(2, 2)
-    optimizer.step()
-    optimizer.zero_grad()
+model = torch.nn.Module()
+model.blocks, model.head = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+for kind in ("adamw", "muon", "soap", "lion"):
+    for optimizer in build_optimizers(compose(["model=nano", f"optimizer={kind}"]), model):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
+        for p in model.parameters():
+            p.grad = torch.ones(2, 2)
+        optimizer.step()
+        optimizer.zero_grad()
 print("torch._dynamo" in sys.modules)
 """
 

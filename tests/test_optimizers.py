@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,13 @@ from nocap.measure.generation import load
 from nocap.measure.profile import measurable
 from nocap.measure.roofline import count
 from nocap.model.gpt import build_model
+from nocap.options.optimizer import muon
 from nocap.store.identity import config_that_counts
 from nocap.store.record import digest
-from nocap.training import checkpoint, memory, muon
-from nocap.training.ademamix import AdEMAMix, ramped
+from nocap.training import checkpoint, memory
 from nocap.training.ledger import Ledger
-from nocap.training.lion import Lion
 from nocap.training.loop import val_loss
-from nocap.training.optimizer import build_optimizers
-from nocap.training.schedule_free import ScheduleFree
-from nocap.training.soap import Soap
+from nocap.training.optimizer import ByRule, build_optimizers
 from nocap.training.step import Trainee, take_step, validate
 from tests.attempts import state_of
 from tests.conftest import SMALL, Door, the_run
@@ -42,8 +41,13 @@ RATES = (0.01, 0.02, 0.05, 0.05, 0.03)
 DECAY = 0.3
 
 
-def stepped(make: Callable[[list[dict[str, Any]]], Any]) -> tuple[Any, list[list[Tensor]], list[list[Tensor]]]:
-    """Five steps in fp64 with a rate for each: the optimizer, the parameters before and after every step, and its gradients."""
+def option(kind: str, **keys: Any) -> Any:
+    words = [f"optimizer.{key}={value}" for key, value in keys.items()]
+    return compose([*SMALL, f"optimizer={kind}", "schedule=constant", *words]).optimizer
+
+
+def stepped(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> tuple[list[list[Tensor]], list[list[Tensor]], Any]:
+    """Five steps in fp64 with a rate for each: the parameters before and after every step, its gradients, and the optimizer."""
     generator = torch.Generator().manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in SHAPES]
     optimizer = make([{"params": params, "weight_decay": DECAY}])
@@ -55,7 +59,7 @@ def stepped(make: Callable[[list[dict[str, Any]]], Any]) -> tuple[Any, list[list
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         weights.append([p.detach().clone() for p in params])
-    return optimizer, weights, grads
+    return weights, grads, optimizer
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -66,7 +70,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 def test_lion_is_the_papers():
-    _, weights, grads = stepped(lambda groups: Lion(groups, lr=1.0, betas=(0.9, 0.6)))
+    weights, grads, _ = stepped(partial(ByRule, option("lion", beta1=0.9, beta2=0.6)))
     for i, p in enumerate(weights[0]):
         m = torch.zeros_like(p)
         for t, lr in enumerate(RATES):
@@ -80,8 +84,9 @@ def test_lion_is_the_papers():
 def test_ademamix_is_the_papers():
     """Three steps of the ramp, then the final α and β₃."""
     betas, alpha, ramp, eps = (0.9, 0.8, 0.99), 3.0, 3, 1e-3
-    _, weights, grads = stepped(lambda groups: AdEMAMix(groups, lr=1.0, betas=betas, alpha=alpha, ramp_steps=ramp, eps=eps))
     beta1, beta2, last = betas
+    rule = option("ademamix", beta1=beta1, beta2=beta2, beta3=last, alpha=alpha, ramp_steps=ramp, eps=eps)
+    weights, grads, _ = stepped(partial(ByRule, rule))
     for i, p in enumerate(weights[0]):
         m1, m2, v = (torch.zeros_like(p) for _ in range(3))
         for t, lr in enumerate(RATES, start=1):
@@ -95,26 +100,29 @@ def test_ademamix_is_the_papers():
 
 
 def test_ademamix_without_the_slow_average_is_adamw():
-    _, mixed, _ = stepped(lambda groups: AdEMAMix(groups, lr=1.0, betas=(0.9, 0.8, 0.99), alpha=0.0, ramp_steps=3, eps=1e-3))
-    _, adamw, _ = stepped(lambda groups: torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.8), eps=1e-3))
+    rule = option("ademamix", beta1=0.9, beta2=0.8, beta3=0.99, alpha=0, ramp_steps=3, eps=1e-3)
+    mixed, adamw = (stepped(make)[0] for make in (partial(ByRule, rule), partial(torch.optim.AdamW, lr=1.0, betas=(0.9, 0.8), eps=1e-3)))
     for ours, torchs in zip(mixed[-1], adamw[-1], strict=True):
         close(ours, torchs)
 
 
 def test_the_ramp_makes_the_half_life_rise_in_a_straight_line():
-    group = {"betas": (0.9, 0.95, 0.999), "alpha": 5.0, "ramp_steps": 100}
-    alphas, betas = zip(*(ramped(group, step) for step in (50, 100, 500)), strict=True)
+    rule = option("ademamix", beta1=0.9, beta2=0.95, beta3=0.999, alpha=5, ramp_steps=100)
+    alphas, betas = zip(*(rule.ramped(step) for step in (50, 100, 500)), strict=True)
     assert alphas == (2.5, 5.0, 5.0)
     assert betas[1:] == (0.999, 0.999)
     half_lives = [math.log(0.5) / math.log(beta) for beta in (betas[0], 0.9, 0.999)]
     assert half_lives[0] == pytest.approx((half_lives[1] + half_lives[2]) / 2)
-    assert ramped({**group, "ramp_steps": 0}, 1) == (5.0, 0.999)
-    assert 0 < ramped({**group, "betas": (0.0, 0.95, 0.999)}, 1)[1] < 0.999
+    assert replace(rule, ramp_steps=0).ramped(1) == (5.0, 0.999)
+    assert 0 < replace(rule, beta1=0.0).ramped(1)[1] < 0.999
 
 
 def test_schedule_free_is_the_papers():
     beta1, beta2, eps = 0.8, 0.9, 1e-3
-    optimizer, weights, grads = stepped(lambda groups: ScheduleFree(groups, lr=1.0, betas=(beta1, beta2), eps=eps))
+    rule = option("schedule_free", beta1=beta1, beta2=beta2, eps=eps)
+    weights, grads, optimizer = stepped(partial(ByRule, rule, sum=0.0))
+    with rule.validating([optimizer]):
+        averages = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
     for i, p in enumerate(weights[0]):
         x = y = z = p
         v, squares = torch.zeros_like(p), 0.0
@@ -128,13 +136,13 @@ def test_schedule_free_is_the_papers():
             x = (1 - c) * x + c * z
             y = (1 - beta1) * z + beta1 * x
             close(weights[t][i], y)
-        close(optimizer.averages()[i][1], x)
+        close(averages[i], x)
 
 
 def test_soap_is_the_papers():
     """The bases from the first gradient, then one step of orthogonal iteration every second update. A basis vector's sign is free."""
     beta1, beta2, eps, every = 0.8, 0.9, 1e-3, 2
-    _, weights, grads = stepped(lambda groups: Soap(groups, lr=1.0, betas=(beta1, beta2), eps=eps, basis_every=every))
+    weights, grads, _ = stepped(partial(ByRule, option("soap", beta1=beta1, beta2=beta2, eps=eps, basis_every=every)))
     for i, w in enumerate(weights[0]):
         first = grads[0][i]
         left, right = (1 - beta2) * (first @ first.T), (1 - beta2) * (first.T @ first)
@@ -197,14 +205,15 @@ def test_polar_express_brings_singular_values_nearer_to_1(steps: int):
     u, v = (torch.linalg.qr(torch.randn(24, 24, generator=generator, dtype=torch.float64)).Q for _ in range(2))
     x = u @ torch.diag(torch.logspace(-2.5, 0, 24, dtype=torch.float64)) @ v
     errors = {}
-    for polar in (False, True):
-        group = {"polar_express": polar, "ns_coefficients": (3.4445, -4.7750, 2.0315), "ns_steps": steps}
-        (found,) = muon.orthogonalized(x[None].clone(), muon._polynomials(group), 1e-7, dtype=torch.float64)
-        errors[polar] = (torch.linalg.svdvals(found) - 1).abs()
-    assert errors[True].mean() < 0.7 * errors[False].mean()
-    assert errors[True].max() < errors[False].max()
+    for kind in ("newton_schulz", "polar_express"):
+        polynomials = option("muon", iteration=kind, ns_steps=steps).polynomials()
+        (found,) = muon.orthogonalized(x[None].clone(), polynomials, torch.float64)
+        errors[kind] = (torch.linalg.svdvals(found) - 1).abs()
+    newton, polar = errors.values()
+    assert polar.mean() < 0.7 * newton.mean()
+    assert polar.max() < newton.max()
     if steps == 10:
-        assert errors[True].max() < 1e-6 < 0.1 < errors[False].max()
+        assert polar.max() < 1e-6 < 0.1 < newton.max()
 
 
 def test_normuon_is_the_papers(monkeypatch: pytest.MonkeyPatch):
@@ -212,8 +221,7 @@ def test_normuon_is_the_papers(monkeypatch: pytest.MonkeyPatch):
     lr, beta1, beta2, decay = 0.1, 0.9, 0.8, 0.3
     generator = torch.Generator().manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((16, 6), (16, 6), (6, 16))]
-    how = {"lr": lr, "weight_decay": decay, "momentum": beta1, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
-    optimizer = muon.Muon(params, row_beta2=beta2, **how)
+    optimizer = ByRule(option("muon", momentum=beta1, row_beta2=beta2, scale="match_rms_adamw"), params, lr=lr, weight_decay=decay)
     w = [p.detach().double() for p in params]
     m, v = [torch.zeros_like(p) for p in w], [torch.zeros(len(p), dtype=torch.float64) for p in w]
     for _ in range(4):
@@ -222,7 +230,8 @@ def test_normuon_is_the_papers(monkeypatch: pytest.MonkeyPatch):
         optimizer.step()
         for i, p in enumerate(params):
             m[i] = beta1 * m[i] + (1 - beta1) * p.grad.double()
-            o = newton_schulz(m[i].T, 5).T if len(p) > p.shape[1] else newton_schulz(m[i], 5)
+            ahead = beta1 * m[i] + (1 - beta1) * p.grad.double()
+            o = newton_schulz(ahead.T, 5).T if len(p) > p.shape[1] else newton_schulz(ahead, 5)
             v[i] = beta2 * v[i] + (1 - beta2) * o.square().mean(1)
             o_hat = o / v[i].sqrt()[:, None]
             w[i] = w[i] - lr * decay * w[i] - 0.2 * lr * math.sqrt(p.numel()) / o_hat.norm() * o_hat
@@ -242,7 +251,8 @@ def muon_weights(*words: str) -> list[Tensor]:
 
 
 def test_momentum_warms_up_in_a_straight_line():
-    found = [muon._momentum({"momentum": 0.95, "warmup": (0.85, 4), "step": step}) for step in (1, 2, 3, 4, 5, 500)]
+    rule = option("muon", momentum=0.95, momentum_start=0.85, momentum_warmup_steps=4)
+    found = [rule.momentum_at(step) for step in (1, 2, 3, 4, 5, 500)]
     assert found == pytest.approx([0.85, 0.875, 0.9, 0.925, 0.95, 0.95])
     assert found[-2:] == [0.95, 0.95]
 
