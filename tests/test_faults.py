@@ -33,7 +33,7 @@ from nocap.report import comparison as report
 from nocap.store.record import Metrics
 from nocap.training import checkpoint
 from nocap.training.ledger import LINES
-from nocap.training.spikes import ENOUGH, SIGMAS, WINDOW, Spikes
+from nocap.training.recorder import ENOUGH, SIGMAS, WINDOW, above
 from tests.attempts import Attempt, attempt, equal_within, processes, stamp, state_of, steady, wait_until
 from tests.conftest import EXPLODING, FAULTS, MEDIUM, SMALL, Door, Finished, Undisturbed, rows_of, the_run
 from tests.made_grid import EVIL, poisoned
@@ -541,13 +541,8 @@ def test_13_spikes_are_those_of_the_definition() -> None:
     chance = np.random.default_rng(0)
     losses = 4.0 + 0.1 * chance.standard_normal(400)
     losses[[20, 60, 61, 300]] += 9.0
-    spikes, seen = Spikes(), {}
-    for step, loss in enumerate(losses):
-        if step == 250:
-            spikes = Spikes(json.loads(json.dumps(spikes.losses)))  # through a checkpoint
-        if (sigmas := spikes.add(float(loss))) is not None:
-            seen[step] = sigmas
-    expected = {}
+    found = {step: above(losses[max(0, step - WINDOW) : step].tolist(), float(loss)) for step, loss in enumerate(losses)}
+    seen, expected = {step: sigmas for step, sigmas in found.items() if sigmas > SIGMAS}, {}
     for step in range(ENOUGH, 400):
         window = losses[max(0, step - WINDOW) : step]
         if (sigmas := (losses[step] - window.mean()) / window.std()) > SIGMAS:

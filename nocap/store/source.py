@@ -54,7 +54,6 @@ QUIET = {
     "nocap.store.record": "files of rows",
     "nocap.store.source": "hashes of code",
     "nocap.store.verify": "checks records",
-    "nocap.training.spikes": "reports losses",
     "nocap.training.state": "saves and restores, bit for bit by its tests",
 }
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that makes tokens

@@ -256,8 +256,3 @@ def validate(model: LanguageModel, windows: Windows, *, run: Run, world: World, 
             heartbeat()
     model.train()
     return float(world.sum(losses).mean())
-
-
-def bits_per_byte(loss: float, *, tokens: int, n_bytes: int) -> float:
-    """Nats per token as bits per byte of the text that the tokens stand for."""
-    return loss * tokens / (math.log(2) * n_bytes)
