@@ -383,8 +383,7 @@ BIGRAM = """
 from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
-from nocap.model.language_model import LanguageModel
-from nocap.model.loss import Loss
+from nocap.model.language_model import LanguageModel, Loss
 from nocap.options.model import Model
 
 class Bigram(LanguageModel):

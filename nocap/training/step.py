@@ -20,8 +20,7 @@ from nocap.data.batches import Windows, microbatches, sequences_of, train_window
 from nocap.data.tokens import Shard
 from nocap.model.compiled import compile_in_place
 from nocap.model.gpt import build_model
-from nocap.model.language_model import LanguageModel
-from nocap.model.loss import Loss
+from nocap.model.language_model import LanguageModel, Loss
 from nocap.store.record import Row
 from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
@@ -170,7 +169,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         ended = time.perf_counter()
         if math.isfinite(mean) and math.isfinite(norm_value):
             if run.trainer.grad_clip is not None:
-                clip(trainee.parameters, run.trainer.grad_clip, norm, norm_value)
+                nn.utils.clip_grads_with_norm_(trainee.parameters, run.trainer.grad_clip, norm)
             for _, idea, part in trainee.model.joined_around:
                 idea.before_step(part, trainee.model, step=step)
             for optimizer in trainee.optimizers:
@@ -209,12 +208,6 @@ def forward_of(trainee: Trainee, tokens: torch.Tensor, *, step: int) -> tuple[to
     for _, idea, part in trainee.model.joined:
         tokens_BT, targets_BT = idea.micro_batch(part, tokens_BT, targets_BT, step=step)
     return tokens_BT, targets_BT
-
-
-def clip(parameters: list[nn.Parameter], limit: float, norm: torch.Tensor, norm_value: float) -> None:
-    """Scale the gradients by limit / (norm + 1e-6), unless that is above 1. `norm_value` is `norm`, read."""
-    if 1.001 * (norm_value + 1e-6) > limit:  # below, torch would multiply all of them by 1
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
 def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
