@@ -29,7 +29,7 @@ from nocap.store import lease
 from nocap.store.checkpoints import MANIFEST, delete, half_saved, is_folder, name_of, newest_first, sha256, step_of, temporary_of
 from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
-from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
+from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, snapshot
 
 STATE, ROWS = "state.json", "metrics.jsonl"
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)  # what reading a damaged file can raise
@@ -184,7 +184,7 @@ def misfit(path: Path, *, model: nn.Module, identity: str | None = None) -> str 
     saved_by = _state(path / STATE).get("run")
     if saved_by and identity and not saved_by.endswith(f"-{identity}"):
         return f"it is of another run, {saved_by}"
-    return difference(MODEL, _shapes(path / MODEL), shapes_of(weights(model)))
+    return difference(_shapes(path / MODEL), model)
 
 
 def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:

@@ -72,7 +72,6 @@ class Recorder:
             return
         t = self.job.run.trainer
         with self.ledger.charge("checkpoint"):
-            self._check_rows()
             self.metrics.sync()
             clock = {line: s for line, s in self.ledger.seconds().items() if line != "wall"}
             problems = self.checkpoints.save(
@@ -94,10 +93,6 @@ class Recorder:
         content = (own / checkpoint.ROWS).read_bytes() if own else b""
         self._log(self.metrics.put_back(content, source=str(own)))
         return self.metrics.rows()
-
-    def _check_rows(self) -> None:
-        if self.job.world.is_main:
-            self._log(self.metrics.put_back(self.metrics.content, source="this process"))
 
     def _log(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -161,7 +156,8 @@ class Recorder:
         """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more` keys join the totals."""
         with self.ledger.charge("checkpoint"):
             self._log(self.checkpoints.settle())
-            self._check_rows()
+            if self.job.world.is_main:
+                self._log(self.metrics.put_back(self.metrics.content, source="this process"))
         on_gpu, t, peak, model = self.on_gpu, self.job.run.trainer, self.peak_mib(), self.trainee.model
         parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around()) | {"activations": self.saved_mib}
         totals = {

@@ -24,15 +24,11 @@ Tensors = dict[str, dict[str, Tensor]]  # file → name → tensor
 Plain = dict[str, Any]  # JSON types
 
 
-class UnsavableError(InputError):
-    """A part of a state is neither a tensor nor plain: no checkpoint could hold it."""
-
-
 def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[Tensors, Plain]:
     """The tensors on the CPU, and what the optimizers keep besides; `copy` them where training goes on before they are written.
 
     Errors:
-        UnsavableError: an optimizer keeps what is neither a tensor nor plain.
+        InputError: an optimizer keeps what is neither a tensor nor plain.
     """
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     leaves = dict(
@@ -85,22 +81,19 @@ def as_json(plain: Plain) -> str:
     """The text of a state.
 
     Errors:
-        UnsavableError: it holds a number that JSON has not.
+        InputError: it holds a number that JSON has not.
     """
     try:
         return json.dumps(plain, allow_nan=False)
     except ValueError as error:
-        raise UnsavableError(f"optimizer must keep tensors and plain values, got a non-finite number ({error})") from error
+        raise InputError(f"optimizer must keep tensors and plain values, got a non-finite number ({error})") from error
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    return {name: list(t.shape) for name, t in tensors.items()}
-
-
-def difference(file: str, actual: Mapping[str, list[int]], expected: Mapping[str, list[int]]) -> str | None:
-    """Where a file's names and shapes are not the expected ones."""
-    differing = sorted(name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name))
-    return f"{file} must hold what this run's model has, and differs in {differing[0]}" if differing else None
+def difference(shapes: Mapping[str, list[int]], model: nn.Module) -> str | None:
+    """Where a file of weights does not have the names and shapes of the model's."""
+    expected = {name: list(t.shape) for name, t in weights(model).items()}
+    differing = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
+    return f"{MODEL} must hold what this run's model has, and differs in {differing[0]}" if differing else None
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
@@ -113,7 +106,7 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (Tensor, *PLAIN)) or value in ([], ()):
         yield path, value
     else:
-        raise UnsavableError(f"optimizer must keep tensors and plain values, got {type(value).__name__} in {path}")
+        raise InputError(f"optimizer must keep tensors and plain values, got {type(value).__name__} in {path}")
 
 
 def _tree(leaves: Mapping[str, Any]) -> Any:
