@@ -33,7 +33,7 @@ from nocap.training import checkpoint, memory
 from nocap.training.ledger import Ledger
 from nocap.training.loop import val_loss
 from nocap.training.optimizer import ByRule, build_optimizers, set_lr, undecorated
-from nocap.training.step import Trainee, take_step, validate
+from nocap.training.step import Trainee, clip, take_step, validate
 from tests.attempts import state_of
 from tests.conftest import SMALL, Door, the_run
 from tests.test_ideas import V, saved_and_loaded, trainee_of
@@ -216,6 +216,30 @@ def test_soap_is_the_papers():
             left, right = beta2 * left + (1 - beta2) * g @ g.T, beta2 * right + (1 - beta2) * g.T @ g
             if t % every == 0:
                 q_left, q_right = torch.linalg.qr(left @ q_left).Q, torch.linalg.qr(right @ q_right).Q
+
+
+# --- the gradient's norm -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1e-7, 1.0, 1e9])
+def test_clipping_leaves_out_what_changes_nothing_and_is_torchs_own(limit: float):
+    _, model = small()
+    parameters, clipped = list(model.parameters()), []
+    for ratio in (0.0, 0.5, 0.998, 0.9999, 1 - 1e-7, 1.0, 1.0001, 3.0):
+        set_grads(model, seed=0)
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        grads = [p.grad * (ratio * limit / norm) for p in parameters if p.grad is not None]
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad.clone()
+        norm = nn.utils.get_total_norm(grads)
+        clip(parameters, limit, norm, norm.item())
+        ours = [p.grad.clone() for p in parameters if p.grad is not None]
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad.clone()
+        nn.utils.clip_grad_norm_(parameters, limit)
+        assert all(map(torch.equal, ours, (p.grad for p in parameters)))
+        clipped.append(any(not torch.equal(*pair) for pair in zip(ours, grads, strict=True)))
+    assert (clipped[0], clipped[-1]) == (False, True)
 
 
 # --- Muon --------------------------------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         ended = time.perf_counter()
         if math.isfinite(mean) and math.isfinite(norm_value):
             if run.trainer.grad_clip is not None:
-                nn.utils.clip_grads_with_norm_(trainee.parameters, run.trainer.grad_clip, norm)
+                clip(trainee.parameters, run.trainer.grad_clip, norm, norm_value)
             for _, idea, part in trainee.model.joined_around:
                 idea.before_step(part, trainee.model, step=step)
             for optimizer in trainee.optimizers:
@@ -208,6 +208,12 @@ def forward_of(trainee: Trainee, tokens: torch.Tensor, *, step: int) -> tuple[to
     for _, idea, part in trainee.model.joined:
         tokens_BT, targets_BT = idea.micro_batch(part, tokens_BT, targets_BT, step=step)
     return tokens_BT, targets_BT
+
+
+def clip(parameters: list[nn.Parameter], limit: float, norm: torch.Tensor, norm_value: float) -> None:
+    """Scale the gradients by limit / (norm + 1e-6), unless that is above 1. `norm_value` is `norm`, read."""
+    if 1.001 * (norm_value + 1e-6) > limit:  # below, torch would multiply all of them by 1
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
 def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
