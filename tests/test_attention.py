@@ -82,17 +82,6 @@ def test_flex(T: int, window: int, H: int, K: int):
     assert_same(flex(window), qkv(T, H, K, device="cuda"), window, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("window", [200, 201, 5000])
-def test_a_window_of_all_tokens_is_full_attention(window: int):
-    inputs = qkv(200)
-    torch.testing.assert_close(blocks(window)(*inputs), fused(Kernel.fused)(*inputs))
-
-
-def test_a_window_of_one_token_is_its_own_value():
-    q, k, v = qkv(100)
-    torch.testing.assert_close(blocks(1)(q, k, v), v)
-
-
 @pytest.mark.parametrize("mix", [materialized, fused(Kernel.fused), blocks(1000)], ids=["materialized", "fused", "blocks"])
 def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
     """As the model calls it: queries and keys fp32 from the rotation, values bf16 from their projection."""

@@ -18,7 +18,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Precision
 from nocap.data.batches import microbatches
 from nocap.model.gpt import GPT, build_model, count_parameters
-from nocap.model.loss import Loss
+from nocap.model.language_model import Loss
 from nocap.options.attention.softmax import Kernel, Softmax
 from nocap.options.data import Order
 from nocap.options.mlp.feedforward import Activation, Feedforward

@@ -110,19 +110,6 @@ def test_data_without_a_window_is_refused(tmp_path: Path):
 # --- sharing out -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("micro_batch", [1, 2, 4])
-def test_the_ranks_share_each_steps_batch(world: int, micro_batch: int):
-    batch = 16
-    for step in range(3):
-        shares = [
-            sequences_of(first=step * batch, rank=rank, world=world, microbatches=batch // world // micro_batch, micro_batch=micro_batch)
-            for rank in range(world)
-        ]
-        assert {len(share) for share in shares} == {batch // world}
-        assert sorted(s for share in shares for s in share) == list(range(step * batch, (step + 1) * batch))
-
-
 def test_micro_batches_go_round_the_ranks():
     alone = sequences_of(first=8, rank=0, world=1, microbatches=4, micro_batch=2)
     assert alone == [8, 9, 10, 11, 12, 13, 14, 15]

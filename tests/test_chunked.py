@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from nocap.config.compose import compose
-from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import ActivationCheckpointing
 from nocap.model import chunked
@@ -218,15 +217,6 @@ def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
 
 
 # --- together ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_config_from_before_these_keys_is_read_as_plain(tmp_path: Path) -> None:
-    run = nano()
-    before = to_plain(run)
-    del before["objective"]["loss_chunks"], before["trainer"]["activation_checkpointing"]
-    (tmp_path / "config.yaml").write_text(dump(before))
-    assert load(tmp_path / "config.yaml") == run
-    assert (run.objective.loss_chunks, run.trainer.activation_checkpointing) == (1, ActivationCheckpointing.off)
 
 
 @pytest.mark.slow

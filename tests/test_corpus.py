@@ -254,12 +254,6 @@ def test_long_text_fills_several_shards(tmp_path, monkeypatch):
 # --- synthetic ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_splitmix64_is_splitmix64():
-    golden = 0x9E3779B97F4A7C15
-    states = np.array([0, golden, 2 * golden % 2**64], dtype=np.uint64)  # the generator's first three outputs from seed 0
-    assert [int(word) for word in synthetic.splitmix64(states)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-
-
 def test_the_chain_has_four_equal_successors(tmp_path):
     dataset = prepare(chain(train_tokens=400_000), BYTES, cache_dir=tmp_path)
     tokens = map_tokens(dataset.train[0].path).astype(np.int64)

@@ -17,7 +17,6 @@ from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 from nocap.outside import options
 
 ROOT = Path(__file__).resolve().parents[1]
-PROSE = ROOT.parent / "shared" / "data" / "prose"
 TINY = ["data=synthetic", "data.train_tokens=3000", "data.val_tokens=500"]
 NEEDS = {"text": ["data.path=x"], "shards": ["data.train=x", "data.val=y"]}
 
@@ -66,13 +65,6 @@ def test_every_source_composes_with_every_tokenizer(kind, tokenizer):
 def test_every_yaml_is_a_source_and_every_source_a_yaml():
     assert {path.stem for path in (ROOT / "conf" / "data").iterdir()} == set(options("data"))
     assert {path.stem for path in (ROOT / "conf" / "tokenizer").iterdir()} == {item.name for item in Vocabulary}
-
-
-def test_fineweb_has_the_shards_that_the_challenge_reads():
-    data = compose(["data=fineweb", "tokenizer=gpt2"]).data
-    steps, micro_steps, unit = 4768, 32, 16 * 1024
-    units_of_a_shard = (100_000_000 - 1) // unit  # a unit needs one token more than it advances
-    assert data.train_shards == -(-steps * micro_steps // units_of_a_shard)
 
 
 # --- prepare -----------------------------------------------------------------------------------------------------------------------
@@ -239,10 +231,3 @@ def test_an_unknown_verb_exits_2(capsys):
         main(["fetch"])
     assert caught.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.skipif(not PROSE.is_dir(), reason="needs ../shared/data/prose")
-def test_the_prose_through_the_door(capsys):
-    overrides = ["data=shards", "tokenizer=gpt2", f"data.train={PROSE}/prose_train_*.bin", f"data.val={PROSE}/prose_val_*.bin"]
-    assert main(["prepare", *overrides]) == 0
-    assert "shards: 19,228,304 train and 1,057,872 val tokens of 50,257 ids" in capsys.readouterr().out

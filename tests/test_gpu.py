@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,15 @@ def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path: Path, door: Door) ->
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
 def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) -> None:
     """A product of a stack may be summed in another order than that of a matrix, and each of its 15 products is rounded to bf16."""
-    from nocap.training.muon import Muon
+    from nocap.config.compose import compose
+    from nocap.training.optimizer import ByRule
 
+    option = compose(["model=nano", "optimizer=muon", "optimizer.scale=match_rms_adamw"]).optimizer
     generator, found = torch.Generator("cuda").manual_seed(0), []
     grads = torch.randn(4, *shape, generator=generator, device="cuda")
-    for kind in (torch.optim.Muon, Muon):
+    for kind in (partial(torch.optim.Muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"), partial(ByRule, option)):
         matrices = [torch.nn.Parameter(torch.zeros(shape, device="cuda")) for _ in grads]
-        optimizer = kind(matrices, lr=0.01, adjust_lr_fn="match_rms_adamw")
+        optimizer = kind(matrices, lr=0.01)
         for p, grad in zip(matrices, grads, strict=True):
             p.grad = grad.clone()
         optimizer.step()

@@ -293,6 +293,7 @@ def hidden(place: str = "pass", state: str = "pass", count: str = "self.steps") 
     ("source", "why"),
     [
         (hidden(state="self.state[p]['rng'] = torch.Generator()"), "must keep tensors and plain values, got Generator"),
+        (hidden(state="self.state[p]['nest'] = [torch.zeros(2)]"), "must keep tensors and plain values, got list in 0/"),
         (hidden(state="self.state[p]['far'] = float('inf')", count="1"), "must keep tensors and plain values, got a non-finite number"),
         (hidden().replace("model.parameters()", "[next(model.parameters())]"), "each of the model's parameters in one group"),
     ],
@@ -309,10 +310,11 @@ def saved_after_a_step(run: Run, folder: Path) -> tuple[Job, Trainee, Trainee]:
     return job, trainee, saved_and_loaded(trainee, run, folder, step=1)
 
 
-def test_state_in_groups_and_in_nests_is_kept(tmp_path: Path):
+def test_state_in_groups_and_of_parameters_is_kept(tmp_path: Path):
     place = "group['steps'] = group.get('steps', 0) + 1"
-    state = "self.state[p].setdefault('nest', [{'m': torch.zeros(2)}, [], 3])[0]['m'].add_(1)"
-    run = from_outside(tmp_path, "optimizer", "hidden", hidden(place, state, "(group['steps'] + self.state[p]['nest'][0]['m'][0])"))
+    state = "self.state[p].setdefault('m', torch.zeros(2)).add_(1); self.state[p]['n'] = [*self.state[p].get('n', []), 1]"
+    count = "(group['steps'] + self.state[p]['m'][0] + len(self.state[p]['n']))"
+    run = from_outside(tmp_path, "optimizer", "hidden", hidden(place, state, count))
     job, *twins = saved_after_a_step(run, tmp_path)
     for trainee in twins:
         take_step(job, trainee, Ledger(started=0.0), step=1)
@@ -350,8 +352,7 @@ BIGRAM = """
 from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
-from nocap.model.language_model import LanguageModel
-from nocap.model.loss import Loss
+from nocap.model.language_model import LanguageModel, Loss
 from nocap.options.model import Model
 
 class Bigram(LanguageModel):

@@ -240,26 +240,7 @@ def test_a_model_with_an_fp8_head_learns_as_one_without() -> None:
     assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
-def test_the_norms_statistics_are_fp32_on_a_bf16_stream() -> None:
-    x = (1000 + torch.randn(4, 512, generator=torch.Generator().manual_seed(3))).bfloat16()
-    assert torch.equal(rms_norm(x, 1e-6), rms_norm(x.double(), 1e-6).bfloat16())
-
-
 # --- parts -------------------------------------------------------------------------------------------------------------------------
-
-
-def test_rotation_is_complex_multiplication():
-    T, D, base = 40, 12, 10000.0
-    x = torch.randn(2, T, 3, D, dtype=torch.float64)
-    cos, sin = rotary_tables(seq_len=T + 5, d_head=D, base=base)
-    got = rotate(x, cos, sin)
-    for t in (0, 1, 7, T - 1):
-        for i in range(D // 2):
-            turned = torch.complex(x[:, t, :, i], x[:, t, :, i + D // 2]) * complex(
-                math.cos(t * base ** (-2 * i / D)), -math.sin(t * base ** (-2 * i / D))
-            )
-            torch.testing.assert_close(got[:, t, :, i], turned.real, atol=1e-5, rtol=0)
-            torch.testing.assert_close(got[:, t, :, i + D // 2], turned.imag, atol=1e-5, rtol=0)
 
 
 def test_rotated_products_depend_on_the_distance_alone():
@@ -337,12 +318,6 @@ def test_matrices_start_uniform_within_one_over_root_fan_in(overrides: str):
         assert p.abs().max() > 0.98 * bound, name
         assert p.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
         assert abs(p.mean().item()) < 5 * bound / math.sqrt(3 * p.numel()), name
-
-
-def test_a_tied_head_is_the_embedding():
-    tied, untied = (build_model(nano(f"model.tie_head={value}"), vocab_size=VOCAB) for value in ("true", "false"))
-    assert tied.head.unembed.weight is tied.embedding.weight
-    assert untied.head.unembed.weight is not untied.embedding.weight
 
 
 # --- the loss ----------------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from nocap.measure.roofline import Count, Peak, Work, count
 from nocap.measure.steps import attention_ms, exponent, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
-from nocap.model.loss import Loss
+from nocap.model.language_model import Loss
 from nocap.store.metrics import MODEL_PARTS, PARTS
 from tests.conftest import Door
 from tests.fuzz.process import answer

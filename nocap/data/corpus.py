@@ -19,7 +19,7 @@ import numpy as np
 from nocap.config.paths import expanded
 from nocap.data.made import Made, made, write_shards
 from nocap.data.shards import ShardSet
-from nocap.data.tokens import Tokens, os_errors_refused
+from nocap.data.tokens import Tokens
 from nocap.options.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -92,10 +92,9 @@ def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> list[tuple[
     def refuse(error: OSError) -> None:
         raise error  # os.walk would skip a folder that it may not read
 
-    with os_errors_refused(top):
-        for root, folders, names in os.walk(top, onerror=refuse):
-            folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
-            found += [os.path.join(root, name) for name in names if not name.startswith(".")]
+    for root, folders, names in os.walk(top, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+        found += [os.path.join(root, name) for name in names if not name.startswith(".")]
     return sorted((os.path.relpath(path, top).replace(os.sep, "/"), Path(path)) for path in found)
 
 
@@ -124,8 +123,7 @@ def _text_files(items: list[str]) -> list[tuple[str, Path]]:
 def _text_key(files: list[tuple[str, Path]], tokenizer: Tokenizer, val_fraction: float) -> dict[str, Any]:
     listing = []
     for name, path in files:
-        with os_errors_refused(str(path)):
-            found = path.stat()
+        found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{path}: data.path must hold regular files")
         listing.append([name, os.path.realpath(path), found.st_size, found.st_mtime_ns])
@@ -135,7 +133,7 @@ def _text_key(files: list[tuple[str, Path]], tokenizer: Tokenizer, val_fraction:
 def _cut(name: str, path: Path) -> Iterator[Piece]:
     """A file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to its last whole character."""
     start, index, left = 0, 0, b""
-    with os_errors_refused(str(path)), path.open("rb") as file:
+    with path.open("rb") as file:
         while left := left + file.read(PIECE_BYTES - len(left)):
             at_end = len(left) < PIECE_BYTES
             size = len(left) if at_end else left.rfind(b"\n") + 1 or len(left)
@@ -190,7 +188,7 @@ def _encoded(pieces: list[Piece], encoding: tiktoken.Encoding) -> Iterator[Token
 
 
 def _read(piece: Piece) -> bytes:
-    with os_errors_refused(str(piece.path)), piece.path.open("rb") as file:
+    with piece.path.open("rb") as file:
         file.seek(piece.start)
         return file.read(piece.stop - piece.start)
 

@@ -53,10 +53,10 @@ def verify(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> tuple[list[S
     return good, bad
 
 
+@os_errors_refused()
 def _locate(data: Data, tokenizer: Tokenizer, cache_dir: Path) -> ShardSet:
     MAKERS.set((data, tokenizer))
-    with os_errors_refused(str(cache_dir)):
-        return data.locate(tokenizer, cache_dir=cache_dir)
+    return data.locate(tokenizer, cache_dir=cache_dir)
 
 
 def _check(path: Path, found: ShardSet, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:

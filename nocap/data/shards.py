@@ -36,6 +36,7 @@ def write_json(path: Path, content: object) -> None:
     write_file(path, json.dumps(content, indent=1, sort_keys=True).encode())
 
 
+@os_errors_refused()
 def write_shard(path: Path, tokens: npt.NDArray[Any]) -> str:
     """Write token ids of shape (tokens,) as one shard; returns the file's sha256.
 
@@ -52,13 +53,13 @@ def write_shard(path: Path, tokens: npt.NDArray[Any]) -> str:
     header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
     header[:3] = MAGIC, VERSION, tokens.size
     parts = header.tobytes(), np.ascontiguousarray(tokens, dtype="<u2").data.cast("B")
-    with os_errors_refused(str(path)):
-        write_file(path, *parts)
+    write_file(path, *parts)
     digest = hashlib.sha256(parts[0])
     digest.update(parts[1])
     return digest.hexdigest()
 
 
+@os_errors_refused()
 def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:
     """Check a whole shard: header, size, every id below `vocab_size`, and its sha256.
 
@@ -69,9 +70,8 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
         ValueError: names the file, and for a bad id its offset in tokens.
     """
     absolute = os.path.abspath(expanded(path))
-    with os_errors_refused(absolute):
-        real = os.path.realpath(absolute)
-        found_stat = os.stat(real)
+    real = os.path.realpath(absolute)
+    found_stat = os.stat(absolute)
     if not stat.S_ISREG(found_stat.st_mode):
         raise ValueError(f"{absolute}: a shard must be a regular file")
     stamp = _stamp(found_stat)
@@ -79,13 +79,11 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
     known = _cached_scan(record, stamp)
     found = known
     if found is None or reread:
-        with os_errors_refused(absolute):
-            found = _read_whole(absolute, real, stamp)
+        found = _read_whole(absolute, stamp)
         if known is not None and known != found:
             then, now = known["sha256"], found["sha256"]
             raise ValueError(f"{absolute}: its bytes changed under the same size and time: sha256 must be {then}, got {now}")
-        with os_errors_refused(str(record)):
-            write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": found})
+        write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": found})
     shard = Shard(path=absolute, **found)
     if shard.max_id >= vocab_size:
         tokens = map_tokens(absolute)
@@ -111,9 +109,9 @@ def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:
         return None
 
 
-def _read_whole(name: str, real: str, stamp: list[int]) -> dict[str, Any]:
+def _read_whole(name: str, stamp: list[int]) -> dict[str, Any]:
     digest, max_id = hashlib.sha256(), 0
-    with open(real, "rb") as file:
+    with open(name, "rb") as file:
         header = file.read(HEADER_BYTES)
         count = read_count(name, header, stamp[0])
         digest.update(header)

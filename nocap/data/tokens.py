@@ -28,21 +28,20 @@ class Shard:
 
 
 @contextmanager
-def os_errors_refused(what: str) -> Iterator[None]:
+def os_errors_refused() -> Iterator[None]:
     """Turn an `OSError` (a path that is missing, unreadable, full, …) into a `ValueError` of one line."""
     try:
         yield
     except OSError as error:
-        where = f" ({error.filename})" if error.filename and str(error.filename) != what else ""
-        raise ValueError(f"{what}: {error.strerror or error}{where}") from error
+        raise ValueError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
 
 
+@os_errors_refused()
 def map_tokens(path: str | Path) -> Tokens:
     """A read-only memory map of a shard's tokens, of shape (tokens,). Checks the header and the size, not the ids: `scan` does that."""
-    with os_errors_refused(str(path)):
-        with open(path, "rb") as file:
-            count = read_count(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
-        return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+    with open(path, "rb") as file:
+        count = read_count(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
+    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
 
 
 def read_count(path: str, header: bytes, size: int) -> int:

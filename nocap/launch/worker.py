@@ -231,7 +231,7 @@ def _start(rank: int, run: Run, run_dir: Path, store: Path, told: int) -> subpro
         "NOCAP_FAILURES": str(told),
         "GLOO_SOCKET_IFNAME": LOOPBACK,  # no other machine may connect
         "NCCL_SOCKET_IFNAME": LOOPBACK,
-        "TORCH_GLOO_LAZY_INIT": "0",  # all connections at once: then nobody can make another (training/sockets.py)
+        "TORCH_GLOO_LAZY_INIT": "0",  # all connections at once: then nobody can make another (`nocap.training.world.close_listeners`)
     }
     return subprocess.Popen([sys.executable, "-m", "nocap.launch.worker", str(run_dir)], env=env, pass_fds=[told])
 

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nocap.config.trainer import Device, Precision
+from nocap.model.language_model import Joined, keyed
 from nocap.model.norm import rms_norm
-from nocap.model.seeds import keyed
 from nocap.options.attention.softmax import Kernel, sdpa_kernels
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.documents import Documents
     from nocap.model.gpt import Context
-    from nocap.model.language_model import Joined
 
 Mixer = Callable[..., Tensor]  # where attention stays inside a document, of a fourth argument: `nocap.model.documents.Documents`
 

@@ -20,8 +20,7 @@ from nocap.config.trainer import ActivationCheckpointing, Precision
 from nocap.model.attention import autocast_like
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
 from nocap.model.fp8 import Fp8Linear
-from nocap.model.language_model import Joined, LanguageModel, joined
-from nocap.model.loss import Loss
+from nocap.model.language_model import Joined, LanguageModel, Loss, joined
 from nocap.options.ideas import JOINTS, overrides
 from nocap.options.model import NormPlacement, ResidualScale
 

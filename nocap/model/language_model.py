@@ -1,21 +1,57 @@
-"""What every model is to the training, whatever is inside, and how ideas plug into a model."""
+"""What every model is to the training, whatever is inside, what its forward returns, and how ideas plug into it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor, nn
-
-from nocap.model.seeds import keyed
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
-    from nocap.model.loss import Loss
     from nocap.options.ideas import Idea
 
+
+class Loss(NamedTuple):
+    """A scalar to minimise, in nats per token, and what it is the sum of.
+
+    `parts` is empty where the loss is the next-token loss alone; else it holds that one as `next_token`, and every other part as it enters
+    the sum, all without gradients.
+    """
+
+    total: Tensor
+    parts: dict[str, Tensor] = {}  # noqa: RUF012  # shared and never changed
+
+    def plus(self, more: dict[str, Tensor]) -> Loss:
+        """With further parts, which have gradients."""
+        if not more:
+            return self
+        total = self.total
+        for part in more.values():
+            total = total + part
+        known = self.parts or {"next_token": self.total.detach()}
+        return Loss(total, {**known, **{name: part.detach() for name, part in more.items()}})
+
+    @property
+    def next_token(self) -> Tensor:
+        return self.parts.get("next_token", self.total)
+
+
 Joined = tuple[tuple[str, "Idea", nn.Module], ...]  # name, idea, part: what a place loops over; empty: nothing is plugged in
+
+
+@contextmanager
+def keyed(seed: int, name: str) -> Iterator[None]:
+    """Inside, torch's CPU generator is a function of seed and name; after it, it goes on as if nothing had been drawn."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big"))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 def joined(run: Run, place: str, build: Callable[[Idea], nn.Module | None]) -> tuple[nn.ModuleDict, Joined]:

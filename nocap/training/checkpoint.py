@@ -29,9 +29,9 @@ from nocap.store import lease
 from nocap.store.checkpoints import MANIFEST, is_folder, name_of, newest_first, sha256, step_of
 from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
-from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, shapes_of, snapshot, weights
+from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, snapshot
 
-STATE, ROWS = "state.json", "metrics.jsonl"  # older checkpoints have no rows
+STATE, ROWS = "state.json", "metrics.jsonl"
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)  # what reading a damaged file can raise
 
 
@@ -178,21 +178,13 @@ def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) 
     return ValidCheckpoint(path=None, invalid=invalid)
 
 
-def misfit(path: Path, *, model: nn.Module, run: str = "") -> str | None:
-    """Why a valid checkpoint is not one of this model, and of the run in whose folder it lies, where that is `run`. Reads names and
-    shapes, no tensor."""
-    saved_by = _state(path / STATE).get("run", run)
-    if path.parents[1].name == run != saved_by:
-        return f"it is of another run, {saved_by}"
-    if not (path / ROWS).is_file():
-        return f"{ROWS} is missing"
-    return difference(MODEL, _shapes(path / MODEL), shapes_of(weights(model)))
-
-
-def of_another_run(path: Path, identity: str | None) -> str | None:
-    """Why a valid checkpoint is not the one of a run with this identity. Older ones do not say whose they are."""
+def misfit(path: Path, *, model: nn.Module, identity: str | None = None) -> str | None:
+    """Why a valid checkpoint is not one of this model, and of the run with this identity, where that is given. Reads names and shapes, no
+    tensor."""
     saved_by = _state(path / STATE).get("run")
-    return f"it is of another run, {saved_by}" if saved_by and identity and not saved_by.endswith(f"-{identity}") else None
+    if saved_by and identity and not saved_by.endswith(f"-{identity}"):
+        return f"it is of another run, {saved_by}"
+    return difference(_shapes(path / MODEL), model)
 
 
 def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
@@ -206,28 +198,14 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
     return state
 
 
-def load_model(path: Path, model: nn.Module) -> None:
-    """Put a checkpoint's weights into the model.
-
-    Errors:
-        ValueError: they are another model's.
-    """
-    if problem := difference(MODEL, _shapes(path / MODEL), shapes_of(weights(model))):
-        raise ValueError(f"{path}: {problem}")
-    put_weights(model, load_file(path / MODEL))
-
-
 def load_validated(path: Path, model: LanguageModel, run: Run) -> None:
-    """Put those weights of a checkpoint into the model, for good, that its run validates.
-
-    Errors:
-        ValueError: they are another model's.
-    """
-    load_model(path, model)
+    """Put those weights of a checkpoint into the model, which it must fit, that its run validates, for good."""
     optimizers: Optimizers = []
     if type(run.optimizer).validating is not Optimizer.validating:  # they depend on its state
         optimizers = build_optimizers(run, model)
         load(path, model=model, optimizers=optimizers)
+    else:
+        put_weights(model, load_file(path / MODEL))
     with run.optimizer.validating(optimizers), model.validating():
         chosen = [(p, p.detach().clone()) for p in model.parameters()]
     for p, tensor in chosen:
@@ -240,7 +218,7 @@ def _problem(path: Path) -> str | None:
         return "it must be a folder, and no link to one"
     try:
         sums = parse_json(read_text(path / MANIFEST))
-        if set(sums) - {ROWS} != {MODEL, OPTIMIZER, STATE}:
+        if set(sums) != {MODEL, OPTIMIZER, STATE, ROWS}:
             return f"{MANIFEST} names {sorted(sums)}, not {sorted((MODEL, OPTIMIZER, STATE, ROWS))}"
     except UNREADABLE as error:
         return f"{MANIFEST} cannot be read ({error})"

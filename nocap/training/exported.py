@@ -20,7 +20,7 @@ from nocap.model.language_model import LanguageModel
 from nocap.store.files import write_file
 from nocap.store.runs import read
 from nocap.training.checkpoint import UNREADABLE
-from nocap.training.state import MODEL, difference, put_weights, shapes_of, weights
+from nocap.training.state import difference, put_weights, weights
 from nocap.training.trained import trained
 
 
@@ -58,7 +58,7 @@ def exported(path: Path) -> tuple[Run, LanguageModel, int]:
     run = from_plain(config, rule)
     run = replace(run, attention=run.attention.portable())
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
-    if problem := difference(MODEL, {name: list(t.shape) for name, t in tensors.items()}, shapes_of(weights(model))):
+    if problem := difference({name: list(t.shape) for name, t in tensors.items()}, model):
         raise ValueError(f"{path}: {problem}")
     if not all(bool(t.isfinite().all()) for t in tensors.values()):
         raise ValueError(f"{path} must hold finite weights")

@@ -13,7 +13,7 @@ from torch import nn
 
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
-from nocap.store.checkpoints import name_of, newest_first
+from nocap.store.checkpoints import name_of, newest_first, step_of
 from nocap.store.record import Row
 from nocap.training import checkpoint, memory
 from nocap.training.graphed import Graphed
@@ -40,17 +40,14 @@ def train(job: Job) -> Outcome:
     configure_numerics(job.run)
     trainee = build(job)
     first, recorder = resume(job, trainee)
-    recorder.probe(trainee, step=first)
+    recorder.probe(step=first)
     with job.stop_at_once():  # compiling may take a minute, and no step is lost
         saved_mib = warm_up(job, trainee, recorder.ledger, step=first)
-    recorder.unseen_mib = trainee.graphed.unseen_mib if trainee.graphed else 0.0
-    recorder.ledger.started_up()
-    end = partial(recorder.close, trainee, saved_mib=saved_mib)
+    recorder.started(saved_mib=saved_mib)
 
     for step in range(first, t.steps):
         if step > first and (_due(step, t.checkpoint_every) or step in t.keep_steps):
-            settle(job, trainee, recorder.ledger)
-            recorder.save(trainee, step=step)
+            recorder.save(step=step)
         row: Row = {"step": step, "tokens": job.run.tokens_before(step)}
         if step == 0 or _due(step, t.val_every):
             row |= recorder.val_row(val_loss(job, trainee, recorder.ledger, step=step))
@@ -59,21 +56,19 @@ def train(job: Job) -> Outcome:
         if "val/loss" in row or "train/spike" in row or _due(step, t.log_every):
             recorder.write(row)
         if not update.finite:
-            return end(status="diverged", step=step, diverged=recorder.diverged(update, step=step))
+            return recorder.close(status="diverged", step=step, diverged=recorder.diverged(update, step=step))
         if update.stop and step + 1 < t.steps:
-            settle(job, trainee, recorder.ledger)
-            recorder.save(trainee, step=step + 1, last=True)
-            return end(status="preempted", step=step + 1)
+            recorder.save(step=step + 1, last=True)
+            return recorder.close(status="preempted", step=step + 1)
 
     if first < t.steps:
-        settle(job, trainee, recorder.ledger)
-        recorder.save(trainee, step=t.steps, last=True)
+        recorder.save(step=t.steps, last=True)
     loss = val_loss(job, trainee, recorder.ledger, step=t.steps)
     recorder.write({"step": t.steps, "tokens": job.run.tokens_before(t.steps), **recorder.val_row(loss)})
     if not math.isfinite(loss):
         job.log("diverged: the last validation loss is not finite")
-        return end(status="diverged", step=t.steps, diverged={"step": t.steps, "loss": "validation"})
-    return end(status="finished", step=t.steps)
+        return recorder.close(status="diverged", step=t.steps, diverged={"step": t.steps, "loss": "validation"})
+    return recorder.close(status="finished", step=t.steps)
 
 
 def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
@@ -99,29 +94,30 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         InputError: there are checkpoints and none is valid (starting over would hide the loss), or it is of another optimizer.
     """
     root, init_from = job.run_dir / "checkpoints", job.run.trainer.init_from
-    misfit = partial(checkpoint.misfit, model=trainee.model, run=job.run_dir.name)
     own = newest_first(root)
     paths = own or ([expanded(init_from).absolute()] if init_from else [])
-    mine = checkpoint.first_valid(paths, misfit=misfit) if job.world.is_main else checkpoint.ValidCheckpoint(path=None, invalid=[])
-    path, invalid = job.world.from_main([mine.path and str(mine.path), mine.invalid])
-    found = checkpoint.ValidCheckpoint(path=path and Path(path), invalid=invalid)
-    if found.path is None and found.invalid and not own:
-        raise InputError(f"trainer.init_from must be a valid checkpoint, got {found.invalid[0]}")
-    for problem in found.invalid:
+    identity = job.run_dir.name.rpartition("-")[2] if own else None
+    misfit = partial(checkpoint.misfit, model=trainee.model, identity=identity)
+    found = checkpoint.first_valid(paths if job.world.is_main else [], misfit=misfit)
+    name, invalid = job.world.from_main([found.path and str(found.path), found.invalid])
+    if name is None and invalid and not own:
+        raise InputError(f"trainer.init_from must be a valid checkpoint, got {invalid[0]}")
+    for problem in invalid:
         job.log(f"checkpoint not used: {problem}")
-    if found.path is None and found.invalid:
+    if name is None and invalid:
         raise InputError(f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over")
-    state: dict[str, Any] = {}
-    if found.path is not None:
-        state = checkpoint.load(found.path, model=trainee.model, optimizers=trainee.optimizers)
-        job.log(f"resuming from step {found.step}" if found.path.parent == root else f"beginning from step {found.step} of {found.path}")
-    gone = [step for step in job.run.trainer.keep_steps if step <= found.step and not (root / name_of(step)).exists()]
+    path, first, state = None, 0, dict[str, Any]()
+    if name is not None:
+        path = Path(name)
+        first, state = step_of(path) or 0, checkpoint.load(path, model=trainee.model, optimizers=trainee.optimizers)
+        job.log(f"resuming from step {first}" if own else f"beginning from step {first} of {path}")
+    gone = [step for step in job.run.trainer.keep_steps if step <= first and not (root / name_of(step)).exists()]
     if gone:
-        job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {found.step}")
+        job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {first}")
     recorder = Recorder(job, trainee, clock_s=state.get("clock_s", {}), losses=state.get("losses", []))
     if job.world.is_main:
-        job.on_start(recorder.resume(found.path if own else None))
-    return found.step, recorder
+        job.on_start(recorder.resume(path if own else None))
+    return first, recorder
 
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, validates: bool = True) -> float:

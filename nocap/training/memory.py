@@ -7,7 +7,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -59,12 +59,9 @@ def peak_mib(device: torch.device) -> float:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Measure the peak from now on: of a GPU's allocator, or (on Linux) of this process's resident memory."""
+    """Measure the peak of a GPU's allocator from now on."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        return
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def give_back(device: torch.device) -> None:

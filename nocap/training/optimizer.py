@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -37,24 +37,39 @@ def decayed(named: Mapping[str, nn.Parameter], weight_decay: float, *, everythin
     return [group for group in groups if group["params"]]
 
 
-def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name → parameter of the matrices inside the blocks: not vectors, and not tables of embeddings."""
+def split_matrices(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """The matrices inside the blocks, by name, and the rest: vectors, and tables of embeddings."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    return {name: p for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables}
+    named = dict(model.named_parameters())
+    inside = {name: p for name, p in named.items() if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables}
+    return inside, {name: p for name, p in named.items() if name not in inside}
 
 
-def each_group(
-    optimizer: torch.optim.Optimizer, **fields: Callable[[Tensor], Tensor]
-) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor], list[list[Tensor]]]]:
-    """For an optimizer's step, each group with its parameters that have a gradient, their gradients, and for each of these names what is
-    kept of the parameters, which at first is the function of them."""
-    for group in optimizer.param_groups:
-        params = [p for p in group["params"] if p.grad is not None]
-        for p in params:
-            if not optimizer.state[p]:
-                optimizer.state[p].update({name: first(p.detach()) for name, first in fields.items()})
-        if params:
-            yield group, params, [p.grad for p in params], [[optimizer.state[p][name] for p in params] for name in fields]
+class ByRule(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a class made at run time
+    """Steps by the option's own rule: `option.update(group, params, grads, states)` for each group, with its parameters that have a
+    gradient, and the dict that is kept of each. `group["step"]` counts from 1. What else `more` puts into a group is saved with it."""
+
+    def __init__(self, option: Any, params: Any, **more: Any) -> None:
+        super().__init__(params, {"lr": option.lr, "weight_decay": 0.0, "step": 0, **more})
+        self.option = option
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        assert closure is None
+        for group in self.param_groups:
+            if params := [p for p in group["params"] if p.grad is not None]:
+                group["step"] += 1
+                self.option.update(group, params, [p.grad for p in params], [self.state[p] for p in params])
+
+
+def kept(
+    states: list[dict[str, Tensor]], name: str, params: list[Tensor], *, first: Callable[[Tensor], Tensor] = torch.zeros_like
+) -> list[Tensor]:
+    """What is kept of each parameter by this name; at first, the function of the parameter."""
+    for state, p in zip(states, params, strict=True):
+        if name not in state:
+            state[name] = first(p.detach())
+    return [state[name] for state in states]
 
 
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
@@ -142,7 +157,8 @@ def rates(optimizers: Optimizers) -> dict[str, float]:
     """Each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for another group with a peak of its own."""
     found: dict[str, float] = {}
     for optimizer in optimizers:
-        prefix = "lr" if optimizer is optimizers[0] else f"lr_{type(optimizer).__name__.lower()}"
+        kind = optimizer.option.kind if isinstance(optimizer, ByRule) else type(optimizer).__name__.lower()
+        prefix = "lr" if optimizer is optimizers[0] else f"lr_{kind}"
         by_peak: dict[float, float] = {}
         for group in optimizer.param_groups:
             by_peak.setdefault(group["peak_lr"], group["lr"])

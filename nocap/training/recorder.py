@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from nocap.store.record import Metrics, Row
 from nocap.training import checkpoint, memory
 from nocap.training.ledger import Ledger
 from nocap.training.probe import probe
-from nocap.training.spikes import Spikes
-from nocap.training.step import Job, Trainee, Update, bits_per_byte
+from nocap.training.step import Job, Trainee, Update, settle
+
+WINDOW = 128  # steps, whose losses a new one is held against
+ENOUGH = 32  # steps before the first verdict
+SIGMAS = 6.0  # OLMo-core's threshold for its skip-step optimizer
 
 
 @dataclass(kw_only=True)
@@ -35,40 +39,46 @@ class Recorder:
     """The record of one attempt, which goes on from the clock and the losses of the attempts before."""
 
     def __init__(self, job: Job, trainee: Trainee, *, clock_s: dict[str, float], losses: Iterable[float]) -> None:
-        self.job = job
+        self.job, self.trainee = job, trainee
         self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
         # Of the start-up, scores are a teacher's work, which counts as training.
         before = {"teacher": job.teacher_s + trainee.scores_s, "startup": -trainee.scores_now_s} | clock_s
         self.ledger = Ledger(started=job.started, before=before, lost_s=max(0.0, job.spent_s - sum(before.values())))
         self.metrics = Metrics(job.run_dir / "metrics.jsonl", stage=job.stage)
-        on_gpu = job.world.device.type == "cuda"
+        self.on_gpu = job.world.device.type == "cuda"
         root, always = job.run_dir / "checkpoints", job.run.trainer.keep_steps
-        self.checkpoints = checkpoint.Writer(root, background=on_gpu, always=always, stage=job.stage)
-        self.spikes = Spikes(losses)
-        self._unseen_mib = 0.0
+        self.checkpoints = checkpoint.Writer(root, background=self.on_gpu, always=always, stage=job.stage)
+        self.losses = deque(losses, maxlen=WINDOW)  # a checkpoint keeps them: a resumed run must see the same spikes
 
-    def probe(self, trainee: Trainee, *, step: int) -> None:
+    def probe(self, *, step: int) -> None:
         """See `nocap.training.probe`: called through here, it is in no run's source."""
-        probe(self.job, trainee, step=step)
+        probe(self.job, self.trainee, step=step)
 
-    def save(self, trainee: Trainee, *, step: int, last: bool = False) -> None:
+    def started(self, *, saved_mib: float) -> None:
+        """The warm-up is over, which found what a forward saves. A GPU's peak is measured from here on, without what compiling takes."""
+        self.saved_mib = saved_mib
+        self.unseen_mib = self.trainee.graphed.unseen_mib if self.trainee.graphed else 0.0  # of a CUDA graph, in no peak of the allocator's
+        memory.reset_peak(self.job.world.device)
+        self.ledger.started_up()
+
+    def save(self, *, step: int, last: bool = False) -> None:
         """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
 
         Errors:
             OSError: the `last` one of this process cannot be written. An earlier one that fails is logged, and training goes on.
         """
+        settle(self.job, self.trainee, self.ledger)
         if not self.job.world.is_main:
             return
         t = self.job.run.trainer
         with self.ledger.charge("checkpoint"):
-            self._check_rows()
             self.metrics.sync()
             clock = {line: s for line, s in self.ledger.seconds().items() if line != "wall"}
             problems = self.checkpoints.save(
                 step=step,
-                model=trainee.model,
-                optimizers=trainee.optimizers,
-                state={"run": self.job.run_dir.name, "clock_s": clock, "losses": self.spikes.losses},
+                model=self.trainee.model,
+                optimizers=self.trainee.optimizers,
+                state={"run": self.job.run_dir.name, "clock_s": clock, "losses": list(self.losses)},
                 rows=self.metrics.content,
                 keep=1 if step == t.steps else t.keep_checkpoints,
                 must=last,
@@ -84,10 +94,6 @@ class Recorder:
         self._log(self.metrics.put_back(content, source=str(own)))
         return self.metrics.rows()
 
-    def _check_rows(self) -> None:
-        if self.job.world.is_main:
-            self._log(self.metrics.put_back(self.metrics.content, source="this process"))
-
     def _log(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.job.log(line)
@@ -96,7 +102,7 @@ class Recorder:
         """Validation loss and, where the text's bytes are known, bits per byte; `null` where the loss is not finite."""
         row: Row = {"val/loss": _finite(loss)}
         if self.job.val_bytes is not None and math.isfinite(loss):
-            row["val/bpb"] = bits_per_byte(loss, tokens=self.job.run.trainer.val_tokens, n_bytes=self.job.val_bytes)
+            row["val/bpb"] = loss * self.job.run.trainer.val_tokens / (math.log(2) * self.job.val_bytes)
         return row
 
     def train_row(self, update: Update, *, step: int) -> Row:
@@ -116,8 +122,10 @@ class Recorder:
         }
 
     def _spike(self, update: Update, *, step: int) -> Row:
-        sigmas = self.spikes.add(update.loss) if update.finite else None
-        if sigmas is None:
+        """Reported, never skipped: a skipped batch would be another experiment."""
+        sigmas = above(self.losses, update.loss) if update.finite else 0.0
+        self.losses.extend([update.loss] * update.finite)
+        if sigmas <= SIGMAS:
             return {}
         self.job.log(f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations up: {self._batch(step)}")
         return {"train/spike": sigmas}
@@ -129,20 +137,6 @@ class Recorder:
             row |= {f"clock/{line}_s": seconds for line, seconds in self.ledger.seconds().items()}
             self.metrics.append(row)
             self.job.on_row(row)
-
-    @property
-    def unseen_mib(self) -> float:
-        """MiB of a CUDA graph, which are in no peak of the allocator's.
-
-        Set when the warm-up is over: a GPU's peak is measured from there on, without what compiling takes.
-        """
-        return self._unseen_mib
-
-    @unseen_mib.setter
-    def unseen_mib(self, mib: float) -> None:
-        self._unseen_mib = mib
-        if self.job.world.device.type == "cuda":
-            memory.reset_peak(self.job.world.device)
 
     def peak_mib(self) -> float:
         return memory.peak_mib(self.job.world.device) + self.unseen_mib
@@ -158,18 +152,16 @@ class Recorder:
         self.job.log(f"diverged: {where}")
         return where
 
-    def close(self, trainee: Trainee, *, status: str, step: int, saved_mib: float, **more: Any) -> Outcome:
+    def close(self, *, status: str, step: int, **more: Any) -> Outcome:
         """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more` keys join the totals."""
         with self.ledger.charge("checkpoint"):
             self._log(self.checkpoints.settle())
-            self._check_rows()
-        on_gpu, t, peak = self.job.world.device.type == "cuda", self.job.run.trainer, self.peak_mib()
-        parts = {
-            **memory.parts_mib(trainee.model.parameters(), trainee.optimizers, trainee.model.kept_around()),
-            "activations": saved_mib,
-        }
+            if self.job.world.is_main:
+                self._log(self.metrics.put_back(self.metrics.content, source="this process"))
+        on_gpu, t, peak, model = self.on_gpu, self.job.run.trainer, self.peak_mib(), self.trainee.model
+        parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around()) | {"activations": self.saved_mib}
         totals = {
-            "params": count_parameters(trainee.model),
+            "params": count_parameters(model),
             "flops_per_token": self.flops,
             "flops_basis": self.flops_basis,
             "memory_mib": {"peak": peak, "model": peak if on_gpu else sum(parts.values()), **parts},
@@ -179,10 +171,20 @@ class Recorder:
                 "activations": "kept by one micro-batch's forward for its backward",
             },
             "kernel": {"train": kernel_name(self.job.run, t.precision), "val": kernel_name(self.job.run, t.val_precision)},
-            "train_windows": trainee.train.n,
+            "train_windows": self.trainee.train.n,
         }
         return Outcome(status=status, step=step, ledger=self.ledger, totals={**totals, **more})
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def above(losses: Collection[float], loss: float) -> float:
+    """By how many standard deviations a loss lies above the mean of those before it; 0 before there are enough."""
+    n = len(losses)
+    if n < ENOUGH:
+        return 0.0
+    mean = math.fsum(losses) / n
+    spread = math.dist(losses, [mean] * n) / math.sqrt(n)
+    return (loss - mean) / spread if spread else 0.0

@@ -1,13 +1,13 @@
 """The state of a model and its optimizers as files have it: tensors by name, plain values as JSON; and the way back.
 
 `model.safetensors` has a tensor a parameter. In `optimizer.safetensors`, `INDEX/PARAMETER/FIELD` is what optimizer INDEX keeps of a
-parameter under that name. Where that is a list or a dict, its members are `INDEX/PARAMETER/FIELD/KEY`, a list's `[0]`, `[1]`, …
+parameter under that name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -24,26 +24,26 @@ Tensors = dict[str, dict[str, Tensor]]  # file → name → tensor
 Plain = dict[str, Any]  # JSON types
 
 
-class UnsavableError(InputError):
-    """A part of a state is neither a tensor nor plain: no checkpoint could hold it."""
-
-
 def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[Tensors, Plain]:
     """The tensors on the CPU, and what the optimizers keep besides; `copy` them where training goes on before they are written.
 
     Errors:
-        UnsavableError: an optimizer keeps what is neither a tensor nor plain.
+        InputError: an optimizer keeps what is neither a tensor nor plain.
     """
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    leaves = dict(
-        leaf
+    state = {
+        f"{index}/{names[p]}/{field}": value
         for index, optimizer in enumerate(optimizers)
         for p, fields in optimizer.state.items()
-        for leaf in _leaves(f"{index}/{names[p]}", fields)
-    )
-    kept = {key: leaf for key, leaf in leaves.items() if isinstance(leaf, Tensor)}
+        for field, value in fields.items()
+    }
+    kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    others = {key: value for key, value in state.items() if key not in kept}
+    for key, value in others.items():
+        if not _is_plain(value):
+            raise InputError(f"optimizer must keep tensors and plain values, got {type(value).__name__} in {key}")
     groups = [[_plain_keys(group) for group in optimizer.param_groups] for optimizer in optimizers]
-    plain = {"state": {key: leaf for key, leaf in leaves.items() if key not in kept}, "groups": groups}
+    plain = {"state": others, "groups": groups}
     files = {MODEL: weights(model), OPTIMIZER: kept}
     return {file: {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()} for file, tensors in files.items()}, plain
 
@@ -55,13 +55,11 @@ def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain
         ValueError: the state is of optimizers with other groups, or with other keys in them.
     """
     put_weights(model, tensors[MODEL])
-    parameters, by_parameter = dict(model.named_parameters()), dict[tuple[int, str], dict[str, Any]]()
-    for key, leaf in {**tensors[OPTIMIZER], **plain.get("state", {})}.items():
-        index, name, path = key.split("/", 2)
-        value = leaf.to(parameters[name].device) if isinstance(leaf, Tensor) else leaf
-        by_parameter.setdefault((int(index), name), {})[path] = value
-    for (number, name), fields in by_parameter.items():
-        optimizers[number].state[parameters[name]] = _tree(fields)
+    parameters = dict(model.named_parameters())
+    for key, value in {**tensors[OPTIMIZER], **plain.get("state", {})}.items():
+        index, name, field = key.split("/", 2)
+        p = parameters[name]
+        optimizers[int(index)].state[p][field] = value.to(p.device) if isinstance(value, Tensor) else value
     for optimizer, groups in zip(optimizers, plain.get("groups", ()), strict=True):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             if missing := _plain_keys(group).keys() - values.keys():
@@ -85,47 +83,19 @@ def as_json(plain: Plain) -> str:
     """The text of a state.
 
     Errors:
-        UnsavableError: it holds a number that JSON has not.
+        InputError: it holds a number that JSON has not.
     """
     try:
         return json.dumps(plain, allow_nan=False)
     except ValueError as error:
-        raise UnsavableError(f"optimizer must keep tensors and plain values, got a non-finite number ({error})") from error
+        raise InputError(f"optimizer must keep tensors and plain values, got a non-finite number ({error})") from error
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    return {name: list(t.shape) for name, t in tensors.items()}
-
-
-def difference(file: str, actual: Mapping[str, list[int]], expected: Mapping[str, list[int]]) -> str | None:
-    """Where a file's names and shapes are not the expected ones."""
-    differing = sorted(name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name))
-    return f"{file} must hold what this run's model has, and differs in {differing[0]}" if differing else None
-
-
-def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
-    """The tensors and plain values in nested dicts and lists, by their paths."""
-    if isinstance(value, list | tuple) and value:
-        value = {f"[{i}]": one for i, one in enumerate(value)}
-    if isinstance(value, dict):
-        for key, one in value.items():
-            yield from _leaves(f"{path}/{key}", one)
-    elif isinstance(value, (Tensor, *PLAIN)) or value in ([], ()):
-        yield path, value
-    else:
-        raise UnsavableError(f"optimizer must keep tensors and plain values, got {type(value).__name__} in {path}")
-
-
-def _tree(leaves: Mapping[str, Any]) -> Any:
-    """The nested dicts and lists that have these leaves."""
-    if "" in leaves:
-        return leaves[""]
-    branches: dict[str, dict[str, Any]] = {}
-    for path, leaf in leaves.items():
-        head, _, rest = path.partition("/")
-        branches.setdefault(head, {})[rest] = leaf
-    grown = {head: _tree(inner) for head, inner in branches.items()}
-    return list(grown.values()) if all(head.startswith("[") for head in grown) else grown
+def difference(shapes: Mapping[str, list[int]], model: nn.Module) -> str | None:
+    """Where a file of weights does not have the names and shapes of the model's."""
+    expected = {name: list(t.shape) for name, t in weights(model).items()}
+    differing = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
+    return f"{MODEL} must hold what this run's model has, and differs in {differing[0]}" if differing else None
 
 
 def _plain_keys(group: Mapping[str, Any]) -> Plain:

@@ -20,8 +20,7 @@ from nocap.data.batches import Windows, microbatches, sequences_of, train_window
 from nocap.data.tokens import Shard
 from nocap.model.compiled import compile_in_place
 from nocap.model.gpt import build_model
-from nocap.model.language_model import LanguageModel
-from nocap.model.loss import Loss
+from nocap.model.language_model import LanguageModel, Loss
 from nocap.store.record import Row
 from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
@@ -256,8 +255,3 @@ def validate(model: LanguageModel, windows: Windows, *, run: Run, world: World, 
             heartbeat()
     model.train()
     return float(world.sum(losses).mean())
-
-
-def bits_per_byte(loss: float, *, tokens: int, n_bytes: int) -> float:
-    """Nats per token as bits per byte of the text that the tokens stand for."""
-    return loss * tokens / (math.log(2) * n_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,17 +40,16 @@ def trained(run_dir: Path, *, log: Callable[[str], None] = lambda line: None) ->
     valid one. What is wrong with a newer one goes to the log.
 
     Errors:
-        ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is valid, or one
-            that is another model's or whose weights are not finite.
+        ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is valid, or one whose weights are not finite.
     """
     run = run_of(run_dir)
+    model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     identity = (read_json(run_dir / "manifest.json") or {}).get("identity")
-    found = checkpoint.find(run_dir / "checkpoints", misfit=lambda path: checkpoint.of_another_run(path, identity))
+    found = checkpoint.find(run_dir / "checkpoints", misfit=partial(checkpoint.misfit, model=model, identity=identity))
     for problem in found.invalid:
         log(f"checkpoint not used: {problem}")
     if found.path is None:
         raise InputError(f"{run_dir} must hold a {'valid ' if found.invalid else ''}checkpoint, got none")
-    model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     checkpoint.load_validated(found.path, model, run)
     if not all(bool(p.isfinite().all()) for p in model.parameters()):
         raise ValueError(f"{found.path} must hold finite weights, got some that are not: the run diverged")

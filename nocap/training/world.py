@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from nocap.config.trainer import Device
-from nocap.training import sockets
 
 WATCHED = timedelta(days=365)  # how long a rank waits for the others where nocap's own parent decides which of them hangs
 
@@ -72,7 +73,16 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
             store = dist.FileStore(path, world.size)  # type: ignore[attr-defined]  # torch exports it without saying so
             dist.init_process_group(backend, timeout=WATCHED, store=store, rank=world.rank, world_size=world.size)
             if backend == "gloo":
-                sockets.close_listeners()
+                close_listeners()
         else:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     return world
+
+
+def close_listeners() -> None:
+    """Close the sockets on which this process waits for connections: gloo's ask nobody who he is, and all ranks are connected."""
+    with open(os.devnull) as null:
+        for fd in map(int, os.listdir("/dev/fd")):
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:  # it is no socket
+                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    os.dup2(null.fileno(), fd)  # the number stays taken: gloo believes that it has it

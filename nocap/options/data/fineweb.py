@@ -38,7 +38,6 @@ class Fineweb(Data):
         # Checked before gigabytes are fetched.
         require(tokenizer.name == "gpt2", "tokenizer.vocabulary", "be gpt2 for data=fineweb, whose tokens are GPT-2's", tokenizer.name)
         from nocap.data.shards import ShardSet, write_json
-        from nocap.data.tokens import os_errors_refused
 
         record = cache_dir / "fineweb" / (re.sub(r"[^\w.-]", "--", f"{self.repo}@{self.revision}") + ".json")
         known = self._read_record(record)
@@ -48,8 +47,7 @@ class Fineweb(Data):
             with self._hub_errors_refused(name):
                 if name not in known["files"]:
                     known["commit"], known["files"][name] = self._ask_hub(name, known["commit"])
-                    with os_errors_refused(str(record)):
-                        write_json(record, known)
+                    write_json(record, known)
                 paths[name] = self._fetch(name, known["commit"])
             size, expected = paths[name].stat().st_size, known["files"][name]["size"]
             if size != expected:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from nocap.config.run import Run
     from nocap.model.gpt import Head
-    from nocap.model.loss import Loss
+    from nocap.model.language_model import Loss
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nocap.model.gpt import Head
-    from nocap.model.loss import Loss
+    from nocap.model.language_model import Loss
 
 
 @dataclass(kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class CrossEntropy(Objective):
     z_loss: float = key(ge=0, le=1000)  # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
 
     def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
-        from nocap.model.loss import Loss
+        from nocap.model.language_model import Loss
 
         if self.z_loss == 0:
             return Loss(head.next_token(x_BTC, targets_BT))

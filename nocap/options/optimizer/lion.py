@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
 from nocap.options.optimizer import Optimizer
@@ -11,7 +11,7 @@ from nocap.options.optimizer.adamw import Decay
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(kw_only=True, slots=True)
@@ -22,11 +22,23 @@ class Lion(Optimizer):
     decay: Decay  # which parameters decay
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        from nocap.training import lion
-        from nocap.training.optimizer import decayed
+        from nocap.training.optimizer import ByRule, decayed
 
         groups = decayed(dict(model.named_parameters()), self.weight_decay, everything=self.decay is Decay.all)
-        return [lion.Lion(groups, lr=self.lr, betas=(self.beta1, self.beta2))]
+        return [ByRule(self, groups)]
+
+    def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+        """p ← p - lr·(sign(β₁·m + (1-β₁)·g) + λ·p), then m ← β₂·m + (1-β₂)·g."""
+        import torch
+
+        from nocap.training.optimizer import kept
+
+        momenta = kept(states, "momentum", params)
+        updates = torch._foreach_lerp(momenta, grads, 1 - self.beta1)
+        torch._foreach_sign_(updates)
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(params, updates, alpha=-group["lr"])
+        torch._foreach_lerp_(momenta, grads, 1 - self.beta2)
 
     def elementwise(self) -> bool:
         return True

@@ -1,17 +1,43 @@
-"""Muon (Keller Jordan, 2024) for the blocks' matrices, AdamW for the rest."""
+"""Muon (Keller Jordan, 2024) for the blocks' matrices, AdamW for the rest. Muon is torch's own, with the matrices of one shape
+orthogonalised together, in fewer and larger products.
+
+Options: Polar Express (arXiv:2505.16932), NorMuon (arXiv:2510.05491), and a momentum that rises.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from nocap.config import hardware
 from nocap.config.keys import key
 from nocap.options.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
-    from torch import nn
+    from torch import Tensor, nn
+
+AT_ONCE = {"cpu": 2**17, "cuda": 2**26}  # numbers in a stack: a CPU gains with small matrices only, a GPU must have room for some copies
+EPS = 1e-7  # torch's: the least norm of a matrix that is divided by it
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the odd polynomial ax + bx³ + cx⁵
+# Polar Express: for each iteration the odd polynomial ax + bx³ + cx⁵ that is nearest to 1 on the interval in which the iterations before it
+# leave the singular values, from [0.001, 1] on; an interval counts as beginning at 0.024 of its end at least. The numbers are the paper's
+# list; tests/test_optimizers.py derives them again.
+POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),  # and for all after it
+)
+SAFETY = 1.01  # each but the last is used of x / 1.01, as there: a singular value that rounding puts beyond the interval still converges
 
 
 class Iteration(Enum):
@@ -43,21 +69,85 @@ class Muon(AdamW):
     scale: MuonScale  # how a step follows a matrix's shape
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        from nocap.training import muon
-        from nocap.training.optimizer import hidden_matrices
+        from nocap.training.optimizer import ByRule, split_matrices
 
-        hidden = hidden_matrices(model)
-        rest = {name: p for name, p in model.named_parameters() if name not in hidden}
-        matrices = muon.Muon(
-            list(hidden.values()),
-            lr=self.muon_lr,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            nesterov=True,
-            ns_steps=self.ns_steps,
-            adjust_lr_fn=self.scale.value,
-            polar_express=self.iteration is Iteration.polar_express,
-            row_beta2=self.row_beta2,
-            warmup=(self.momentum_start, self.momentum_warmup_steps),
-        )
-        return [self.adamw(rest), matrices]
+        matrices, rest = split_matrices(model)
+        return [self.adamw(rest), ByRule(self, list(matrices.values()), lr=self.muon_lr, weight_decay=self.weight_decay)]
+
+    def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+        """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of bf16. On CUDA a product of a stack may be
+        summed in another order than that of a matrix."""
+        by_shape: dict[torch.Size, list[tuple[Any, ...]]] = {}
+        for one in zip(params, grads, states, strict=True):
+            by_shape.setdefault(one[0].shape, []).append(one)
+        for shape, alike in by_shape.items():
+            n = max(1, AT_ONCE[params[0].device.type] // shape.numel())
+            for i in range(0, len(alike), n):
+                self._update(group, *map(list, zip(*alike[i : i + n], strict=True)))
+
+    def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+        """Of parameters that have one shape."""
+        import torch
+        from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+        from nocap.training.optimizer import kept
+
+        momenta, momentum = kept(states, "momentum_buffer", params), self.momentum_at(group["step"])
+        torch._foreach_lerp_(momenta, grads, 1 - momentum)
+        updates: Sequence[Tensor] = torch._foreach_lerp(grads, momenta, momentum)  # Nesterov's look ahead
+        dtype = _precision(params[0].device)
+        if len(updates) > 1 or dtype is torch.float32 or self.iteration is Iteration.polar_express:
+            updates = orthogonalized(torch.stack(list(updates)), self.polynomials(), dtype)
+        else:
+            updates = [_zeropower_via_newtonschulz(updates[0], NEWTON_SCHULZ, self.ns_steps, EPS)]
+        if self.row_beta2 is not None:
+            updates = _even_rows(updates, kept(states, "row_second_moment", [p[:, :1] for p in params]), self.row_beta2)
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(params, updates, alpha=-_adjust_lr(group["lr"], self.scale.value, params[0].shape))
+
+    def momentum_at(self, step: int) -> float:
+        """The momentum of a step, counted from 1."""
+        start, steps = self.momentum_start, self.momentum_warmup_steps
+        return self.momentum if step > steps else start + (self.momentum - start) * (step - 1) / steps
+
+    def polynomials(self) -> list[tuple[float, float, float]]:
+        """a, b and c of each iteration."""
+        if self.iteration is Iteration.newton_schulz:
+            return [NEWTON_SCHULZ] * self.ns_steps
+        found = [POLAR_EXPRESS[min(i, len(POLAR_EXPRESS) - 1)] for i in range(self.ns_steps)]
+        return [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) if (a, b, c) != POLAR_EXPRESS[-1] else (a, b, c) for a, b, c in found]
+
+
+def _precision(device: torch.device) -> torch.dtype:
+    """bf16, as torch has it, but where a CPU would emulate it: there fp32 is 3 times as fast (AVX-512) or 20 times (AVX2; LOG.md)."""
+    import torch
+
+    return torch.float32 if device.type == "cpu" and not hardware.native_bf16() else torch.bfloat16
+
+
+def orthogonalized(x_NAB: Tensor, polynomials: list[tuple[float, float, float]], dtype: torch.dtype) -> list[Tensor]:
+    """N matrices with singular values near 1, by an iteration for each polynomial: X ← a·X + (b·G + c·G²)·X with G = X·Xᵀ. `x_NAB` may be
+    lost."""
+    import torch
+
+    x = x_NAB.to(dtype)
+    norm_N = torch.stack(torch._foreach_norm(x.unbind()))
+    x.div_(norm_N.clamp(min=EPS)[:, None, None])
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    for a, b, c in polynomials:
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = x.mT if tall else x
+    return list(x.to(x_NAB.dtype, memory_format=torch.contiguous_format).unbind())  # exact, and as CUDA's fast path wants it
+
+
+def _even_rows(updates: Sequence[Tensor], moments: list[Tensor], beta2: float) -> list[Tensor]:
+    """NorMuon: each row over the root of its second moment, and the whole as long as an orthogonal matrix, √min(A, B)."""
+    import torch
+
+    torch._foreach_lerp_(moments, [update.square().mean(1, keepdim=True) for update in updates], 1 - beta2)
+    evened = [update / (moment.sqrt() + 1e-10) for update, moment in zip(updates, moments, strict=True)]
+    lengths = torch.stack(torch._foreach_norm(evened)).clamp(min=1e-10)
+    torch._foreach_mul_(evened, list((math.sqrt(min(updates[0].shape)) / lengths).unbind()))
+    return evened

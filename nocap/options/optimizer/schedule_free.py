@@ -1,7 +1,8 @@
-"""AdamW Schedule-Free (arXiv:2405.15682): a constant rate, and an average of the weights in place of its decay."""
+"""AdamW Schedule-Free (arXiv:2405.15682): an average of the weights in place of a decaying rate and of Adam's momentum."""
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,14 @@ from nocap.options.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from nocap.config.run import Run
 
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleFree(AdamW):
-    """`beta1` is the average's share of the weights where the gradients are taken. The average is validated, and generated from."""
+    """The parameters are y = (1-β₁)·z + β₁·x, where the gradients are taken; the average x is validated, and generated from."""
 
     kind: str = "schedule_free"
 
@@ -39,15 +40,39 @@ class ScheduleFree(AdamW):
             require(not overrides(idea, "validating"), "ideas", rule, ", ".join(run.ideas))
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        from nocap.training import schedule_free
+        from nocap.training.optimizer import ByRule
 
-        groups = self.groups(dict(model.named_parameters()))
-        return [schedule_free.ScheduleFree(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps)]
+        return [ByRule(self, self.groups(dict(model.named_parameters())), sum=0.0)]
+
+    def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+        """z ← z - γ·(g / (√v + ε) + λ·y) and x ← (1-c)·x + c·z, with γ = lr·√(1-β₂ᵗ), v the average of g² by β₂, and c = γ² / Σγ² over all
+        steps so far. As x follows from y and z, only z and v are kept."""
+        import torch
+
+        from nocap.training.optimizer import kept
+
+        y, z, squares = params, kept(states, "z", params, first=torch.clone), kept(states, "exp_avg_sq", params)
+        rate = group["lr"] * math.sqrt(1 - self.beta2 ** group["step"])
+        group["sum"] += rate**2
+        c = rate**2 / group["sum"]
+        torch._foreach_mul_(squares, self.beta2)
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - self.beta2)
+        scales = torch._foreach_sqrt(squares)
+        torch._foreach_add_(scales, self.eps)
+        updates = torch._foreach_div(grads, scales)
+        torch._foreach_add_(updates, y, alpha=group["weight_decay"])
+        # y after the step is (1-c)·y + c·z - (1 - β₁·(1-c))·γ·update, with the z of before it.
+        torch._foreach_lerp_(y, z, c)
+        torch._foreach_add_(y, updates, alpha=-rate * (1 - self.beta1 * (1 - c)))
+        torch._foreach_add_(z, updates, alpha=-rate)
 
     def elementwise(self) -> bool:
         return True
 
-    def validating(self, optimizers: list[Any]) -> AbstractContextManager[object]:
+    def validating(self, optimizers: list[torch.optim.Optimizer]) -> AbstractContextManager[object]:
+        """Each parameter that has been updated is lent its x = (y - (1-β₁)·z) / β₁."""
+        import torch
+
         from nocap.model.language_model import lent
 
-        return lent([pair for optimizer in optimizers for pair in optimizer.averages()])
+        return lent([(p, torch.lerp(state["z"], p.detach(), 1 / self.beta1)) for each in optimizers for p, state in each.state.items()])

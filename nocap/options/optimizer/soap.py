@@ -1,16 +1,17 @@
-"""SOAP (arXiv:2409.11321) for the blocks' matrices, AdamW for the rest."""
+"""SOAP (arXiv:2409.11321), Adam in the eigenbasis of Shampoo's preconditioner, for the blocks' matrices; AdamW for the rest."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
 from nocap.options.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(kw_only=True, slots=True)
@@ -21,10 +22,48 @@ class Soap(AdamW):
     basis_every: int = key(ge=1, le=10**9)  # steps between two updates of the eigenvectors
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        from nocap.training import soap
-        from nocap.training.optimizer import hidden_matrices
+        from nocap.training.optimizer import ByRule, split_matrices
 
-        hidden = hidden_matrices(model)
-        rest = {name: p for name, p in model.named_parameters() if name not in hidden}
-        betas = self.beta1, self.beta2
-        return [self.adamw(rest), soap.Soap(self.groups(hidden), lr=self.lr, betas=betas, eps=self.eps, basis_every=self.basis_every)]
+        matrices, rest = split_matrices(model)
+        return [self.adamw(rest), ByRule(self, self.groups(matrices))]
+
+    def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+        """For a matrix W with gradient G, L and R the averages of GGᵀ and GᵀG by β₂, and Q_L and Q_R their eigenvectors:
+
+        G' = Q_LᵀGQ_R, M the average of G by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(Q_LᵀM̂Q_R / (√V̂ + ε))·Q_Rᵀ + λ·W).
+
+        The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of LQ, every `basis_every` updates. A first
+        step makes them and leaves the weights alone: in the basis of one gradient, that gradient says nothing about the other directions.
+        """
+        for p, grad, state in zip(params, grads, states, strict=True):
+            if state:
+                self._update(group, p, grad, state)
+            else:
+                state.update(self._first(grad))
+
+    def _first(self, grad: Tensor) -> dict[str, Tensor]:
+        """A parameter's state from its first gradient, the eigenvectors by falling eigenvalues, the order that orthogonal iteration
+        keeps."""
+        import torch
+
+        state = {"exp_avg": torch.zeros_like(grad), "exp_avg_sq": torch.zeros_like(grad)}
+        for side, product in (("left", grad @ grad.mT), ("right", grad.mT @ grad)):
+            state[side] = (1 - self.beta2) * product
+            state[f"{side}_basis"] = torch.linalg.eigh(state[side]).eigenvectors.flip(1).contiguous()
+        return state
+
+    def _update(self, group: dict[str, Any], p: Tensor, grad: Tensor, state: dict[str, Tensor]) -> None:
+        import torch
+
+        lr, step = group["lr"], group["step"] - 1  # the first one made the bases
+        left, right = state["left_basis"], state["right_basis"]
+        state["exp_avg"].lerp_(grad, 1 - self.beta1)
+        turned = left.mT @ grad @ right
+        state["exp_avg_sq"].mul_(self.beta2).addcmul_(turned, turned, value=1 - self.beta2)
+        scale = state["exp_avg_sq"].sqrt().div_(math.sqrt(1 - self.beta2**step)).add_(self.eps)
+        update = left @ (left.mT @ state["exp_avg"] @ right).div_(scale) @ right.mT
+        p.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr / (1 - self.beta1**step))
+        for side, product in (("left", grad @ grad.mT), ("right", grad.mT @ grad)):
+            state[side].lerp_(product, 1 - self.beta2)
+            if step % self.basis_every == 0:
+                state[f"{side}_basis"] = torch.linalg.qr(state[side] @ state[f"{side}_basis"]).Q.contiguous()
