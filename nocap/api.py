@@ -76,9 +76,9 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         run, choices = composed.run, composed.choices
     planned = replace(plan(run, choices=choices), swept=typed_keys(run, map(str, what)))
     ended = train(planned, started=started, log=lambda line: None if quiet else print(line), quiet=quiet)
-    if ended.refused:
+    if ended.status == "refused":
         raise ValueError(ended.summary["error"])
-    if ended.summary["status"] == "failed":
+    if ended.status == "failed":
         raise TrainingError(ended.summary["error"])
     return ended.summary
 

@@ -19,8 +19,6 @@ from nocap.config.keys import require  # noqa: E402
 from nocap.launch import cell  # noqa: E402
 from nocap.training.terminal import outlive_readers  # noqa: E402
 
-cell.STARTED = STARTED
-
 
 def main() -> None:
     try:
@@ -58,7 +56,7 @@ def _main() -> None:
 
             raise SystemExit(multirun(flags.overrides, look=of_grid, zipped=flags.zip))
         elif not flags.grid:
-            cell.single(flags.overrides)
+            cell.single(flags.overrides, started=STARTED)
         elif "RANK" in os.environ:
             reason = "every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
             refuse(f"--multirun must not run under torchrun: {reason}")

@@ -40,9 +40,9 @@ from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.keys import InputError, flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
+from nocap.launch.executor import Devices
 from nocap.launch.grid import Cell
 from nocap.launch.search import Sampler, Search, Searching, space_of
-from nocap.options.launcher.pool import Devices
 from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
@@ -191,7 +191,7 @@ def searched(search: Search, base: Composed, space: Sequence[str]) -> list[dict[
     """
     sweeps = OverridesParser.create().parse_overrides(list(space))
     searching = Searching(search, space_of(sweeps), fixed=base.overrides, compose=partial(as_in, base))
-    searching.run(Devices(jobs=None))
+    searching.run(Devices())
     if searching.stopped:
         raise StoppedError("stopped; the same command goes on")
     trials = sorted(searching.trials(), key=lambda trial: trial.order)

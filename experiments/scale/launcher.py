@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.compose import composed
-from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.launch import attempt
+from nocap.launch.executor import Devices
 from nocap.launch.grid import Grid, check
 from nocap.launch.runner import Runner
-from nocap.options.launcher import Share
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.compile=off", "trainer.threads=1")
 MIB = 1 << 20
@@ -43,25 +43,6 @@ class Sleeper(subprocess.Popen[bytes]):
             summary = {"status": "finished", "val_loss": 1.0, "clock_s": {"wall": self.seconds}}
             (self._folder / "summary.json").write_text(json.dumps(summary))
         return code
-
-
-class Many:
-    """Places for so many cells."""
-
-    def __init__(self, most: int) -> None:
-        self.free, self.most = most, most
-
-    def take(self, run: Run) -> Share | None:
-        if not self.free:
-            return None
-        self.free -= 1
-        return Share(device=run.trainer.device)
-
-    def give_back(self, share: Share) -> None:
-        self.free += 1
-
-    def describe(self, runs: Sequence[Run]) -> str | None:
-        return None
 
 
 def memory_mib() -> float:
@@ -87,7 +68,7 @@ def main() -> None:
         found |= {"plan, s": time.monotonic() - began, "plan, CPU-s": time.process_time() - cpu, "MiB planned": memory_mib()}
         found["grid.json, MiB"] = (grid.folder / "grid.json").stat().st_size / MIB
         part = Grid(name=grid.name, folder=grid.folder, swept=grid.swept, cells=grid.cells[: args.trained])
-        runner = Runner(part, slots=Many(args.at_once))
+        runner = Runner(part, Devices(jobs=args.at_once, units={device: [] for device in Device}))
         began, cpu, most = time.monotonic(), time.process_time(), [0]
 
         def watch() -> None:

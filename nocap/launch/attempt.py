@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from nocap.config.exits import EXIT_CODES, LOST
+from nocap.config.trainer import Device
 from nocap.launch.head import leftovers, write_record_head
-from nocap.launch.plan import Plan, headline, nothing_to_train, sound
+from nocap.launch.plan import Plan, Result, headline, nothing_to_train, sound
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
@@ -46,52 +47,37 @@ def clean(plan: Plan) -> None:
             delete(leftovers(plan, ended=True))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How a run came to its end, or why it stopped before."""
-
-    summary: dict[str, Any]
-    trained: bool = False  # now, by this process
-    refused: bool = False  # the worker found bad input: the summary's `error` names it
-    signals: Sequence[int] = ()  # the requests to stop that came
-
-    @property
-    def code(self) -> int:
-        """The command's exit code."""
-        return EXIT_CODES["refused" if self.refused else self.summary["status"]]
-
-
 def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
     """`train`, reported on stdout. The command's exit code.
 
     Errors:
         ValueError: as for `train`.
     """
-    ended = train(plan, started=started, wait_s=wait_s, log=lambda line: print(line, flush=True))
-    if not ended.trained:
-        print(nothing_to_train(plan, ended.summary))
-    print(table(ended.summary, run_dir=plan.run_dir), flush=True)
-    if ended.code == EXIT_CODES["preempted"]:
+    result = train(plan, started=started, wait_s=wait_s, log=lambda line: print(line, flush=True))
+    if not result.trained:
+        print(nothing_to_train(plan, result.summary))
+    print(table(result.summary, run_dir=plan.run_dir), flush=True)
+    if result.status == "preempted":
         print(GOES_ON, flush=True)
-    if ended.code == EXIT_CODES["preempted"] and signal.SIGUSR2 in ended.signals and callable(signal.getsignal(signal.SIGUSR2)):
-        signal.raise_signal(signal.SIGUSR2)  # the handler of before, such as submitit's, may now requeue the job
-    return ended.code
+        if signal.SIGUSR2 in result.signals and callable(signal.getsignal(signal.SIGUSR2)):
+            signal.raise_signal(signal.SIGUSR2)  # the handler of before, such as submitit's, may now requeue the job
+    return EXIT_CODES[result.status]
 
 
-def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: float = 0.0, quiet: bool = False) -> Ended:
+def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: float = 0.0, quiet: bool = False) -> Result:
     """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With `quiet`, output goes to `train.log`.
 
-    A request to stop is passed on to the worker. Main thread only.
+    A request to stop is passed on to the worker. Main thread only. The status is `refused` where the worker found bad input.
 
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
     """
     if (summary := sound(plan)) is not None:
         clean(plan)
-        return Ended(summary=summary)
+        return Result(summary=summary)
     with hold(plan, wait_s=wait_s) as held:
         if (summary := sound(plan)) is not None:  # its holder has brought it to its end
-            return Ended(summary=summary)
+            return Result(summary=summary)
         for line in (*(f"note: {notice}" for notice in plan.notices), headline(plan)):
             log(line)
         running, signals = list[Attempt](), list[int]()
@@ -106,7 +92,26 @@ def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: flo
             if signals:
                 attempt.stop()
             code = attempt.wait()
-        return Ended(summary=attempt.summary(), trained=True, refused=code == EXIT_CODES["refused"], signals=signals)
+        summary = attempt.summary()
+        refused = {"status": "refused"} if code == EXIT_CODES["refused"] else {}
+        return Result(summary={**summary, **refused}, trained=True, signals=tuple(signals))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What of this machine a run has to itself."""
+
+    device: Device
+    units: tuple[str, ...] = ()  # GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores; none: all
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.units)} if self.device is Device.cuda and self.units else {}
+
+    def pin(self, pid: int) -> None:
+        """Keep a process that has just been started, and what it will start, on the share's cores."""
+        if self.device is Device.cpu and self.units and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(pid, {int(core) for core in self.units})
 
 
 class Attempt:
@@ -117,18 +122,9 @@ class Attempt:
     whose lease another process has taken.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        held: lease.Lease,
-        *,
-        started: float,
-        quiet: bool = False,
-        env: Mapping[str, str] | None = None,
-        on_worker: Callable[[int], None] = lambda pid: None,
-    ) -> None:
-        """With `quiet`, output goes to `train.log` only. `env` is added to the environment. `on_worker` gets each worker's process id."""
-        self.plan, self.held, self._quiet, self._env, self._on_worker = plan, held, quiet, env or {}, on_worker
+    def __init__(self, plan: Plan, held: lease.Lease, *, started: float, quiet: bool = False, share: Share | None = None) -> None:
+        """With `quiet`, output goes to `train.log` only."""
+        self.plan, self.held, self._quiet, self._share = plan, held, quiet, share or Share(device=plan.run.trainer.device)
         self._stopping, self._restarts, self._hang = False, 0, ""
         self._start(started)
 
@@ -144,7 +140,7 @@ class Attempt:
             "NOCAP_STAGE": str(self._stage),
             "NOCAP_STARTED": repr(started),
             "OMP_NUM_THREADS": str(run.trainer.threads),
-            **self._env,
+            **self._share.env,
         }
         env.pop("HYDRA_FULL_ERROR", None)
         command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
@@ -154,7 +150,7 @@ class Attempt:
                     self._worker = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
             else:
                 self._worker = subprocess.Popen(command, env=env)
-        self._on_worker(self._worker.pid)
+        self._share.pin(self._worker.pid)
         if self._stopping:  # the request came when the worker of before was already dead
             self._worker.send_signal(signal.SIGTERM)
 

@@ -29,11 +29,9 @@ from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
 from nocap.training.terminal import table
 
-STARTED = time.monotonic()  # the command moves this back to its own beginning
 
-
-def single(overrides: Sequence[str]) -> NoReturn:
-    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code.
+def single(overrides: Sequence[str], *, started: float) -> NoReturn:
+    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code. `started`: a `time.monotonic()`.
 
     Errors:
         ValueError: it cannot be trained.
@@ -41,8 +39,8 @@ def single(overrides: Sequence[str]) -> NoReturn:
     this = settled(overrides, composed)
     planned = replace(_plan(this.run, this.choices), swept=typed_keys(this.run, overrides))
     if "RANK" in os.environ:
-        _train_as_rank(planned)
-    raise SystemExit(attempt.start(planned, started=STARTED))
+        _train_as_rank(planned, started=started)
+    raise SystemExit(attempt.start(planned, started=started))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +49,16 @@ class CellJob:
 
     folder: str
     identity: str
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return Path(self.folder) / "jobs" / f"{self.identity}.log"
+
+    @property
+    def words(self) -> list[str]:
+        """The same as a process: `python WORDS…`."""
+        return ["-m", "nocap.launch.cell", self.folder, self.identity]
 
     def __call__(self) -> int:
         """Its exit code."""
@@ -106,7 +114,7 @@ def _plan(run: Run, choices: Mapping[str, str | None]) -> Plan:
     return plan(run, choices=choices)
 
 
-def _train_as_rank(plan: Plan) -> NoReturn:
+def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     """Train as one rank of a torchrun that the user or a cluster's launcher started, also over several nodes.
 
     Every rank reads the same config. Rank 0 alone decides whether there is something to train, and where.
@@ -141,7 +149,7 @@ def _train_as_rank(plan: Plan) -> NoReturn:
     if world.is_main:
         lines = [*(f"note: {notice}" for notice in plan.notices), headline(plan) if summary is None else nothing_to_train(plan, summary)]
         print("\n".join(lines), flush=True)
-    status = work(plan.run, Path(run_dir), started=STARTED) if summary is None else summary["status"]
+    status = work(plan.run, Path(run_dir), started=started) if summary is None else summary["status"]
     if world.is_main and (summary := read_json(plan.run_dir / "summary.json")) is not None:
         print(table(summary, run_dir=plan.run_dir), flush=True)
     if status in ("preempted", "diverged"):

@@ -53,6 +53,23 @@ class Plan:
     notices: tuple[str, ...] = ()  # what a person should know before it starts
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a run ended, or that it did not."""
+
+    summary: dict[str, Any]  # its `status`: finished, diverged, failed, preempted, refused, damaged, or waiting: not started; `error`: why
+    trained: bool = False  # by this process, now
+    signals: tuple[int, ...] = ()  # the requests to stop that came
+
+    @property
+    def status(self) -> str:
+        return str(self.summary["status"])
+
+    @property
+    def reason(self) -> str | None:
+        return self.summary.get("error")
+
+
 LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
 
 

@@ -87,5 +87,9 @@ def upload_all(folder: Path, plans: Sequence[Plan]) -> Iterator[str]:
     waiting = offline(plans[0].run.tracker, [*(plan.run_dir for plan in plans), folder]) if plans else {}
     for uploader, places in waiting.items():
         write_text(folder / OFFLINE, "".join(f"{shlex.quote(str(place))}\n" for place in places))
-        listed = os.path.relpath(folder / OFFLINE) if folder.is_relative_to(Path.cwd()) else str(folder / OFFLINE)
-        yield f"{len(places)} offline; one command uploads them: xargs {uploader} < {shlex.quote(listed)}"
+        yield f"{len(places)} offline; one command uploads them: xargs {uploader} < {shlex.quote(shown(folder / OFFLINE))}"
+
+
+def shown(path: Path) -> str:
+    """As it is typed here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
