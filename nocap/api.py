@@ -64,8 +64,8 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         TrainingError: the run failed.
     """
     from nocap.launch.attempt import train
+    from nocap.launch.head import typed_keys
     from nocap.launch.plan import plan, settled
-    from nocap.launch.tracked import typed_keys
 
     started = time.monotonic()
     choices: Mapping[str, str | None]

@@ -17,8 +17,8 @@ from nocap.config.flags import asked
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load
 from nocap.launch.grid import Grid, RefusedError, check
+from nocap.launch.head import run_facts
 from nocap.launch.multirun import multirun
-from nocap.launch.tracked import run_facts
 from tests.attempts import on_a_terminal, processes, wait_until
 from tests.conftest import EXPLODING, Door
 from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained

@@ -15,8 +15,8 @@ from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.attempt import Share
-from nocap.launch.executor import Devices, one_at_a_time
 from nocap.launch.plan import plan
+from nocap.launch.runner import Devices, one_at_a_time
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door
 from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid

@@ -18,8 +18,8 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.trainer import Device
 from nocap.launch.cell import CellJob
+from nocap.launch.clusters import RayTasks, _task, at_once, connected, needs
 from nocap.launch.grid import Grid
-from nocap.launch.ray import Tasks, _task, at_once, connected, needs
 from nocap.launch.runner import Runner
 from nocap.options.launcher.ray import Ray
 from nocap.store.checkpoints import saved_steps
@@ -104,7 +104,7 @@ def runner(grid: Grid, ray: Losing, restarts: int = 3) -> Runner:
     (grid.folder / "jobs").mkdir()
     for cell in grid.cells:
         CellJob(str(grid.folder), cell.plan.identity).log.write_text("nocap: it said so\n")
-    return Runner(grid, Tasks(ray=ray, folder=grid.folder, restarts=restarts))
+    return Runner(grid, RayTasks(ray=ray, folder=grid.folder, restarts=restarts))
 
 
 def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,9 +25,9 @@ from nocap.config.compose import Composed, composed
 from nocap.config.flags import asked as flags_asked
 from nocap.config.trainer import Device
 from nocap.launch import search as searching
-from nocap.launch.executor import Devices, one_at_a_time
 from nocap.launch.grid import FILE, Cell, Grid
 from nocap.launch.multirun import multirun
+from nocap.launch.runner import Devices, one_at_a_time
 from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, words_of
 from nocap.store import lease
 from nocap.store.files import write_file

@@ -40,8 +40,8 @@ from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.keys import InputError, flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
-from nocap.launch.executor import Devices
 from nocap.launch.grid import Cell
+from nocap.launch.runner import Devices
 from nocap.launch.search import Sampler, Search, Searching, space_of
 from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json

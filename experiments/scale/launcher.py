@@ -21,9 +21,8 @@ from typing import Any
 from nocap.config.compose import composed
 from nocap.config.trainer import Device
 from nocap.launch import attempt
-from nocap.launch.executor import Devices
 from nocap.launch.grid import Grid, check
-from nocap.launch.runner import Runner
+from nocap.launch.runner import Devices, Runner
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.compile=off", "trainer.threads=1")
 MIB = 1 << 20

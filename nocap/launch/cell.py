@@ -7,23 +7,21 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from nocap import outside
 from nocap.config.compose import composed
-from nocap.config.errors import CONFIG_ERRORS, explain, refusals
+from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import require
 from nocap.config.outward import guarded
-from nocap.config.run import Run
 from nocap.launch import attempt
 from nocap.launch.grid import FILE
-from nocap.launch.head import write_record_head
+from nocap.launch.head import typed_keys, write_record_head
 from nocap.launch.plan import Plan, headline, nothing_to_train, plan, settled, sound
-from nocap.launch.tracked import typed_keys
 from nocap.store.record import read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
@@ -36,9 +34,13 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     Errors:
         ValueError: it cannot be trained.
     """
-    this = settled(overrides, composed)
-    planned = replace(_plan(this.run, this.choices), swept=typed_keys(this.run, overrides))
-    if "RANK" in os.environ:
+    is_rank, this = "RANK" in os.environ, settled(overrides, composed)
+    if is_rank:
+        watch_parent(os.getppid())
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        require(this.run.trainer.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", this.run.trainer.devices)
+    planned = replace(plan(this.run, choices=this.choices), swept=typed_keys(this.run, overrides))
+    if is_rank:
         _train_as_rank(planned, started=started)
     raise SystemExit(attempt.start(planned, started=started))
 
@@ -61,7 +63,7 @@ class CellJob:
         return ["-m", "nocap.launch.cell", self.folder, self.identity]
 
     def __call__(self) -> int:
-        """Its exit code."""
+        """Its exit code. A SystemExit passes: with it submitit ends a job that is requeued."""
         with guarded():
             try:
                 planned = _cell(Path(self.folder), self.identity)
@@ -84,8 +86,7 @@ class CellJob:
 def main(folder: str, identity: str) -> NoReturn:
     """The same as a process that ends with the one that started it."""
     watch_parent(int(os.environ["NOCAP_PARENT"]))
-    with refusals():
-        raise SystemExit(CellJob(folder, identity)())
+    raise SystemExit(CellJob(folder, identity)())
 
 
 def _cell(folder: Path, identity: str) -> Plan:
@@ -99,19 +100,11 @@ def _cell(folder: Path, identity: str) -> Plan:
     if asked is None:
         raise ValueError(f"{folder / FILE} must have the cell {identity}")
     this = composed(asked["overrides"])
-    planned = replace(_plan(this.run, this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ()))
+    planned = replace(plan(this.run, choices=this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ()))
     here, there = (", ".join(str(value) for value in place.values()) for place in (planned.parts["environment"], asked["environment"]))
     require(here == there, "hydra.launcher.target", f"be the machine where the job runs ({here})", there)
     require(planned.identity == identity, str(folder / FILE), "be planned with this code and data", "others")
     return planned
-
-
-def _plan(run: Run, choices: Mapping[str, str | None]) -> Plan:
-    if "RANK" in os.environ:
-        watch_parent(os.getppid())
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        require(run.trainer.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", run.trainer.devices)
-    return plan(run, choices=choices)
 
 
 def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:

@@ -5,11 +5,14 @@ nocap runs a grid itself. Hydra's own sweeper would train all cells in one proce
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -21,15 +24,19 @@ from nocap.config.exits import EXIT_CODES
 from nocap.config.keys import check_keys, require
 from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
-from nocap.launch.executor import Devices, one_at_a_time
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
-from nocap.launch.plan import DAMAGED, outcome
-from nocap.launch.runner import Runner
-from nocap.launch.tracked import shown, track_grid, upload_all
+from nocap.launch.head import comparison_of
+from nocap.launch.plan import DAMAGED, Plan, outcome
+from nocap.launch.runner import Devices, Runner, one_at_a_time
 from nocap.options.launcher import Launcher, OfCluster
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
+from nocap.options.tracker import RunFacts
+from nocap.store.files import write_text
+from nocap.store.tracking import offline, track_comparison
 from nocap.store.verify import SUMMARY
+
+OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
 
 
 def multirun(
@@ -207,3 +214,33 @@ def _compare(grid: Grid) -> None:
                 print(f"tracker: {message}")
     except Exception as error:
         print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def track_grid(grid: Grid, comparison: Mapping[str, Any], *, report: Path) -> str | None:
+    """A grid's comparison as a run of its group; where that is online."""
+    tracker = grid.cells[0].plan.run.tracker
+    facts = RunFacts(
+        identity=comparison_of(grid.name),
+        name=grid.name,
+        arm="comparison",
+        seed=0,
+        run_dir=grid.folder,
+        config={"grid": grid.name},
+        group=grid.name,
+        tags=("comparison",),
+    )
+    address = track_comparison(tracker, facts, comparison=comparison, report=report)
+    return None if offline(tracker, [grid.folder]) else address
+
+
+def upload_all(folder: Path, plans: Sequence[Plan]) -> Iterator[str]:
+    """A command for each tracker that uploads what it left offline of these runs and of the grid in `folder`, where it lists that."""
+    waiting = offline(plans[0].run.tracker, [*(plan.run_dir for plan in plans), folder]) if plans else {}
+    for uploader, places in waiting.items():
+        write_text(folder / OFFLINE, "".join(f"{shlex.quote(str(place))}\n" for place in places))
+        yield f"{len(places)} offline; one command uploads them: xargs {uploader} < {shlex.quote(shown(folder / OFFLINE))}"
+
+
+def shown(path: Path) -> str:
+    """As it is typed here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

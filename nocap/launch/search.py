@@ -25,10 +25,9 @@ from omegaconf import OmegaConf
 from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.keys import check_keys, is_fault, key, require
-from nocap.launch.executor import Devices
 from nocap.launch.grid import FILE, REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
 from nocap.launch.plan import plan, settled, sound
-from nocap.launch.runner import Runner
+from nocap.launch.runner import Devices, Runner
 from nocap.report import page
 from nocap.report.table import aligned
 from nocap.store import lease

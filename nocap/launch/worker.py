@@ -24,9 +24,8 @@ from nocap.config.outward import guarded
 from nocap.config.plain import load
 from nocap.config.run import Run
 from nocap.data.tokens import Shard
-from nocap.launch.head import RANKS
+from nocap.launch.head import RANKS, run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
-from nocap.launch.tracked import run_facts
 from nocap.model.compiled import compiler_failed
 from nocap.options.tracker import TrackerSession
 from nocap.store.files import append_text

@@ -20,10 +20,9 @@ from nocap.config.errors import EXIT_CODES, EndedError
 from nocap.config.paths import cache_root
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
-from nocap.launch.executor import Devices
 from nocap.launch.grid import Cell, RefusedError, Result, check, key_of
 from nocap.launch.plan import DAMAGED, outcome, plan
-from nocap.launch.runner import Runner
+from nocap.launch.runner import Devices, Runner
 from nocap.store.identity import digest
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read

@@ -10,7 +10,7 @@ from nocap.config.keys import key
 from nocap.options.launcher import Launcher
 
 if TYPE_CHECKING:
-    from nocap.launch.executor import Executor
+    from nocap.launch.runner import Executor
 
 
 @dataclass(kw_only=True)
@@ -21,6 +21,6 @@ class Pool(Launcher):
     jobs: int | None = key(ge=1, le=4096, default=None)  # cells at once, at most; null: as many as the devices hold
 
     def executor(self, folder: Path) -> Executor:
-        from nocap.launch.executor import Devices
+        from nocap.launch.runner import Devices
 
         return Devices(jobs=self.jobs)

@@ -12,7 +12,7 @@ from nocap.config.keys import key, require
 from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
-    from nocap.launch.executor import Executor
+    from nocap.launch.runner import Executor
 
 
 @dataclass(kw_only=True)
@@ -29,6 +29,6 @@ class Ray(OfCluster):
 
     def executor(self, folder: Path) -> Executor:
         require(find_spec("ray") is not None, "hydra/launcher=ray", "find Ray installed: pip install 'nocap[ray]'", "none")
-        from nocap.launch.ray import Tasks, connected
+        from nocap.launch.clusters import RayTasks, connected
 
-        return Tasks(ray=connected(self.address), folder=folder, restarts=self.restarts)
+        return RayTasks(ray=connected(self.address), folder=folder, restarts=self.restarts)

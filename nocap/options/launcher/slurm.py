@@ -11,7 +11,7 @@ from nocap.config.keys import key, require
 from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
-    from nocap.launch.executor import Executor
+    from nocap.launch.runner import Executor
 
 
 @dataclass(kw_only=True)
@@ -44,6 +44,6 @@ class Slurm(OfCluster):
 
     def executor(self, folder: Path) -> Executor:
         require(find_spec("submitit") is not None, "hydra/launcher=slurm", "find submitit installed: pip install 'nocap[slurm]'", "none")
-        from nocap.launch.slurm import Jobs
+        from nocap.launch.clusters import SlurmJobs
 
-        return Jobs(folder, {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "target")})
+        return SlurmJobs(folder, {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "target")})
