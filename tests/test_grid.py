@@ -320,4 +320,4 @@ def test_only_the_first_rank_imports_wandb(tmp_path: Path, door: Door) -> None:
     done = door(*words, "tracker=wandb", "trainer.devices=2", f"output_dir={tmp_path / 'out'}", env=env)
     assert done.code == 0
     counts = {name: len(re.findall(rf"\| +{name}$", done.err, re.M)) for name in ("nocap.training.loop", "wandb")}
-    assert counts == {"nocap.training.loop": 3, "wandb": 1}  # the agent imports the story as well
+    assert counts == {"nocap.training.loop": 2, "wandb": 1}

@@ -150,7 +150,7 @@ def test_a_pause_of_the_parent_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(launch, "time", clock)
     attempt = launch.Attempt.__new__(launch.Attempt)
     attempt.plan = SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0)))  # type: ignore[assignment]
-    attempt._worker = SimpleNamespace(kill=lambda: killed.append(clock.now))  # type: ignore[assignment]
+    attempt._workers = [SimpleNamespace(send_signal=lambda number: killed.append(clock.now))]  # type: ignore[list-item]
     attempt.held = SimpleNamespace(lost=False)  # type: ignore[assignment]
     attempt._heartbeat, attempt._beats, attempt._silent_s = Heartbeat.create(tmp_path, ranks=2), 0.0, 0.0
     attempt._looked = clock.now
@@ -253,13 +253,13 @@ def test_a_request_to_stop_does_not_wait_for_the_compiler(tmp_path: Path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT])
 def test_no_rank_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> None:
-    """Also where its worker is suspended."""
+    """Also where the other one is suspended."""
     if number is signal.SIGQUIT and signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("SIGQUIT is ignored here, as in a shell's background job, and so by every process that is started")
     with attempt(tmp_path / "out", "trainer.devices=2", "trainer.steps=2000") as running:
         running.wait_for_row(2)
         ranks = processes(running.run_dir)
-        assert sorted(ranks.values()) == ["rank 0", "rank 1", "worker"]
-        os.kill(next(pid for pid, what in ranks.items() if what == "worker"), signal.SIGSTOP)
+        assert sorted(ranks.values()) == ["rank 0", "rank 1"]
+        os.kill(next(pid for pid, what in ranks.items() if what == "rank 1"), signal.SIGSTOP)
         running.end(number)
         wait_until(lambda: not processes(running.run_dir), "the ranks end with their parent")

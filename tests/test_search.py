@@ -120,7 +120,6 @@ def test_what_nothing_can_be_drawn_from(word: str, reason: str):
 # --- what is proposed --------------------------------------------------------------------------------------------------------------------
 
 MIXED = space(LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "c=range(0, 1, 0.25)", ARM)
-PLANE = space("x=interval(0, 1)", "y=interval(0, 1)")
 
 
 def drawn(search: Search, space: Space, n: int, loss: Callable[[Params], float] = lambda params: 0.0) -> list[tuple[Params, float]]:
@@ -155,16 +154,6 @@ def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
     assert 0.4 < np.mean([one["optimizer.lr"] < math.sqrt(1e-4 * 1e-1) for one in found]) < 0.6
     assert all(float(f"{one['optimizer.lr']:.6g}") == one["optimizer.lr"] for one in found)  # what can be typed is what is trained
     assert words_of(MIXED, {**found[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
-
-
-def test_sobols_points_cover_the_plane():
-    """The first 2^m points of the sequence, and each 2^m after them, are a net: one in each box of 4 × 4, of 2 × 8, of 8 × 2, of 16 × 1."""
-    points = np.array([[params["x"], params["y"]] for params, _ in drawn(Search(sampler=Sampler.sobol), PLANE, 32)])
-    for half in (points[:16], points[16:]):
-        for boxes in ((4, 4), (2, 8), (8, 2), (16, 1), (1, 16)):
-            assert len({tuple(box) for box in np.floor(half * boxes).astype(int)}) == 16
-    chance = np.array([[params["x"], params["y"]] for params, _ in drawn(Search(sampler=Sampler.random), PLANE, 16)])
-    assert len({tuple(box) for box in np.floor(chance * 4).astype(int)}) < 14
 
 
 def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
@@ -427,8 +416,6 @@ def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: py
     }.items():
         with pytest.raises(ValueError, match=f"^{reason}"):
             multirun([*TINY, "search=tpe", *words])
-    with pytest.raises(ValueError, match="nocap draws none from an interval but in a search"):
-        multirun([*TINY, LR])
     assert not list(tmp_path.iterdir())
 
 

@@ -3,4 +3,3 @@
 from __future__ import annotations
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
-LOST = 70  # of the worker that started the ranks, to its parent: a rank was killed, and training itself did not fail
