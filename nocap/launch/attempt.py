@@ -155,7 +155,7 @@ class Attempt:
         command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
         with shielded_child(), to_append(run_dir / "train.log") if self._quiet else nullcontext() as log:
             output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log} if self._quiet else {}
-            self._workers = list[subprocess.Popen[bytes]]()
+            self._workers: list[subprocess.Popen[bytes]] = []
             try:
                 for number in range(run.trainer.devices):
                     self._workers.append(worker := subprocess.Popen(command, env=env | self._rank(number), pass_fds=[told], **output))
