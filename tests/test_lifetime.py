@@ -25,6 +25,7 @@ from nocap.training.terminal import _Lasting
 from nocap.training.world import World
 from tests.attempts import attempt, processes, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, the_run
+from tests.in_process import planned
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full to write to")
@@ -162,6 +163,20 @@ def test_a_pause_of_the_parent_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
         attempt._check_heartbeat()
     assert killed[0] - began == pytest.approx(hung_after_s, abs=1.01 * look_s)
     assert attempt._hang == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
+
+
+def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, plan = list[int](), planned(tmp_path / "out", "trainer.devices=2")
+
+    def start(*command: object, env: dict[str, str], **more: object) -> SimpleNamespace:
+        if env["RANK"] == "1":
+            raise OSError("no more processes")
+        return SimpleNamespace(pid=0, send_signal=sent.append)
+
+    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(Popen=start))
+    with launch.hold(plan) as held, pytest.raises(OSError, match="no more processes"):
+        launch.Attempt(plan, held, started=0.0)
+    assert sent == [signal.SIGKILL]
 
 
 @linux
