@@ -64,8 +64,8 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         TrainingError: the run failed.
     """
     from nocap.launch.attempt import train
+    from nocap.launch.head import typed_keys
     from nocap.launch.plan import plan, settled
-    from nocap.launch.tracked import typed_keys
 
     started = time.monotonic()
     choices: Mapping[str, str | None]
@@ -76,9 +76,9 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         run, choices = composed.run, composed.choices
     planned = replace(plan(run, choices=choices), swept=typed_keys(run, map(str, what)))
     ended = train(planned, started=started, log=lambda line: None if quiet else print(line), quiet=quiet)
-    if ended.refused:
+    if ended.status == "refused":
         raise ValueError(ended.summary["error"])
-    if ended.summary["status"] == "failed":
+    if ended.status == "failed":
         raise TrainingError(ended.summary["error"])
     return ended.summary
 

@@ -18,8 +18,6 @@ from nocap.config.flags import answer, asked, manual  # noqa: E402
 from nocap.launch import cell  # noqa: E402
 from nocap.training.terminal import outlive_readers  # noqa: E402
 
-cell.STARTED = STARTED
-
 
 def main() -> None:
     try:
@@ -49,7 +47,7 @@ def _main() -> None:
 
             raise SystemExit(multirun(flags.overrides, look=of_grid, zipped=flags.zip))
         elif not flags.grid:
-            cell.single(flags.overrides)
+            cell.single(flags.overrides, started=STARTED)
         elif "RANK" in os.environ:
             reason = "every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
             refuse(f"--multirun must not run under torchrun: {reason}")

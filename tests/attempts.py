@@ -128,7 +128,7 @@ def attempt(output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "no
 
 
 def processes(run_dir: Path) -> dict[int, str]:
-    """Workers, agents and ranks of a run: process id → `rank` and its number, or `worker`."""
+    """Workers of a run: process id → `rank` and its number where there are several, or `worker`."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:

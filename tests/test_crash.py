@@ -224,7 +224,7 @@ def grid_of(out: Path) -> Grid:
 def report_of(out: Path) -> None:
     """What a grid does after its last cell, or when the same command finds all of them done."""
     grid = grid_of(out)
-    assert multirun._report(grid, {cell.plan.identity: Result(status="finished") for cell in grid.cells}, stopped=False) == 0
+    assert multirun._report(grid, {cell.plan.identity: Result(summary={"status": "finished"}) for cell in grid.cells}, stopped=False) == 0
 
 
 def durable_step(made: Recorder, first: int) -> int:

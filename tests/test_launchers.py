@@ -14,9 +14,9 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
+from nocap.launch.attempt import Share
 from nocap.launch.plan import plan
-from nocap.options.launcher import Share
-from nocap.options.launcher.pool import Devices, One
+from nocap.launch.runner import Devices, one_at_a_time
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door
 from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
@@ -30,7 +30,7 @@ def run(*words: str) -> Run:
 
 
 def test_one_cell_at_a_time() -> None:
-    slots = One()
+    slots = one_at_a_time()
     share = slots.take(run())
     assert share is not None
     assert share.env == {}

@@ -25,6 +25,7 @@ from nocap.training.terminal import _Lasting
 from nocap.training.world import World
 from tests.attempts import attempt, processes, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, the_run
+from tests.in_process import planned
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full to write to")
@@ -150,7 +151,7 @@ def test_a_pause_of_the_parent_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(launch, "time", clock)
     attempt = launch.Attempt.__new__(launch.Attempt)
     attempt.plan = SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0)))  # type: ignore[assignment]
-    attempt._worker = SimpleNamespace(kill=lambda: killed.append(clock.now))  # type: ignore[assignment]
+    attempt._workers = [SimpleNamespace(send_signal=lambda number: killed.append(clock.now))]  # type: ignore[list-item]
     attempt.held = SimpleNamespace(lost=False)  # type: ignore[assignment]
     attempt._heartbeat, attempt._beats, attempt._silent_s = Heartbeat.create(tmp_path, ranks=2), 0.0, 0.0
     attempt._looked = clock.now
@@ -162,6 +163,20 @@ def test_a_pause_of_the_parent_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
         attempt._check_heartbeat()
     assert killed[0] - began == pytest.approx(hung_after_s, abs=1.01 * look_s)
     assert attempt._hang == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
+
+
+def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, plan = list[int](), planned(tmp_path / "out", "trainer.devices=2")
+
+    def start(*command: object, env: dict[str, str], **more: object) -> SimpleNamespace:
+        if env["RANK"] == "1":
+            raise OSError("no more processes")
+        return SimpleNamespace(pid=0, send_signal=sent.append)
+
+    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(Popen=start))
+    with launch.hold(plan) as held, pytest.raises(OSError, match="no more processes"):
+        launch.Attempt(plan, held, started=0.0)
+    assert sent == [signal.SIGKILL]
 
 
 @linux
@@ -253,13 +268,13 @@ def test_a_request_to_stop_does_not_wait_for_the_compiler(tmp_path: Path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT])
 def test_no_rank_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> None:
-    """Also where its worker is suspended."""
+    """Also where the other one is suspended."""
     if number is signal.SIGQUIT and signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("SIGQUIT is ignored here, as in a shell's background job, and so by every process that is started")
     with attempt(tmp_path / "out", "trainer.devices=2", "trainer.steps=2000") as running:
         running.wait_for_row(2)
         ranks = processes(running.run_dir)
-        assert sorted(ranks.values()) == ["rank 0", "rank 1", "worker"]
-        os.kill(next(pid for pid, what in ranks.items() if what == "worker"), signal.SIGSTOP)
+        assert sorted(ranks.values()) == ["rank 0", "rank 1"]
+        os.kill(next(pid for pid, what in ranks.items() if what == "rank 1"), signal.SIGSTOP)
         running.end(number)
         wait_until(lambda: not processes(running.run_dir), "the ranks end with their parent")

@@ -8,8 +8,7 @@ import re
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +16,12 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
-from nocap.config.run import Run
 from nocap.config.trainer import Device
+from nocap.launch.cell import CellJob
+from nocap.launch.clusters import RayTasks, _task, at_once, connected, needs
+from nocap.launch.grid import Grid
 from nocap.launch.runner import Runner
-from nocap.options.launcher import End, Job
-from nocap.options.launcher.ray import Ray, _task, at_once, needs
+from nocap.options.launcher.ray import Ray
 from nocap.store.checkpoints import saved_steps
 from tests.attempts import processes, wait_until
 from tests.conftest import SMALL, Door, rows_of
@@ -55,7 +55,7 @@ def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPa
     for address in ("127.0.0.1:1", "127.0.0.1:70000"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ValueError, match=rf"^hydra\.launcher\.address must be a running Ray cluster .*, got {address} \(.*\)$"):
-            Ray(address="auto", restarts=0).cluster(Path())
+            connected("auto")
 
 
 def test_without_ray_the_command_that_installs_it_is_named(here: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,69 +64,67 @@ def test_without_ray_the_command_that_installs_it_is_named(here: Door, monkeypat
     assert (done.code, done.err) == (2, "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n")
 
 
-@dataclass
+class RayError(Exception):
+    """As Ray's, of a node that died."""
+
+
 class Losing:
-    """A cluster that loses the first so many jobs, and runs none."""
+    """In place of Ray's module: a cluster that loses the first so many tasks, and runs none."""
 
-    lose: int
-    restarts: int = 3
-    stop_at: int | None = None
-    started: list[str] = field(default_factory=list)
-    stopped: list[str] = field(default_factory=list)
+    def __init__(self, lose: int, stop_at: int | None = None) -> None:
+        self.lose, self.stop_at = lose, stop_at
+        self.started, self.stopped = list[str](), list[int]()
+        other = type("Other", (Exception,), {})
+        self.exceptions = SimpleNamespace(TaskCancelledError=other, RayTaskError=other, RayError=RayError)
 
-    def describe(self, runs: Sequence[Run]) -> str:
-        return "losing"
+    def remote(self, **ignored: Any) -> Any:
+        return lambda task: SimpleNamespace(options=lambda name, **need: SimpleNamespace(remote=lambda *words: self._start(name)))
 
-    def submit(self, job: Job) -> Lost:
-        self.started.append(job.key)
-        return Lost(self, job.key, len(self.started))
+    def _start(self, name: str) -> int:
+        self.started.append(name)
+        return len(self.started)
 
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class Lost:
-    cluster: Losing
-    key: str
-    number: int
-
-    def poll(self) -> End | None:
-        if self.cluster.stop_at == len(self.cluster.started) and not self.cluster.stopped:
+    def wait(self, references: list[int], timeout: float) -> tuple[list[int], list[int]]:
+        if self.stop_at == len(self.started):
+            self.stop_at = None
             os.kill(os.getpid(), signal.SIGTERM)
-            self.cluster.stop_at = None
-            return None
-        return End(reason="its node died", lost=self.number <= self.cluster.lose)
+            return [], references
+        return references, []
 
-    def stop(self) -> None:
-        self.cluster.stopped.append(self.key)
+    def get(self, reference: int) -> None:
+        if reference <= self.lose:
+            raise RayError("its node died")
+
+    def cancel(self, reference: int) -> None:
+        self.stopped.append(reference)
+
+
+def runner(grid: Grid, ray: Losing, restarts: int = 3) -> Runner:
+    grid.write()
+    (grid.folder / "jobs").mkdir()
+    for cell in grid.cells:
+        CellJob(str(grid.folder), cell.plan.identity).log.write_text("nocap: it said so\n")
+    return Runner(grid, RayTasks(ray=ray, folder=grid.folder, restarts=restarts))
 
 
 def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = grid_of(tmp_path, ("seed=0",))
-    grid.write()
     (key,) = (cell.plan.identity for cell in grid.cells)
-    cluster = Losing(lose=2)
-    runner = Runner(grid, cluster=cluster)
-    runner.run()
-    assert (cluster.started, runner.stopping) == ([key] * 3, False)  # lost twice, and ended the third time
-    printed = capsys.readouterr().out
-    assert "lost     " in printed
-    assert "its node died; goes on elsewhere (2 of 3)" in printed
-    cluster = Losing(lose=9, restarts=1)
-    results = Runner(grid, cluster=cluster).run()
-    assert len(cluster.started) == 2
-    assert [(result.status, result.reason) for result in results.values()] == [("waiting", "its node died")]
+    ray = Losing(lose=2)
+    (result,) = runner(grid, ray).run().values()
+    assert (ray.started, result.status, result.reason) == ([key] * 3, "waiting", "it said so")  # lost twice, and ended the third time
+    assert "lost     seed=0  RayError: its node died; goes on elsewhere (2 of 3)" in capsys.readouterr().out
+    grid, ray = grid_of(tmp_path / "more", ("seed=0",)), Losing(lose=9)
+    (result,) = runner(grid, ray, restarts=1).run().values()
+    assert (len(ray.started), result.status, result.reason) == (2, "waiting", "RayError: its node died")
 
 
-def test_a_request_to_stop_reaches_the_cluster_and_starts_nothing_again(tmp_path: Path) -> None:
-    grid = grid_of(tmp_path, ("seed=0",), ("seed=1",))
-    grid.write()
-    cluster = Losing(lose=9, stop_at=4)
-    runner = Runner(grid, cluster=cluster)
-    runner.run()
-    assert runner.stopping
-    assert (len(cluster.started), sorted(cluster.stopped)) == (4, sorted(cell.plan.identity for cell in grid.cells))
+def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp_path: Path) -> None:
+    grid, ray = grid_of(tmp_path, ("seed=0",), ("seed=1",)), Losing(lose=9, stop_at=4)
+    running = runner(grid, ray)
+    running.run()
+    assert running.stopping
+    assert (len(ray.started), len(ray.stopped)) == (4, 2)
 
 
 def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:
@@ -201,7 +199,7 @@ def test_a_grid_outlives_a_node(cluster: Any, tmp_path: Path) -> None:
     done = running.end()
     assert (done.code, done.err) == (0, ""), done
     assert "8 finished; 8 trained now" in done.out
-    assert re.search(r"^\[\d/8\] lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
+    assert re.search(r"^lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
     assert {name: s["attempts"] for name, s in summaries(out).items() if s["attempts"] != 1} == {lost.name: 2}
     assert re.search(r"resuming from step [1-4]$", (lost / "train.log").read_text(), re.M)
     for run_dir in out.glob("runs/*"):

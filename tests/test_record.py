@@ -395,7 +395,7 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
     this = copied(whole, tmp_path)
     grid = Grid(name="g", folder=tmp_path / "out" / "grids" / "g", swept=(), cells=(Cell(overrides=(), label="", plan=this),))
     grid.write()
-    report, done = grid.folder / "report.html", {this.identity: Result(status="finished")}
+    report, done = grid.folder / "report.html", {this.identity: Result(summary={"status": "finished"})}
 
     def again() -> int:
         assert multirun._report(grid, done, stopped=False) == 0

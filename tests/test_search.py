@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,11 +23,12 @@ from optuna.trial import create_trial
 
 from nocap.config.compose import Composed, composed
 from nocap.config.flags import asked as flags_asked
+from nocap.config.trainer import Device
 from nocap.launch import search as searching
 from nocap.launch.grid import FILE, Cell, Grid
 from nocap.launch.multirun import multirun
+from nocap.launch.runner import Devices, one_at_a_time
 from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, words_of
-from nocap.options.launcher.pool import One
 from nocap.store import lease
 from nocap.store.files import write_file
 from tests.attempts import wait_until
@@ -118,7 +120,6 @@ def test_what_nothing_can_be_drawn_from(word: str, reason: str):
 # --- what is proposed --------------------------------------------------------------------------------------------------------------------
 
 MIXED = space(LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "c=range(0, 1, 0.25)", ARM)
-PLANE = space("x=interval(0, 1)", "y=interval(0, 1)")
 
 
 def drawn(search: Search, space: Space, n: int, loss: Callable[[Params], float] = lambda params: 0.0) -> list[tuple[Params, float]]:
@@ -153,16 +154,6 @@ def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
     assert 0.4 < np.mean([one["optimizer.lr"] < math.sqrt(1e-4 * 1e-1) for one in found]) < 0.6
     assert all(float(f"{one['optimizer.lr']:.6g}") == one["optimizer.lr"] for one in found)  # what can be typed is what is trained
     assert words_of(MIXED, {**found[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
-
-
-def test_sobols_points_cover_the_plane():
-    """The first 2^m points of the sequence, and each 2^m after them, are a net: one in each box of 4 × 4, of 2 × 8, of 8 × 2, of 16 × 1."""
-    points = np.array([[params["x"], params["y"]] for params, _ in drawn(Search(sampler=Sampler.sobol), PLANE, 32)])
-    for half in (points[:16], points[16:]):
-        for boxes in ((4, 4), (2, 8), (8, 2), (16, 1), (1, 16)):
-            assert len({tuple(box) for box in np.floor(half * boxes).astype(int)}) == 16
-    chance = np.array([[params["x"], params["y"]] for params, _ in drawn(Search(sampler=Sampler.random), PLANE, 16)])
-    assert len({tuple(box) for box in np.floor(chance * 4).astype(int)}) < 14
 
 
 def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
@@ -228,23 +219,21 @@ class Kill(BaseException):
 class Trainer:
     """In place of the runner and the records: a run's loss is a function of its config, infinite where it diverges."""
 
-    def __init__(self, loss: Callable[[Any], float], *, at_once: int = 1) -> None:
-        self.loss, self.at_once, self.ends = loss, at_once, dict[str, dict[str, Any]]()
+    def __init__(self, loss: Callable[[Any], float]) -> None:
+        self.loss, self.ends = loss, dict[str, dict[str, Any]]()
         self.trained: list[str] = []
         self.kill_at: int | None = None
 
     def outcome(self, plan: Any) -> dict[str, Any] | None:
         return self.ends.get(plan.identity)
 
-    def __call__(self, grid: Grid, *, slots: Any, watch: Any = None, more: Any = tuple, total: int = 0) -> Trainer:
+    def __call__(self, grid: Grid, executor: Any, *, more: Any = tuple, total: int = 0) -> Trainer:
         self.grid, self.more, self.stopping = grid, more, False
         return self
 
     def run(self) -> dict[str, Any]:
         waiting: list[Cell] = list(self.grid.cells)
         while waiting or (waiting := list(self.more())):
-            while len(waiting) < self.at_once and (further := self.more()):
-                waiting += further
             for cell in waiting:
                 if cell.plan.identity not in self.ends:
                     if len(self.trained) == self.kill_at:
@@ -259,8 +248,8 @@ class Trainer:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
-    def made(loss: Callable[[Any], float], **more: Any) -> Trainer:
-        trainer = Trainer(loss, **more)
+    def made(loss: Callable[[Any], float]) -> Trainer:
+        trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
         monkeypatch.setattr(searching, "sound", trainer.outcome)
         monkeypatch.setattr("nocap.store.identity.source_hashes", lambda *args: {})  # most of a cell's milliseconds
@@ -273,8 +262,8 @@ def a_search(out: Path, search: Search, *words: str, fixed: Sequence[str] = ()) 
     return Searching(search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly)
 
 
-def carried(found: Searching) -> Searching:
-    found.run(One(), log=lambda line: None)
+def carried(found: Searching, devices: Devices | None = None) -> Searching:
+    found.run(devices or one_at_a_time(), log=lambda line: None)
     return found
 
 
@@ -320,7 +309,7 @@ def test_other_questions_are_other_searches(tmp_path: Path):
 def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake: Any):
     trainer, said = fake(lambda run: 1.0 + run.attention.n_kv_heads), list[str]()
     found = a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha")
-    found.run(One(), log=said.append)
+    found.run(one_at_a_time(), log=said.append)
     trials = found.trials()
     assert len(trainer.trained) == 2
     assert [trial.val_loss for trial in trials] == sorted([2.0 if "attention=mqa" in one.words else 3.0 for one in trials])
@@ -334,7 +323,7 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, 
     fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr)
     search = Search(sampler=Sampler.sobol, trials=16)
     found = a_search(tmp_path, search, LR, "trainer.micro_batch=int(interval(1, 4))")  # of a batch of 64 tokens and a length of 16: not 3
-    found.run(One(), log=said.append)
+    found.run(one_at_a_time(), log=said.append)
     trials = found.trials()
     status = {one.number: one.status for one in trials}
     assert {"finished", "diverged", "refused"} == set(status.values())
@@ -376,11 +365,16 @@ def test_the_best_share_of_shorter_whole_schedules_is_trained_in_whole(tmp_path:
     assert found.table()[0][2] == "at 0.25 of the steps"
 
 
-def test_several_trials_at_once_are_each_told(tmp_path: Path, fake: Any):
-    trainer = fake(bowl, at_once=4)
-    found = carried(a_search(tmp_path, Search(sampler=Sampler.tpe, trials=12))).trials()
-    assert len(trainer.trained) == len({trial.words for trial in found}) == 12
-    assert all(trial.status == "finished" for trial in found)
+def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path: Path, fake: Any):
+    trainer, search, pool = fake(bowl), Search(sampler=Sampler.tpe, trials=15), Devices(jobs=4, units={device: [] for device in Device})
+    whole = carried(a_search(tmp_path / "whole", search), pool).trials()
+    assert len(trainer.trained) == len({trial.words for trial in whole}) == 15
+    assert all(trial.status == "finished" for trial in whole)
+    trainer = fake(bowl)
+    for trainer.kill_at in (2, 13, None):
+        with pytest.raises(Kill) if trainer.kill_at else nullcontext():
+            carried(a_search(tmp_path / "cut", search), pool)
+    assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == [trial.words for trial in whole]
 
 
 @pytest.mark.parametrize(
@@ -422,8 +416,6 @@ def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: py
     }.items():
         with pytest.raises(ValueError, match=f"^{reason}"):
             multirun([*TINY, "search=tpe", *words])
-    with pytest.raises(ValueError, match="nocap draws none from an interval but in a search"):
-        multirun([*TINY, LR])
     assert not list(tmp_path.iterdir())
 
 

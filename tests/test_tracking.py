@@ -20,8 +20,7 @@ import pytest
 from nocap.config import compose
 from nocap.config.outward import redact
 from nocap.launch.grid import check
-from nocap.launch.head import manifest
-from nocap.launch.tracked import run_facts, typed_keys
+from nocap.launch.head import manifest, run_facts, typed_keys
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.store.tracking import open_tracker
@@ -155,6 +154,8 @@ from nocap.config.compose import composed
 from nocap.launch.grid import check
 from nocap.launch.head import manifest
 from nocap.launch.tracked import run_facts, upload_all
+from nocap.launch.head import run_facts
+from nocap.launch.multirun import upload_all
 words = ["model=nano", "data=synthetic", "tracker.mode=offline", "tracker.tags=[mine]", "output_dir=out"]
 cells = [[*words, "attention=gqa", f"optimizer.lr={lr}", f"seed={seed}"] for lr, seed in (("1e-3", 0), ("3e-3", 1))]
 grid = check(cells, swept=("optimizer.lr", "seed", "attention"), compose=composed, log=print)

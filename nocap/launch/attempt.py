@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.config.keys import EXIT_CODES, LOST
-from nocap.launch.head import leftovers, write_record_head
-from nocap.launch.plan import Plan, headline, nothing_to_train, sound
+from nocap.config.keys import EXIT_CODES
+from nocap.config.trainer import Device
+from nocap.launch.head import RANKS, leftovers, write_record_head
+from nocap.launch.plan import Plan, Result, headline, nothing_to_train, sound
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
@@ -26,6 +29,8 @@ from nocap.training.terminal import ending, table
 
 GOES_ON = "stopped and saved; the same command goes on"  # what a person reads after Ctrl-C
 LOOK_S = 0.2  # between looks at the heartbeats
+GRACE_S = 10.0  # for the others to say what they lost when one has died
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 AWAKE_S = 1.0  # the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or Slurm's suspend give it
 
 
@@ -46,52 +51,37 @@ def clean(plan: Plan) -> None:
             delete(leftovers(plan))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How a run came to its end, or why it stopped before."""
-
-    summary: dict[str, Any]
-    trained: bool = False  # now, by this process
-    refused: bool = False  # the worker found bad input: the summary's `error` names it
-    signals: Sequence[int] = ()  # the requests to stop that came
-
-    @property
-    def code(self) -> int:
-        """The command's exit code."""
-        return EXIT_CODES["refused" if self.refused else self.summary["status"]]
-
-
 def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
     """`train`, reported on stdout. The command's exit code.
 
     Errors:
         ValueError: as for `train`.
     """
-    ended = train(plan, started=started, wait_s=wait_s, log=lambda line: print(line, flush=True))
-    if not ended.trained:
-        print(nothing_to_train(plan, ended.summary))
-    print(table(ended.summary, run_dir=plan.run_dir), flush=True)
-    if ended.code == EXIT_CODES["preempted"]:
+    result = train(plan, started=started, wait_s=wait_s, log=lambda line: print(line, flush=True))
+    if not result.trained:
+        print(nothing_to_train(plan, result.summary))
+    print(table(result.summary, run_dir=plan.run_dir), flush=True)
+    if result.status == "preempted":
         print(GOES_ON, flush=True)
-    if ended.code == EXIT_CODES["preempted"] and signal.SIGUSR2 in ended.signals and callable(signal.getsignal(signal.SIGUSR2)):
-        signal.raise_signal(signal.SIGUSR2)  # the handler of before, such as submitit's, may now requeue the job
-    return ended.code
+        if signal.SIGUSR2 in result.signals and callable(signal.getsignal(signal.SIGUSR2)):
+            signal.raise_signal(signal.SIGUSR2)  # the handler of before, such as submitit's, may now requeue the job
+    return EXIT_CODES[result.status]
 
 
-def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: float = 0.0, quiet: bool = False) -> Ended:
+def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: float = 0.0, quiet: bool = False) -> Result:
     """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With `quiet`, output goes to `train.log`.
 
-    A request to stop is passed on to the worker. Main thread only.
+    A request to stop is passed on to the worker. Main thread only. The status is `refused` where the worker found bad input.
 
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
     """
     if (summary := sound(plan)) is not None:
         clean(plan)
-        return Ended(summary=summary)
+        return Result(summary=summary)
     with hold(plan, wait_s=wait_s) as held:
         if (summary := sound(plan)) is not None:  # its holder has brought it to its end
-            return Ended(summary=summary)
+            return Result(summary=summary)
         for line in (*(f"note: {notice}" for notice in plan.notices), headline(plan)):
             log(line)
         running, signals = list[Attempt](), list[int]()
@@ -106,29 +96,39 @@ def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: flo
             if signals:
                 attempt.stop()
             code = attempt.wait()
-        return Ended(summary=attempt.summary(), trained=True, refused=code == EXIT_CODES["refused"], signals=signals)
+        summary = attempt.summary()
+        refused = {"status": "refused"} if code == EXIT_CODES["refused"] else {}
+        return Result(summary={**summary, **refused}, trained=True, signals=tuple(signals))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What of this machine a run has to itself."""
+
+    device: Device
+    units: tuple[str, ...] = ()  # GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores; none: all
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.units)} if self.device is Device.cuda and self.units else {}
+
+    def pin(self, pid: int) -> None:
+        """Keep a process that has just been started, and what it will start, on the share's cores."""
+        if self.device is Device.cpu and self.units and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(pid, {int(core) for core in self.units})
 
 
 class Attempt:
-    """A run that this process holds: the head of its record, a worker, and in the end a summary.
+    """A run that this process holds: the head of its record, a worker for each device, and in the end a summary.
 
-    A worker or rank that dies, or has no heartbeat for `trainer.hang_timeout_s`, is lost. The run then starts again from its last
-    checkpoint, `trainer.max_restarts` times. One that ends with an error of its own would fail again: it is not started again. Nor is one
-    whose lease another process has taken.
+    A worker that dies, or has no heartbeat for `trainer.hang_timeout_s`, is lost, and the others with it. The run then starts again from
+    its last checkpoint, `trainer.max_restarts` times. One that ends with an error of its own would fail again: it is not started again.
+    Nor is one whose lease another process has taken.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        held: lease.Lease,
-        *,
-        started: float,
-        quiet: bool = False,
-        env: Mapping[str, str] | None = None,
-        on_worker: Callable[[int], None] = lambda pid: None,
-    ) -> None:
-        """With `quiet`, output goes to `train.log` only. `env` is added to the environment. `on_worker` gets each worker's process id."""
-        self.plan, self.held, self._quiet, self._env, self._on_worker = plan, held, quiet, env or {}, on_worker
+    def __init__(self, plan: Plan, held: lease.Lease, *, started: float, quiet: bool = False, share: Share | None = None) -> None:
+        """With `quiet`, output goes to `train.log` only."""
+        self.plan, self.held, self._quiet, self._share = plan, held, quiet, share or Share(device=plan.run.trainer.device)
         self._stopping, self._restarts, self._hang = False, 0, ""
         self._start(started)
 
@@ -137,89 +137,149 @@ class Attempt:
         self._stage = self.held.stage()
         write_record_head(self.plan, self._stage)
         self._heartbeat, self._beats, self._silent_s = Heartbeat.create(run_dir, ranks=run.trainer.devices), 0.0, 0.0
+        self._failed_at, self._failed = math.inf, dict[int, int]()  # rank → exit code
+        self._said, self._error, self._refused = "", "", False  # what a worker said that failed; how they ended
+        self._told, told = os.pipe()  # what the workers say that fail, in their order; it needs no disk, which may be full
+        os.set_blocking(self._told, False)
         env = {
             "GOMP_SPINCOUNT": "1000",  # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
             **os.environ,
             "NOCAP_PARENT": str(os.getpid()),
             "NOCAP_STAGE": str(self._stage),
             "NOCAP_STARTED": repr(started),
+            "NOCAP_FAILURES": str(told),
             "OMP_NUM_THREADS": str(run.trainer.threads),
-            **self._env,
+            **self._share.env,
         }
         env.pop("HYDRA_FULL_ERROR", None)
         command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
-        with shielded_child():
-            if self._quiet:
-                with to_append(run_dir / "train.log") as log:
-                    self._worker = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
-            else:
-                self._worker = subprocess.Popen(command, env=env)
-        self._on_worker(self._worker.pid)
-        if self._stopping:  # the request came when the worker of before was already dead
-            self._worker.send_signal(signal.SIGTERM)
+        with shielded_child(), to_append(run_dir / "train.log") if self._quiet else nullcontext() as log:
+            output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log} if self._quiet else {}
+            self._workers: list[subprocess.Popen[bytes]] = []
+            try:
+                for number in range(run.trainer.devices):
+                    self._workers.append(worker := subprocess.Popen(command, env=env | self._rank(number), pass_fds=[told], **output))
+                    self._share.pin(worker.pid)
+            except OSError:  # too few processes or files: those that were started must not go on alone
+                self._send(signal.SIGKILL)
+                raise
+            finally:
+                os.close(told)
+        if self._stopping:  # the request came when the workers of before were already dead
+            self._send(signal.SIGTERM)
+
+    def _rank(self, number: int) -> dict[str, str]:
+        """What one of several workers knows of the others: they meet in a file, in a folder that nobody else can enter."""
+        if (size := self.plan.run.trainer.devices) == 1:
+            return {}
+        folder = self.plan.run_dir / RANKS
+        folder.mkdir(mode=0o700, exist_ok=number > 0)  # that of an attempt that was killed is gone: see `leftovers`
+        return {
+            "RANK": str(number),
+            "LOCAL_RANK": str(number),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "NOCAP_STORE": str(folder / self._stage.name),  # a rank of the attempt before, if one still dies, writes to another
+            "GLOO_SOCKET_IFNAME": LOOPBACK,  # no other machine may connect
+            "NCCL_SOCKET_IFNAME": LOOPBACK,
+            "TORCH_GLOO_LAZY_INIT": "0",  # all connections at once: then nobody can make another (training/sockets.py)
+        }
 
     def poll(self) -> int | None:
-        """The worker's exit code once it has ended for good."""
-        code = self._worker.poll()
-        if code is None:
+        """The workers' exit code once they have ended for good."""
+        codes = [worker.poll() for worker in self._workers]
+        if None in codes:
             self._check_heartbeat()
-        elif self._lost(code) and self._restarts < (limit := self.plan.run.trainer.max_restarts):
+            if any(codes):
+                self._end_others(codes)
+            return None
+        code = self._conclude([code for code in codes if code is not None])
+        if self._lost(code) and self._restarts < (limit := self.plan.run.trainer.max_restarts):
             self._restarts += 1
             self._log(f"starting again from the last checkpoint ({self._restarts} of {limit})")
             self._start(time.monotonic())
             return None
         return code
 
+    def _end_others(self, codes: Sequence[int | None]) -> None:
+        """When one has failed, the others have a little time to say what they lost. Then they are killed, which is no failure of theirs."""
+        self._failed_at = min(self._failed_at, time.monotonic())
+        if time.monotonic() > self._failed_at + GRACE_S:
+            self._failed = self._failed or {rank: code for rank, code in enumerate(codes) if code}
+            self._send(signal.SIGKILL)
+
+    def _conclude(self, codes: Sequence[int]) -> int:
+        """One exit code for all, and why they failed: which were killed, or what the first said that failed, which the others only lost."""
+        shutil.rmtree(self.plan.run_dir / RANKS, ignore_errors=True)
+        failed = self._failed or {rank: code for rank, code in enumerate(codes) if code}
+        killed, status = {rank: code for rank, code in failed.items() if code < 0}, ""
+        with suppress(BlockingIOError):  # a process that a worker started holds the other end, and nobody said anything
+            status, _, self._said = os.read(self._told, 1 << 16).split(b"\0")[0].decode(errors="replace").partition(" ")
+        os.close(self._told)
+        if len(codes) == 1:
+            self._error = f"the worker ended with {ending(codes[0])} {self._heartbeat.where(0)} and left no summary"
+        else:
+            ends = [f"rank {rank} ended with {ending(code)} {self._heartbeat.where(rank)}" for rank, code in (killed or failed).items()]
+            self._error = ", ".join(ends) or "the ranks left no summary"
+        if killed or (self._stopping and len(codes) > 1):
+            self._said = ""
+        self._refused = bool(self._said) and status == "refused"
+        return min(killed.values()) if killed else EXIT_CODES[status] if self._said else max(codes)
+
     def _lost(self, code: int) -> bool:
-        """Whether a worker or rank was killed before the run's end. The record decides, not the code alone."""
-        return (code < 0 or code == LOST) and not self._stopping and self.held.beat() and self.summary()["status"] == "failed"
+        """Whether a worker was killed before the run's end. The record decides, not the code alone."""
+        return code < 0 and not self._stopping and self.held.beat() and self.summary()["status"] == "failed"
 
     def wait(self) -> int:
         while (code := self.poll()) is None:
             with suppress(subprocess.TimeoutExpired):
-                self._worker.wait(timeout=LOOK_S)
+                next((worker for worker in self._workers if worker.poll() is None), self._workers[0]).wait(timeout=LOOK_S)
         return code
 
     def stop(self) -> None:
-        """Ask the worker, once, to save and stop."""
+        """Ask the workers, once, to save and stop."""
         if not self._stopping:
             self._stopping = True
-            self._worker.send_signal(signal.SIGTERM)
+            self._send(signal.SIGTERM)
+
+    def _send(self, number: int) -> None:
+        for worker in self._workers:
+            worker.send_signal(number)
 
     def _check_heartbeat(self) -> None:
-        """Kill a worker whose ranks hang, or that trains what another process trains now. They die with it."""
+        """Kill workers that hang, or that train what another process trains now."""
         now, limit = time.monotonic(), self.plan.run.trainer.hang_timeout_s
         if (since := now - self._looked) < LOOK_S:
             return
         if self.held.lost:
-            self._worker.kill()
+            self._send(signal.SIGKILL)
             return
         beats, self._looked = self._heartbeat.count(), now
         self._silent_s = 0.0 if beats != self._beats else self._silent_s + min(since, AWAKE_S)
         self._beats = beats
         if self._silent_s > limit:
             self._hang = f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
-            self._worker.kill()
+            self._send(signal.SIGKILL)
 
     def summary(self) -> dict[str, Any]:
-        """The ended worker's summary. If it died before it wrote one: one with the reason. Stopped in its start-up, it lost nothing."""
+        """The ended run's summary. If nobody wrote one: one with the reason. Stopped in its start-up, it lost nothing."""
         run, run_dir = self.plan.run, self.plan.run_dir
         mine = self.held.beat()
         found = read_json(run_dir / "summary.json") if mine else None
         if found is not None and not (self._hang and found["status"] == "failed"):
             return found
-        error = "" if mine else lease.taken(self._stage.parent)
-        error = error or self._hang or f"the worker ended with {ending(self._worker.wait())} {self._heartbeat.where(0)} and left no summary"
-        if self._hang or not self._stopping:
+        error = ("" if mine else lease.taken(self._stage.parent)) or self._hang or self._said or self._error
+        preempted = self._stopping and not self._hang and not self._said
+        if not preempted:
             self._log(error)
-        status, self._hang = "preempted" if self._stopping and not self._hang else "failed", ""
+        status, self._hang = "preempted" if preempted else "failed", ""
         return cut_short(run, run_dir, status=status, attempt_s=time.monotonic() - self._started, error=error, stage=self._stage)
 
     def _log(self, text: str) -> None:
-        """On stderr, or in the log of a quiet worker."""
+        """On stderr, or in the log of a quiet run."""
         log = self.plan.run_dir / "train.log"
         if self._quiet:
             with suppress(OSError):  # a full disk: the summary has it, or will not be there
                 append_text(log, f"{text}\n")
         else:
-            print(f"nocap: {text}; see {log}", file=sys.stderr, flush=True)
+            print(f"nocap: {text}" + ("" if self._refused else f"; see {log}"), file=sys.stderr, flush=True)

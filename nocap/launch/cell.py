@@ -7,41 +7,40 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from nocap import outside
 from nocap.config.compose import composed
-from nocap.config.errors import refusals
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
-from nocap.config.run import Run
 from nocap.launch import attempt
 from nocap.launch.grid import FILE
-from nocap.launch.head import write_record_head
+from nocap.launch.head import typed_keys, write_record_head
 from nocap.launch.plan import Plan, headline, nothing_to_train, plan, settled, sound
-from nocap.launch.tracked import typed_keys
 from nocap.store.record import read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
 from nocap.training.terminal import table
 
-STARTED = time.monotonic()  # the command moves this back to its own beginning
 
-
-def single(overrides: Sequence[str]) -> NoReturn:
-    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code.
+def single(overrides: Sequence[str], *, started: float) -> NoReturn:
+    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code. `started`: a `time.monotonic()`.
 
     Errors:
         ValueError: it cannot be trained.
     """
-    this = settled(overrides, composed)
-    planned = replace(_plan(this.run, this.choices), swept=typed_keys(this.run, overrides))
-    if "RANK" in os.environ:
-        _train_as_rank(planned)
-    raise SystemExit(attempt.start(planned, started=STARTED))
+    is_rank, this = "RANK" in os.environ, settled(overrides, composed)
+    if is_rank:
+        watch_parent(os.getppid())
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        require(this.run.trainer.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", this.run.trainer.devices)
+    planned = replace(plan(this.run, choices=this.choices), swept=typed_keys(this.run, overrides))
+    if is_rank:
+        _train_as_rank(planned, started=started)
+    raise SystemExit(attempt.start(planned, started=started))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,18 @@ class CellJob:
     folder: str
     identity: str
 
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return Path(self.folder) / "jobs" / f"{self.identity}.log"
+
+    @property
+    def words(self) -> list[str]:
+        """The same as a process: `python WORDS…`."""
+        return ["-m", "nocap.launch.cell", self.folder, self.identity]
+
     def __call__(self) -> int:
-        """Its exit code."""
+        """Its exit code. A SystemExit passes: with it submitit ends a job that is requeued."""
         with guarded():
             try:
                 planned = _cell(Path(self.folder), self.identity)
@@ -75,8 +84,7 @@ class CellJob:
 def main(folder: str, identity: str) -> NoReturn:
     """The same as a process that ends with the one that started it."""
     watch_parent(int(os.environ["NOCAP_PARENT"]))
-    with refusals():
-        raise SystemExit(CellJob(folder, identity)())
+    raise SystemExit(CellJob(folder, identity)())
 
 
 def _cell(folder: Path, identity: str) -> Plan:
@@ -90,22 +98,14 @@ def _cell(folder: Path, identity: str) -> Plan:
     if asked is None:
         raise ValueError(f"{folder / FILE} must have the cell {identity}")
     this = composed(asked["overrides"])
-    planned = replace(_plan(this.run, this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ()))
+    planned = replace(plan(this.run, choices=this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ()))
     here, there = (", ".join(str(value) for value in place.values()) for place in (planned.parts["environment"], asked["environment"]))
     require(here == there, "hydra.launcher.target", f"be the machine where the job runs ({here})", there)
     require(planned.identity == identity, str(folder / FILE), "be planned with this code and data", "others")
     return planned
 
 
-def _plan(run: Run, choices: Mapping[str, str | None]) -> Plan:
-    if "RANK" in os.environ:
-        watch_parent(os.getppid())
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        require(run.trainer.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", run.trainer.devices)
-    return plan(run, choices=choices)
-
-
-def _train_as_rank(plan: Plan) -> NoReturn:
+def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     """Train as one rank of a torchrun that the user or a cluster's launcher started, also over several nodes.
 
     Every rank reads the same config. Rank 0 alone decides whether there is something to train, and where.
@@ -140,7 +140,7 @@ def _train_as_rank(plan: Plan) -> NoReturn:
     if world.is_main:
         lines = [*(f"note: {notice}" for notice in plan.notices), headline(plan) if summary is None else nothing_to_train(plan, summary)]
         print("\n".join(lines), flush=True)
-    status = work(plan.run, Path(run_dir), started=STARTED) if summary is None else summary["status"]
+    status = work(plan.run, Path(run_dir), started=started) if summary is None else summary["status"]
     if world.is_main and (summary := read_json(plan.run_dir / "summary.json")) is not None:
         print(table(summary, run_dir=plan.run_dir), flush=True)
     if status in ("preempted", "diverged"):

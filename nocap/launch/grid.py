@@ -1,24 +1,31 @@
-"""A grid: its cells, checked before the first of them starts, in the order in which they run, and the file that names them."""
+"""A grid: what is swept, its cells, all checked before the first starts, in the order in which they run, and the file that names them."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
+
+from nocap import outside
 from nocap.config.compose import Composed, as_in
-from nocap.config.keys import is_fault
+from nocap.config.keys import is_fault, require
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.plan import Plan, plan, settled
+from nocap.launch.plan import Result as Result
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
 from nocap.store.record import write_json
 
 FILE, REPORT = "grid.json", "report.html"  # nocap.store.runs reads the first
+MOST_CELLS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,22 +58,77 @@ def named(cell: Cell) -> dict[str, Any]:
     return {**names, "overrides": cell.overrides, "environment": planned.parts["environment"]}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """How a cell ended, or that it did not."""
-
-    status: str  # finished, diverged, failed, preempted; waiting: not started
-    trained: bool = False  # by this process, now
-    summary: dict[str, Any] | None = None
-    reason: str | None = None
-
-
 class RefusedError(ValueError):
     """Cells that cannot be trained: a line for each."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
+
+
+# --- what is swept ---------------------------------------------------------------------------------------------------------------------
+
+
+def values_of(override: Override) -> list[str]:
+    """The values that an override sweeps over.
+
+    Errors:
+        ValueError: it has none, or too many.
+    """
+    name, swept, line = override.get_key_element(), override.value(), override.input_line
+    if isinstance(swept, Glob):
+        require(name in outside.groups(), name, "be a group where its options are chosen by glob", line)
+        return swept.filter(outside.yamls(name))
+    in_a_search = "be swept over values: nocap draws none from an interval but in a search, as with search=tpe"
+    require(not isinstance(swept, IntervalSweep), name, in_a_search, line)
+    if isinstance(swept, RangeSweep):
+        numbers = (swept.start or 0, swept.stop or 0, swept.step)
+        require(all(map(math.isfinite, numbers)) and swept.step != 0, name, "be a range of numbers with a step", line)
+        n = sum(1 for _ in itertools.islice(swept.range(), MOST_CELLS + 1))
+        require(n <= MOST_CELLS, name, f"make at most {MOST_CELLS:,} cells", line)
+    return list(override.sweep_string_iterator())
+
+
+def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
+    """The cells' overrides: every combination of what is swept. `zipped`: the first values together, the second, and so on, each with every
+    seed.
+
+    Errors:
+        ValueError: nothing can be swept so.
+    """
+    words = [
+        [f"{one.get_key_element()}={value}" for value in values_of(one)] if one.is_sweep_override() else [str(one.input_line)]
+        for one in overrides
+    ]
+    paired = [zipped and one.is_sweep_override() and one.key_or_group != "seed" for one in overrides]
+    lists, rest = list(itertools.compress(words, paired)), [values for values, pair in zip(words, paired, strict=True) if not pair]
+    lengths = [len(values) for values in lists]
+    require(len({*lengths}) <= 1, "--zip", "be given lists of one length", lengths)
+    total = math.prod(map(len, rest)) * (lengths or [1])[0]
+    require(total <= MOST_CELLS, "a grid", f"have at most {MOST_CELLS:,} cells", f"{total:,}")
+    return (
+        list(itertools.product(*words))
+        if not lists
+        else [(*one, *row) for row in zip(*lists, strict=True) for one in itertools.product(*rest)]
+    )
+
+
+# --- checked ---------------------------------------------------------------------------------------------------------------------------
+
+Datasets = dict[str, Dataset | ValueError]  # each source is prepared once, also the one that fails
+
+
+def dataset_of(run: Run, known: Datasets) -> Dataset:
+    key = repr((run.data, run.tokenizer, run.cache_dir))
+    if key not in known:
+        try:
+            known[key] = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+        except ValueError as error:
+            known[key] = error
+    found = known[key]
+    if isinstance(found, ValueError):
+        raise found
+    return found
 
 
 def check(
@@ -82,14 +144,14 @@ def check(
     Errors:
         RefusedError: at least one cell is invalid. Nothing has been written but the data's cache.
     """
-    found, experiments, bad, datasets = [], set(), [], datasets or Datasets()
-    first: Composed | None = None
+    found, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
+    first, datasets = cast(Composed | None, None), {} if datasets is None else datasets
     for overrides in cells:
         label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"
         try:
             composed = as_in(first, overrides, compose) if first else settled(overrides, compose)
             first = first or composed
-            planned = plan(composed.run, choices=composed.choices, dataset=datasets.of(composed.run))
+            planned = plan(composed.run, choices=composed.choices, dataset=dataset_of(composed.run, datasets))
         except ValueError as error:
             if is_fault(error):
                 raise
@@ -108,25 +170,6 @@ def check(
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
     named = tuple(replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered)
     return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
-
-
-class Datasets:
-    """Each source is prepared once, also the one that fails."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Dataset | ValueError] = {}
-
-    def of(self, run: Run) -> Dataset:
-        key = repr((run.data, run.tokenizer, run.cache_dir))
-        if key not in self._known:
-            try:
-                self._known[key] = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
-            except ValueError as error:
-                self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, ValueError):
-            raise found
-        return found
 
 
 def key_of(override: str) -> str:

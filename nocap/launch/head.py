@@ -1,9 +1,11 @@
-"""The head of a run's record: `config.yaml` and `manifest.json`, and what a killed attempt left in its place. No torch here."""
+"""The head of a run's record: `config.yaml` and `manifest.json`, what a killed attempt left in its place, and what trackers are told of the
+run. No torch here."""
 
 from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -12,13 +14,16 @@ from typing import Any
 from nocap import __version__, outside
 from nocap.config import hardware
 from nocap.config.defaults import reasons
+from nocap.config.keys import flat
 from nocap.config.outward import redact
 from nocap.config.paths import cache_root
 from nocap.config.plain import dump, to_plain
 from nocap.config.run import Run
 from nocap.data.batches import target_bytes, val_windows
 from nocap.data.tokenizer import token_bytes
+from nocap.judge.arms import short_keys, spell
 from nocap.launch.plan import Plan
+from nocap.options.tracker import RunFacts
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, unfinished
 from nocap.store.files import write_file, write_text
@@ -138,3 +143,41 @@ def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
         print(f"no bits per byte: {error}", flush=True)
         return None, str(error)
     return target_bytes(val_windows(plan.run, plan.dataset.val), token_bytes(encoding), tokens=plan.run.trainer.val_tokens), None
+
+
+# --- what trackers are told --------------------------------------------------------------------------------------------------------------
+
+
+def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
+    """Of a run and its manifest, which may be from before it had options and swept keys."""
+    attempt, options, config = manifest["attempts"][-1], manifest.get("options") or {}, to_plain(run)
+    grid, values = attempt.get("grid"), dict(flat(config))
+    swept = {key: options.get(key, values.get(key)) for key in attempt.get("swept") or () if key in options or key in values}
+    short = short_keys(list(swept))
+    words = [
+        str(value) if key in options and value != "none" else f"{short[key]}={spell(value)}"
+        for key, value in swept.items()
+        if key != "seed"
+    ]
+    if grid is None or not words:
+        words = [str(manifest["name"]).removesuffix(f"-s{run.seed}"), *words]
+    arm = " ".join(words)
+    return RunFacts(
+        identity=manifest["identity"],
+        name=f"{arm} s{run.seed}",
+        arm=arm,
+        seed=run.seed,
+        run_dir=run_dir,
+        config=config,
+        group=grid,
+        tags=(arm, *(f"{group}={name}" for group, names in options.items() for name in names.split(","))),
+        options=options,
+        swept={short[key]: value for key, value in swept.items()},
+    )
+
+
+def typed_keys(run: Run, overrides: Iterable[str]) -> tuple[str, ...]:
+    """The keys that a command line sets and that make another run, in its order; options are in the run's name already."""
+    counted = dict(flat(run.that_count("identity", to_plain(run))))
+    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    return tuple(dict.fromkeys(key for key in keys if "." in key and key in counted))

@@ -5,38 +5,37 @@ nocap runs a grid itself. Hydra's own sweeper would train all cells in one proce
 
 from __future__ import annotations
 
-import itertools
 import os
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from nocap import outside
 from nocap.config import hardware, plain
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
-from nocap.launch.grid import REPORT, Cell, Grid, Result, check
-from nocap.launch.plan import DAMAGED, outcome
-from nocap.launch.runner import JOBS, Runner
-from nocap.launch.tracked import track_grid, upload_all
-from nocap.options.launcher import Launcher, OfCluster, Slots
-from nocap.options.launcher.pool import One
+from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
+from nocap.launch.plan import DAMAGED, Plan, outcome
+from nocap.launch.runner import Devices, Runner, one_at_a_time
+from nocap.options.launcher import Launcher, OfCluster
+from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
+from nocap.options.tracker import RunFacts
+from nocap.store.files import write_text
+from nocap.store.identity import digest
 from nocap.store.record import SUMMARY
+from nocap.store.tracking import offline, track_comparison
 
-if TYPE_CHECKING:
-    from nocap.judge.compare import Comparison
-
-Results = dict[str, Result]  # by identity
+OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
 
 
 def multirun(
@@ -56,89 +55,57 @@ def multirun(
     """
     renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]  # as Hydra's plugin is called
     searched, words = search.asked(renamed)
-    require(searched is None or look is None, "--plan", "be left out of a search, whose trials are not known before", "search=…")
     given = overrides_of(words, grid=True)
     config = of_a_grid(given)
-    try:
-        launcher = launcher_option(config)
-        slots = One() if launcher is None else launcher.slots()
-        cells = _overrides(config, given)
-        if searched is not None:
-            require(not (zipped or fail_fast or detach), "search", "be given without --zip, --fail-fast and --detach", "one of them")
-            return _search(searched, cells, slots)
-        require(not detach or isinstance(launcher, Slurm), "--detach", "be given with hydra/launcher=slurm", "another launcher")
-        grid = _check(cells, launcher, zipped=zipped)
-    except KeyboardInterrupt:
-        print("nocap: stopped before the first cell", file=sys.stderr)
-        return EXIT_CODES["preempted"]
+    launcher, asked = launcher_option(config), _overrides(config, given)
+    if searched is not None:
+        others = {"--plan": look, "--zip": zipped, "--fail-fast": fail_fast, "--detach": detach}
+        wrong = ", ".join(flag for flag, value in others.items() if value)
+        require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
+        return _search(searched, asked, launcher)
+    require(not detach or isinstance(launcher, Slurm), "--detach", "be given with hydra/launcher=slurm", "another launcher")
+    swept, cells = [one.key_or_group for one in asked if one.is_sweep_override()], expand(asked, zipped=zipped)
+    grid = (
+        _for_target(cells, swept, launcher) if isinstance(launcher, OfCluster) else check(cells, swept=swept, compose=composed, log=print)
+    )
     if look is not None:
         print(look(grid))
         return 0
+    todo = [cell.plan.run for cell in grid.cells if outcome(cell.plan) is None]
+    executor = launcher.executor(grid.folder) if launcher is not None and todo else one_at_a_time()
     grid.write()
-    total, done = len(grid.cells), sum(outcome(cell.plan) is not None for cell in grid.cells)
-    print(f"grid {grid.name}: {total} cells, {done} done, {total - done} to train", flush=True)
-    cluster = launcher.cluster(grid.folder / JOBS) if launcher is not None and slots is None and done < total else None
-    executor = cluster or slots or One()
-    if done < total and (about := executor.describe([cell.plan.run for cell in grid.cells])):
+    print(f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - len(todo)} done, {len(todo)} to train", flush=True)
+    if todo and (about := executor.describe(todo)):
         print(about, flush=True)
-    runner = Runner(grid, slots=slots or One(), cluster=cluster, fail_fast=fail_fast, detach=detach)
+    runner = Runner(grid, executor, fail_fast=fail_fast, detach=detach)
     try:
         results = runner.run()
     finally:
-        if cluster is not None:
-            cluster.close()
+        executor.close()
     code = _report(grid, results, stopped=runner.stopping)
     return EXIT_CODES["failed"] if fail_fast and any(result.status == "failed" for result in results.values()) else code
-
-
-def _check(overrides: Sequence[Override], launcher: Launcher | None, *, zipped: bool) -> Grid:
-    """The grid's cells, as runs on the machine that will train them."""
-    sweeps = [override for override in overrides if override.is_sweep_override()]
-    _check_size(sweeps)
-    cells, swept = _cells(overrides, zipped=zipped), [one.key_or_group for one in sweeps]
-    if not isinstance(launcher, OfCluster):
-        return check(cells, swept=swept, compose=composed, log=print)
-    target = launcher.target
-    stated = {name: value for name in MACHINE if (value := getattr(target, name)) is not None}
-
-    def compose(words: Sequence[str]) -> Composed:
-        first = composed(words)
-        more = [f"trainer.{name}={_text(value)}" for name, value in stated.items() if name in first.defaults]
-        return composed([*words, *more]) if more else first
-
-    with hardware.target(target.name, target.torch):
-        grid = check(cells, swept=swept, compose=compose, log=print)
-    pinned = [
-        replace(cell, overrides=(*cell.overrides, *(f"trainer.{name}={_text(getattr(cell.plan.run.trainer, name))}" for name in MACHINE)))
-        for cell in grid.cells
-    ]
-    return replace(grid, cells=tuple(pinned))
-
-
-def _cells(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
-    """Every combination of what is swept; with `zipped` the first values together, the second, and so on, each with every seed."""
-    words = [_words(override) for override in overrides]
-    paired = [one.is_sweep_override() and one.key_or_group != "seed" for one in overrides]
-    if not zipped or not any(paired):
-        return list(itertools.product(*words))
-    lists, rest = list(itertools.compress(words, paired)), [values for values, pair in zip(words, paired, strict=True) if not pair]
-    lengths = [len(values) for values in lists]
-    require(len(set(lengths)) == 1, "--zip", "be given lists of one length", lengths)
-    return [(*one, *row) for row in zip(*lists, strict=True) for one in itertools.product(*rest)]
 
 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine
 
 
-def _text(value: object) -> str:
-    return value.name if isinstance(value, Enum) else str(value)
+def _for_target(cells: Sequence[Sequence[str]], swept: Sequence[str], launcher: OfCluster) -> Grid:
+    """The grid as runs on the machines of a cluster."""
+    target = launcher.target
+
+    def compose(words: Sequence[str]) -> Composed:
+        first = composed(words)
+        more = _of_machine({name: getattr(target, name) for name in first.defaults})
+        return composed([*words, *more]) if more else first
+
+    with hardware.target(target.name, target.torch):
+        grid = check(cells, swept=swept, compose=compose, log=print)
+    found = [(cell, {name: getattr(cell.plan.run.trainer, name) for name in MACHINE}) for cell in grid.cells]
+    return replace(grid, cells=tuple(replace(cell, overrides=(*cell.overrides, *_of_machine(values))) for cell, values in found))
 
 
-def _words(override: Override) -> list[str]:
-    """One for each value that it sweeps over."""
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    return [f"{override.get_key_element()}={value}" for value in search.values_of(override)]
+def _of_machine(values: Mapping[str, Any]) -> list[str]:
+    return [f"trainer.{name}={value.name if isinstance(value, Enum) else value}" for name, value in values.items() if value is not None]
 
 
 def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
@@ -148,34 +115,6 @@ def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
     sweeper: Any = OmegaConf.to_container(config.hydra.sweeper)
     own = overrides_of([f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()])
     return list({override.get_key_element(): override for override in [*own, *given] if not is_launcher(override)}.values())
-
-
-MOST_CELLS = 10_000
-
-
-def _check_size(sweeps: Sequence[Override]) -> None:
-    """Refuse a grid that is too large before it is expanded, and words that no sweep can go over."""
-    cells = 1
-    for override in sweeps:
-        key, swept = override.get_key_element(), override.value()
-        _check_glob(override)
-        if isinstance(swept, IntervalSweep):
-            require(
-                False,
-                key,
-                "be swept over values: nocap draws none from an interval but in a search, as with search=tpe",
-                override.input_line,
-            )
-        elif isinstance(swept, RangeSweep):
-            cells *= search.range_length(key, swept)
-        elif isinstance(swept, ChoiceSweep):
-            cells *= len(swept.list)
-        require(cells <= MOST_CELLS, key, f"make at most {MOST_CELLS:,} cells with what else is swept", override.input_line)
-
-
-def _check_glob(override: Override) -> None:
-    ok = not isinstance(override.value(), Glob) or override.get_key_element() in outside.groups()
-    require(ok, override.get_key_element(), "be a group where its options are chosen by glob", override.input_line)
 
 
 def launcher_option(config: DictConfig) -> Launcher | None:
@@ -199,20 +138,17 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     return option
 
 
-def _search(searched: search.Search, overrides: Sequence[Override], slots: Slots | None) -> int:
+def _search(searched: search.Search, overrides: Sequence[Override], launcher: Launcher | None) -> int:
     """Carry out a search, and print what came of it. Its exit code."""
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
-    require(slots is not None, "hydra/launcher", rule, "another")
-    assert slots is not None
+    require(launcher is None or isinstance(launcher, Pool), "hydra/launcher", rule, "another")
     rule = f"be left to search.seed={searched.seed} in a search"
     require(all(one.key_or_group != "seed" for one in overrides), "seed", rule, "seed=…")
-    sweeps = [override for override in overrides if override.is_sweep_override()]
-    for override in sweeps:
-        _check_glob(override)
-    fixed = [str(override.input_line) for override in overrides if override not in sweeps]
-    searching = search.Searching(searched, search.space_of(sweeps), fixed=fixed, compose=composed)
+    space = search.space_of([one for one in overrides if one.is_sweep_override()])
+    fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override()]
+    searching = search.Searching(searched, space, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
-    searching.run(slots)
+    searching.run(Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time())
     grid = replace(searching.grid, cells=tuple(searching.cells()))
     return _report(grid, searching.results, stopped=searching.stopped, conclude=lambda: print(f"\n{searching.report()}"))
 
@@ -222,9 +158,10 @@ def _search(searched: search.Search, overrides: Sequence[Override], slots: Slots
 STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where the status alone is unclear
 
 
-def _report(grid: Grid, results: Results, *, stopped: bool, conclude: Callable[[], None] | None = None) -> int:
+def _report(grid: Grid, results: Mapping[str, Result], *, stopped: bool, conclude: Callable[[], None] | None = None) -> int:
     """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude` says. The grid's exit code."""
-    ended = [(cell, results.get(cell.plan.identity) or Result(status="waiting")) for cell in grid.cells]
+    waiting = Result(summary={"status": "waiting"})
+    ended = [(cell, results.get(cell.plan.identity, waiting)) for cell in grid.cells]
     counts = Counter(result.status for _, result in ended)
     now = sum(result.trained and result.status == "finished" for _, result in ended)
     told = [f"{n} {STATUSES.get(status, status)}" for status, n in sorted(counts.items())]
@@ -238,13 +175,12 @@ def _report(grid: Grid, results: Results, *, stopped: bool, conclude: Callable[[
     if conclude is not None:
         conclude()
     elif counts["finished"]:
-        _compare(grid, trained=any(result.trained for _, result in ended))
+        _compare(grid)
     for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
         print(f"tracker: {line}", flush=True)
-    folder = _shown(grid.folder)
     if (grid.folder / REPORT).is_file():
-        print(f"report: {folder}/{REPORT}")
-    print(f"compare: python -m nocap.compare {folder}", flush=True)
+        print(f"report: {shown(grid.folder / REPORT)}")
+    print(f"compare: python -m nocap.compare {shown(grid.folder)}", flush=True)
     if counts.keys() & {"failed", "waiting", DAMAGED}:
         return EXIT_CODES["failed"]
     return EXIT_CODES["preempted"] if "preempted" in counts else 0
@@ -258,38 +194,52 @@ def _explain(cell: Cell, result: Result) -> None:
     print(f"nocap: {what}: {cell.label} ({reason})", file=sys.stderr)
 
 
-def _compare(grid: Grid, *, trained: bool) -> None:
-    """Print the comparison. A report older than its runs is written and tracked again. An error here changes nothing about the grid."""
+def _compare(grid: Grid) -> None:
+    """Print the comparison. A report older than its runs, as a kill leaves it, is written and tracked again. An error here changes nothing
+    about the grid."""
     try:
         from nocap.judge.compare import compare
+        from nocap.report import comparison as report
         from nocap.report.arms import render
         from nocap.store.runs import load
 
-        comparison = compare(load([grid.folder]))
+        comparison, path = compare(load([grid.folder])), grid.folder / REPORT
         print(f"\n{render(comparison)}\n")
-        if trained or _report_is_older(grid):
-            _write_report(grid, comparison)
+        written = path.stat().st_mtime_ns if path.is_file() else 0
+        summaries = [cell.plan.run_dir / SUMMARY for cell in grid.cells]
+        if any(one.is_file() and one.stat().st_mtime_ns > written for one in summaries):
+            report.write(comparison, path)
+            if message := track_grid(grid, comparison.json(), report=path):
+                print(f"tracker: {message}")
     except Exception as error:
         print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _shown(folder: Path) -> str:
-    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
+def track_grid(grid: Grid, comparison: Mapping[str, Any], *, report: Path) -> str | None:
+    """A grid's comparison as a run of its group; where that is online."""
+    tracker = grid.cells[0].plan.run.tracker
+    facts = RunFacts(
+        identity=digest({"grid": grid.name}),
+        name=grid.name,
+        arm="comparison",
+        seed=0,
+        run_dir=grid.folder,
+        config={"grid": grid.name},
+        group=grid.name,
+        tags=("comparison",),
+    )
+    address = track_comparison(tracker, facts, comparison=comparison, report=report)
+    return None if offline(tracker, [grid.folder]) else address
 
 
-def _report_is_older(grid: Grid) -> bool:
-    """Whether a run ended after the report was written, or there is none: a kill came in between."""
-    path = grid.folder / REPORT
-    written = path.stat().st_mtime_ns if path.is_file() else 0
-    summaries = (cell.plan.run_dir / SUMMARY for cell in grid.cells)
-    return any(path.is_file() and path.stat().st_mtime_ns > written for path in summaries)
+def upload_all(folder: Path, plans: Sequence[Plan]) -> Iterator[str]:
+    """A command for each tracker that uploads what it left offline of these runs and of the grid in `folder`, where it lists that."""
+    waiting = offline(plans[0].run.tracker, [*(plan.run_dir for plan in plans), folder]) if plans else {}
+    for uploader, places in waiting.items():
+        write_text(folder / OFFLINE, "".join(f"{shlex.quote(str(place))}\n" for place in places))
+        yield f"{len(places)} offline; one command uploads them: xargs {uploader} < {shlex.quote(shown(folder / OFFLINE))}"
 
 
-def _write_report(grid: Grid, comparison: Comparison) -> None:
-    """`report.html` in the grid's folder, and with W&B a run of the group that holds the verdicts and the report."""
-    from nocap.report import comparison as report
-
-    path = grid.folder / REPORT
-    report.write(comparison, path)
-    if message := track_grid(grid, comparison.json(), report=path):
-        print(f"tracker: {message}")
+def shown(path: Path) -> str:
+    """As it is typed here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

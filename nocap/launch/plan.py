@@ -51,6 +51,23 @@ class Plan:
     notices: tuple[str, ...] = ()  # what a person should know before it starts
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a run ended, or that it did not."""
+
+    summary: dict[str, Any]  # its `status`: finished, diverged, failed, preempted, refused, damaged, or waiting: not started; `error`: why
+    trained: bool = False  # by this process, now
+    signals: tuple[int, ...] = ()  # the requests to stop that came
+
+    @property
+    def status(self) -> str:
+        return str(self.summary["status"])
+
+    @property
+    def reason(self) -> str | None:
+        return self.summary.get("error")
+
+
 LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
 
 
@@ -228,26 +245,22 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
     )
 
 
-def outcome(plan: Plan) -> dict[str, Any] | None:
-    """The summary of this run if it has come to its end: finished, or diverged, which it would do again.
-
-    One that is damaged has not, where there is a checkpoint to go on from; without one it is `damaged`, with the reason as its `error`.
-    """
-    try:
-        return _read(plan.run_dir, plan.identity)[0]
-    except ValueError as error:
-        return {"status": DAMAGED, "error": str(error)}
-
-
 def sound(plan: Plan) -> dict[str, Any] | None:
-    """The same of a run alone.
+    """The summary of this run if it has come to its end: finished, or diverged, which it would do again. One that is damaged has not, where
+    there is a checkpoint to go on from.
 
     Errors:
-        ValueError: it is damaged.
+        ValueError: it is damaged, and there is none.
     """
-    if (summary := outcome(plan)) is not None and summary["status"] == DAMAGED:
-        raise ValueError(summary["error"])
-    return summary
+    return _read(plan.run_dir, plan.identity)[0]
+
+
+def outcome(plan: Plan) -> dict[str, Any] | None:
+    """The same of one run among others: in place of the error the status `damaged`."""
+    try:
+        return sound(plan)
+    except ValueError as error:
+        return {"status": DAMAGED, "error": str(error)}
 
 
 def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:

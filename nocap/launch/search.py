@@ -1,14 +1,16 @@
-"""A search: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`. A loop of asking Optuna for a trial and telling it the loss.
+"""A search: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`. A loop that asks Optuna and tells it losses.
 
 It chooses settings and is no evidence for a claim. Its trials are runs like all others; `grid.json` in its folder lists them, and their
-losses are in their records. A trial follows from the seed, its number and what is known of the trials before it alone, so that a search
-that was killed goes on with the trials that it would have had. No torch here, and Optuna is imported only by what needs it.
+losses are in their records. A trial follows from the seed, its number and the losses of the trials before it alone, so that a search
+that was killed goes on with the trials that it would have had. In a pool, trials are asked for in batches, as many as there is room for.
+No torch here, and Optuna is imported only by what needs it.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -17,17 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
-from nocap import outside
 from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.keys import check_keys, is_fault, key, require
-from nocap.launch.grid import FILE, REPORT, Cell, Datasets, Grid, Result, check, named
+from nocap.launch.grid import FILE, REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
 from nocap.launch.plan import plan, settled, sound
-from nocap.launch.runner import Runner
-from nocap.options.launcher import Slots
+from nocap.launch.runner import Devices, Runner
 from nocap.report import page
 from nocap.report.table import aligned
 from nocap.store import lease
@@ -39,7 +39,7 @@ from nocap.store.record import read_json, write_json
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-DIGITS = 6  # of a number that is proposed: what is trained can be typed
+DIGITS, STEP_DIGITS = 6, 12  # of a number that is proposed, and of one of a range: what is trained can be typed
 MOST = 10  # trials of the table on a terminal
 Space = dict[str, "BaseDistribution"]  # key or group → what it may be
 Params = Mapping[str, Any]
@@ -98,50 +98,35 @@ def space_of(sweeps: Sequence[Override]) -> Space:
 
 
 def _distribution(override: Override) -> BaseDistribution:
-    from optuna import distributions
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     name, swept, line = override.get_key_element(), override.value(), override.input_line
-    log = "log" in getattr(swept, "tags", ())
-    low: Any
-    high: Any
-    step: Any
+    tags: set[str] = getattr(swept, "tags", set())
+    log = "log" in tags
     known = {"log"} if isinstance(swept, IntervalSweep) else set[str]()
-    require(getattr(swept, "tags", set()) <= known, name, "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))", line)
+    require(tags <= known, name, "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))", line)
     require(not getattr(swept, "shuffle", False), name, "not be shuffled: a search has an order of its own", line)
     if isinstance(swept, IntervalSweep):
-        low, high, step = swept.start or 0, swept.end or 0, None
+        low, high = swept.start or 0, swept.end or 0
         require(-math.inf < low < high < math.inf, name, "be an interval from a lower number to a higher", line)
         require(not log or low > 0, name, "be above 0 to be searched by its logarithm", line)
-        whole = isinstance(low, int) and isinstance(high, int)
-    elif isinstance(swept, RangeSweep):
-        first, step, n = Decimal(str(swept.start or 0)), Decimal(str(swept.step)), range_length(name, swept)
-        require(n > 1, name, "be a range of at least two", line)
-        low, high = sorted((first, first + (n - 1) * step))
-        whole = all(isinstance(one, int) for one in (swept.start or 0, swept.step))
-    else:
-        choices = list(dict.fromkeys(values_of(override)))
-        require(bool(choices), name, "be swept over something", line)
-        return distributions.CategoricalDistribution(choices)
-    if whole:
-        return distributions.IntDistribution(int(low), int(high), log=log, step=abs(int(step or 1)))
-    return distributions.FloatDistribution(float(low), float(high), log=log, step=None if step is None else abs(float(step)))
+        is_whole = isinstance(low, int) and isinstance(high, int)
+        return IntDistribution(int(low), int(high), log=log) if is_whole else FloatDistribution(float(low), float(high), log=log)
+    values = list(dict.fromkeys(values_of(override)))
+    if not isinstance(swept, RangeSweep):
+        require(bool(values), name, "be swept over something", line)
+        return CategoricalDistribution(values)
+    start, stop, step = (Decimal(str(number)) for number in (swept.start or 0, swept.stop or 0, swept.step))
+    steps = math.ceil((stop - start) / step) - 1  # Hydra's own floats may reach the stop
+    require(steps > 0, name, "be a range of at least two", line)
+    least, most = sorted((start, start + steps * step))
+    if isinstance(swept.start or 0, int) and isinstance(swept.step, int):
+        return IntDistribution(int(least), int(most), step=abs(int(step)))
+    return FloatDistribution(float(least), float(most), step=abs(float(step)))
 
 
-def values_of(override: Override) -> list[str]:
-    """The values that an override sweeps over."""
-    swept = override.value()
-    return swept.filter([*outside.yamls(override.key_or_group)]) if isinstance(swept, Glob) else list(override.sweep_string_iterator())
-
-
-def range_length(name: str, swept: RangeSweep) -> int:
-    """How many values a range has.
-
-    Errors:
-        ValueError: it is no range.
-    """
-    start, stop, step = swept.start or 0, swept.stop or 0, swept.step
-    require(all(map(math.isfinite, (start, stop, step))) and step != 0, name, "be a range of numbers with a step", swept.step)
-    return max(0, math.ceil((stop - start) / step))
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def words_of(space: Space, params: Params) -> tuple[str, ...]:
@@ -167,7 +152,7 @@ def describe(distribution: BaseDistribution) -> str:
 def ends(space: Space) -> list[tuple[str, ...]]:
     """The words at the space's ends, which can be tried before the first trial: of each key in turn each choice or both ends, the others at
     their first."""
-    choices: dict[str, Any] = {}
+    choices = dict[str, Any]()
     for name, d in space.items():
         choices[name] = getattr(d, "choices", None) or [getattr(d, end) for end in ("low", "high")]
     first = {name: values[0] for name, values in choices.items()}
@@ -178,52 +163,32 @@ def ends(space: Space) -> list[tuple[str, ...]]:
 
 
 def propose(search: Search, space: Space, before: Sequence[tuple[Params, float | None]]) -> Params:
-    """The trial after these, each with its loss if it has ended. It follows from what is given alone."""
-    n = len(before)
-    if search.sampler is Sampler.tpe:
-        import optuna
+    """The trial after these, each with its loss if that is known. It follows from what is given alone."""
+    import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        own = int(np.random.SeedSequence([search.seed, n]).generate_state(1)[0])
-        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=own, constant_liar=True))  # a trial that runs counts as bad
-        for params, value in before:
-            state = optuna.trial.TrialState.RUNNING if value is None else optuna.trial.TrialState.COMPLETE
-            study.add_trial(optuna.trial.create_trial(params=dict(params), distributions=space, value=value, state=state))
-        drawn = study.ask(space).params
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    own = int(np.random.SeedSequence([search.seed, len(before)]).generate_state(1)[0])
+    trial, samplers = optuna.trial, optuna.samplers
+    if search.sampler is Sampler.sobol:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sobol = samplers.QMCSampler(scramble=True, seed=search.seed)
+        study, none = optuna.create_study(sampler=sobol), trial.create_trial(state=trial.TrialState.RUNNING)
+        drawn = [sobol.sample_relative(study, none, space) for _ in range(len(before) + 1)][-1]  # the next point of the sequence
     else:
-        shares = (_sobol if search.sampler is Sampler.sobol else _random)(search.seed, n, len(space))
-        drawn = {name: _at(distribution, float(u)) for (name, distribution), u in zip(space.items(), shares, strict=True)}
-    return {name: _rounded(distribution, drawn[name]) for name, distribution in space.items()}
+        tpe = samplers.TPESampler(seed=own, constant_liar=True)  # a trial that runs counts as bad
+        study = optuna.create_study(sampler=tpe if search.sampler is Sampler.tpe else samplers.RandomSampler(seed=own))
+        for params, value in before:
+            state = trial.TrialState.RUNNING if value is None else trial.TrialState.COMPLETE
+            study.add_trial(trial.create_trial(params=dict(params), distributions=space, value=value, state=state))
+        drawn = study.ask(space).params
+    return {name: _typed(distribution, drawn[name]) for name, distribution in space.items()}
 
 
-def _random(seed: int, n: int, d: int) -> np.ndarray:
-    return np.random.default_rng([seed, n]).random(d)
-
-
-def _sobol(seed: int, n: int, d: int) -> np.ndarray:
-    from scipy.stats.qmc import Sobol
-
-    sequence = Sobol(d, scramble=True, seed=seed)
-    if n:  # SciPy goes forward by one or more
-        sequence.fast_forward(n)
-    return np.asarray(sequence.random(1)[0])
-
-
-def _at(distribution: BaseDistribution, u: float) -> Any:
-    """The value at this share, from 0 to 1, of a distribution."""
+def _typed(distribution: BaseDistribution, value: Any) -> Any:
+    """What is trained can be typed: a number has few digits."""
     d: Any = distribution
-    if hasattr(d, "choices"):
-        return d.choices[int(u * len(d.choices))]
-    if d.log:
-        half = 0.5 if isinstance(d.low, int) else 0.0  # each whole number has its share
-        value = math.exp((1 - u) * math.log(d.low - half) + u * math.log(d.high + half))
-        return min(max(round(value), d.low), d.high) if half else value
-    return d.low + u * (d.high - d.low) if d.step is None else d.low + d.step * int(u * (round((d.high - d.low) / d.step) + 1))
-
-
-def _rounded(distribution: BaseDistribution, value: Any) -> Any:
-    d: Any = distribution
-    return min(max(float(f"{value:.{12 if d.step else DIGITS}g}"), d.low), d.high) if isinstance(value, float) else value
+    return min(max(_rounded(value, STEP_DIGITS if d.step else DIGITS), d.low), d.high) if isinstance(value, float) else value
 
 
 # --- carried out -------------------------------------------------------------------------------------------------------------------------
@@ -243,8 +208,8 @@ class Trial:
     @property
     def order(self) -> tuple[bool, float, float, int]:
         """The lowest loss first, and of the rest the lowest that was screened."""
-        losses = [math.inf if value is None else value for value in (self.val_loss, self.screened)]
-        return (self.status == "refused", *losses, self.number)  # type: ignore[return-value]
+        val_loss, screened = (math.inf if value is None else value for value in (self.val_loss, self.screened))
+        return (self.status == "refused", val_loss, screened, self.number)
 
     def json(self) -> dict[str, Any]:
         losses = {"val_loss": self.val_loss, "screened": self.screened}
@@ -263,22 +228,21 @@ class Searching:
         require(bool(space), "search", "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'", "no such override")
         self.search, self.space, self.fixed = search, space, (*fixed, f"seed={search.seed}")
         self._datasets, self._trials, self._losses = Datasets(), list[Trial](), dict[str, float]()
+        self.note = f"chosen on seed {search.seed}: what the settings are worth, other seeds tell"  # below the table
         self.results, self.stopped = dict[str, Result](), False  # identity → how a run ended, of this process
-        tried = ends(space)
-        base = settled([*self.fixed, *tried[0]], compose)
-        self._compose: Compose = lambda words: as_in(base, words, compose)
-        words = [(*self.fixed, *end) for end in tried]
+        words = [(*self.fixed, *end) for end in ends(space)]
+        self._base = settled(words[0], compose)
+        self._compose: Compose = lambda words: as_in(self._base, words, compose)
         grid = check(words, swept=tuple(space), compose=self._compose, log=lambda line: None, datasets=self._datasets)
         kept = {cell.overrides[: len(words[0])] for cell in grid.cells}
-        same = [" ".join(end) for end, cell in zip(tried, words, strict=True) if cell not in kept]
+        same = [" ".join(word[len(self.fixed) :]) for word in words if word not in kept]
         require(not same, "search", "be over keys and values that change the run", ", ".join(same))
         self.described = {name: describe(distribution) for name, distribution in space.items()}
-        content = {**asdict(search), "sampler": search.sampler.name, "seeds": (search.seed,), "trials": None, "space": self.described}
-        content["ends"] = sorted(cell.plan.identity for cell in grid.cells)
+        self.asked = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
+        content = {**self.asked, "trials": None, "space": self.described, "ends": sorted(cell.plan.identity for cell in grid.cells)}
         keys = "-".join(re.sub(r"[^\w.]+", "_", name.rpartition(".")[2]) for name in space)
         name = f"search-{keys[:50]}-{digest(content)}"
         self.grid = Grid(name=name, folder=grid.folder.with_name(name), swept=tuple(space), cells=())
-        self.cell(0, tried[0], screened=search.screen is not None)
 
     def cell(self, number: int, words: Sequence[str], *, screened: bool) -> Cell:
         """The run of a trial: of its whole schedule, or `screened` of a whole one of the share of its steps.
@@ -286,19 +250,15 @@ class Searching:
         Errors:
             ValueError: there is no such run.
         """
-        composed, label = self._compose([*self.fixed, *words]), f"trial {number}"
-        if screened:
-            assert self.search.screen is not None
-            steps = max(1, round(self.search.screen * composed.run.trainer.steps))
-            composed, label = (
-                self._compose([*composed.overrides, f"trainer.steps={steps}"]),
-                f"{label}, {self.search.screen:g} of its steps",
-            )
-        planned = plan(composed.run, choices=composed.choices, dataset=self._datasets.of(composed.run))
+        composed, label, share = self._compose([*self.fixed, *words]), f"trial {number}", self.search.screen
+        if screened and share is not None:
+            steps = max(1, round(share * composed.run.trainer.steps))
+            composed, label = self._compose([*composed.overrides, f"trainer.steps={steps}"]), f"{label}, {share:g} of its steps"
+        planned = plan(composed.run, choices=composed.choices, dataset=dataset_of(composed.run, self._datasets))
         planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
         return Cell(overrides=composed.overrides, label=f"{label}: {' '.join(words)}", plan=planned)
 
-    def run(self, slots: Slots, *, log: Callable[[str], None] = print) -> None:
+    def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> None:
         """Train what is missing, as many trials at once as there is room for.
 
         Errors:
@@ -307,64 +267,65 @@ class Searching:
         """
         self.grid.folder.mkdir(parents=True, exist_ok=True)
         with lease.acquire(self.grid.folder) as lock:
-            stage = lock.stage()
-            self.trials()
-            self._train([trial.first for trial in self._trials], slots, more=lambda: self._next(stage, log), total=self.search.trials)
-            if not self.stopped:
-                self._promote()
+            stage, room = lock.stage(), devices.at_once(self._base.run)
+            known = sorted(self.trials(), key=lambda trial: trial.number)
+            self._train([trial.first for trial in known], devices, more=lambda: self._batch(room, stage, log), total=self.search.trials)
             if self.search.screen is not None and not self.stopped:
-                self._train([trial.whole for trial in self.trials()], slots)
+                self._promote()
+                self._train([trial.whole for trial in self.trials()], devices)
             self._write(stage)
 
-    def _train(self, cells: Sequence[Cell | None], slots: Slots, **more: Any) -> None:
-        runner = Runner(replace(self.grid, cells=tuple(cell for cell in cells if cell is not None)), slots=slots, **more)
+    def _train(self, cells: Sequence[Cell | None], devices: Devices, **more: Any) -> None:
+        runner = Runner(replace(self.grid, cells=tuple(cell for cell in cells if cell is not None)), devices, **more)
         self.results |= runner.run()
         self.stopped = runner.stopping
 
-    def _next(self, stage: Path, log: Callable[[str], None]) -> list[Cell]:
-        """The run of a new trial, which is written down before it begins. None: there are enough."""
-        while len(self._trials) < self.search.trials:
-            before = [(params_of(self.space, trial.words), self._loss(trial)) for trial in self._trials]
-            trial = self._trial(len(before) + 1, words_of(self.space, propose(self.search, self.space, before)))
-            self._trials.append(trial)
-            self._write(stage)
-            if trial.first is not None:
-                for notice in trial.first.plan.notices:
-                    log(f"note: {notice}")
-                return [trial.first]
-            log(f"trial {trial.number}: {' '.join(trial.words)} cannot be trained, which is its result: {trial.reason}")
-        return []
+    def _batch(self, room: int, stage: Path, log: Callable[[str], None]) -> list[Cell]:
+        """The runs of the next trials, written down before they begin. They know the losses of the batches before theirs. None: enough."""
+        cells = list[Cell]()
+        while not cells and (known := len(self._trials)) < self.search.trials:
+            begin = known // room * room
+            for number in range(known + 1, min(begin + room, self.search.trials) + 1):
+                losses = [self._loss(trial.first) if trial.number <= begin else None for trial in self._trials]
+                before = [(params_of(self.space, trial.words), value) for trial, value in zip(self._trials, losses, strict=True)]
+                self._trials.append(trial := self._trial(number, words_of(self.space, propose(self.search, self.space, before))))
+                self._write(stage)
+                if trial.first is None:
+                    log(f"trial {number}: {' '.join(trial.words)} cannot be trained, which is its result: {trial.reason}")
+                else:
+                    cells.append(trial.first)
+                    for notice in trial.first.plan.notices:
+                        log(f"note: {notice}")
+        return cells
 
     def _trial(self, number: int, words: tuple[str, ...]) -> Trial:
         try:
-            first = self.cell(number, words, screened=self.search.screen is not None)
+            first = self.cell(number, words, screened=True)
         except ValueError as error:
             if is_fault(error):
                 raise
             return Trial(number=number, words=words, reason=str(error))
         return Trial(number=number, words=words, first=first, whole=first if self.search.screen is None else None)
 
-    def _loss(self, trial: Trial) -> float | None:
-        """The loss that the next trial is proposed by, infinite where there is none to come. None: it has not ended."""
-        return math.inf if trial.first is None else self._loss_of(trial.first)
-
-    def _loss_of(self, cell: Cell | None) -> float | None:
-        """The validation loss of this run, infinite where it diverged. None: it has not ended."""
-        if cell is not None and cell.plan.identity not in self._losses and (end := sound(cell.plan)):
+    def _loss(self, cell: Cell | None) -> float | None:
+        """The validation loss of this run, infinite where it diverged, or cannot be trained. None: it has not ended."""
+        if cell is None:
+            return math.inf
+        if cell.plan.identity not in self._losses and (end := sound(cell.plan)):
             value = end.get("val_loss")
             self._losses[cell.plan.identity] = math.inf if end["status"] == "diverged" or value is None else float(value)
-        return None if cell is None else self._losses.get(cell.plan.identity)
+        return self._losses.get(cell.plan.identity)
 
     def _promote(self) -> None:
         """The best share of the trials that were screened are trained in whole (successive halving, arXiv:1502.07943, but over whole
         schedules: half-way through a run the order says little)."""
-        if (share := self.search.screen) is None:
-            return
-        losses = [(math.inf if (value := self._loss(trial)) is None else value, trial.number) for trial in self._trials]
+        share = self.search.screen or 0.0
+        losses = [(math.inf if (value := self._loss(trial.first)) is None else value, trial.number) for trial in self._trials]
         best = sorted(losses)[: math.ceil(share * len(losses)) if len(losses) >= self.search.trials else 0]
-        for trial in self._trials:
-            chosen = any(number == trial.number and value < math.inf for value, number in best)
-            trial.whole = self.cell(trial.number, trial.words, screened=False) if chosen else None
+        for value, number in best:
+            if value < math.inf:
+                trial = self._trials[number - 1]
+                trial.whole = self.cell(number, trial.words, screened=False)
 
     # --- what came of it -----------------------------------------------------------------------------------------------------------------
 
@@ -380,37 +341,29 @@ class Searching:
             self._trials = [self._trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)]
             self._promote()
         for trial in self._trials:
-            losses = [self._loss_of(cell) for cell in (trial.first, trial.whole)]
-            trial.screened, trial.val_loss = (value if value is not None and math.isfinite(value) else None for value in losses)
-            if self.search.screen is None:
-                trial.screened = None
-            is_open = losses[0] is None or (trial.whole is not None and losses[1] is None)
-            trial.status = "refused" if trial.first is None else "open" if is_open else "diverged" if math.inf in losses else "finished"
+            screened, whole = self._loss(trial.first), self._loss(trial.whole)
+            trial.screened = None if self.search.screen is None else page.finite(screened)
+            trial.val_loss = page.finite(whole)
+            is_open = screened is None or whole is None
+            has_diverged = screened == math.inf or (trial.whole is not None and whole == math.inf)
+            trial.status = "refused" if trial.first is None else "open" if is_open else "diverged" if has_diverged else "finished"
         return sorted(self._trials, key=lambda trial: trial.order)
 
     def _write(self, stage: Path) -> None:
         """As a grid's `grid.json`: its cells are the runs of whole schedules."""
         trials = self.trials()
         cells = {trial.whole.plan.identity: named(trial.whole) for trial in trials if trial.whole is not None}
-        search = {**asdict(self.search), "sampler": self.search.sampler.name, "seeds": [self.search.seed]}
-        content = {"name": self.grid.name, "swept": self.grid.swept, "search": search, "space": self.described}
-        write_json(
-            self.grid.folder / FILE, {**content, "trials": [trial.json() for trial in trials], "cells": [*cells.values()]}, stage=stage
-        )
+        content: dict[str, Any] = {"name": self.grid.name, "swept": self.grid.swept, "search": self.asked, "space": self.described}
+        content |= {"trials": [trial.json() for trial in trials], "cells": [*cells.values()]}
+        write_json(self.grid.folder / FILE, content, stage=stage)
 
     @property
     def head(self) -> list[str]:
         """What is searched, and how."""
-        search, screen = self.search, ""
-        if search.screen is not None:
-            screen = f"; all at {search.screen:g} of their steps, then the best {search.screen:g} of them at all steps"
+        search, share = self.search, self.search.screen
+        screen = "" if share is None else f"; all at {share:g} of their steps, then the best {share:g} of them at all steps"
         line = f"{self.grid.name}: {search.sampler.name}, {plural(search.trials, 'trial')} on seed {search.seed}{screen}"
         return [line, *(f"  {name}: {text}" for name, text in self.described.items())]
-
-    @property
-    def note(self) -> str:
-        """What the table is not."""
-        return f"chosen on seed {self.search.seed}: what the settings are worth, other seeds tell"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows."""

@@ -22,8 +22,7 @@ from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, RefusedError, Result, check, key_of
 from nocap.launch.plan import DAMAGED, outcome, plan
-from nocap.launch.runner import Runner
-from nocap.options.launcher.pool import Devices
+from nocap.launch.runner import Devices, Runner
 from nocap.store.identity import digest, source_hashes
 from nocap.store.record import read_ended, read_json, write_json
 from nocap.store.runs import Record, read
@@ -123,7 +122,7 @@ class Trainings:
         for seed in seeds:
             between()
             cells = tuple(cell for cell in self.grid.cells if cell.plan.run.seed == seed)
-            runner = Runner(replace(self.grid, cells=cells), slots=Devices(jobs=None), watch=watch)
+            runner = Runner(replace(self.grid, cells=cells), Devices(), watch=watch)
             results |= runner.run()
             if runner.stopping:
                 raise StoppedError("stopped; what was trained is saved, and the same command goes on")

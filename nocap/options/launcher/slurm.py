@@ -1,20 +1,17 @@
-"""Cells as jobs of Slurm, by submitit's own API."""
+"""Cells as jobs of Slurm."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key, require
-from nocap.config.run import Run
-from nocap.options.launcher import Cluster, End, Job, OfCluster, last_words
+from nocap.options.launcher import OfCluster
 
-MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
-EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")  # submitit's own names, for any cluster
+if TYPE_CHECKING:
+    from nocap.launch.runner import Executor
 
 
 @dataclass(kw_only=True)
@@ -45,84 +42,8 @@ class Slurm(OfCluster):
     array_parallelism: int = key(ge=1, le=10**6, default=256)  # jobs at once, at most
     setup: list[str] = field(default_factory=list)  # commands before srun
 
-    def slots(self) -> None:
+    def executor(self, folder: Path) -> Executor:
         require(find_spec("submitit") is not None, "hydra/launcher=slurm", "find submitit installed: pip install 'nocap[slurm]'", "none")
+        from nocap.launch.clusters import SlurmJobs
 
-    def cluster(self, folder: Path) -> Cluster:
-        import submitit
-
-        asked = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "target", "max_num_timeout")}
-        try:
-            executor = submitit.AutoExecutor(folder / "%j", cluster="slurm", slurm_max_num_timeout=self.max_num_timeout)
-            executor.update_parameters(**{name if name in EVERY else f"slurm_{name}": value for name, value in asked.items()})
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}") from error
-        return Jobs(executor, folder / "%j", asked)
-
-
-class Jobs:
-    """What was handed over since the last look becomes arrays of jobs."""
-
-    restarts = 0  # Slurm requeues them itself
-
-    def __init__(self, executor: Any, folder: Path, asked: Mapping[str, Any]) -> None:
-        self._executor, self._folder, self._asked, self._new = executor, folder, asked, list[Submitted]()
-        self.one_log = asked["stderr_to_stdout"]
-
-    def describe(self, runs: Sequence[Run]) -> str:
-        return f"slurm: a job of {self._asked['timeout_min']} min a cell, {self._asked['array_parallelism']} at once at most"
-
-    def submit(self, job: Job) -> Submitted:
-        self._new.append(made := Submitted(self, job))
-        return made
-
-    def send(self) -> None:
-        """Hand over what is new, unless a job of an earlier command still has it."""
-        from submitit import SlurmJob
-
-        new, self._new = self._new, []
-        for made in new:  # all are known before the first is asked for: then one call of sacct answers for all
-            made.sent = SlurmJob(self._folder, made.number.read_text()) if made.number.is_file() else None
-        for made in new:
-            if made.sent is not None and (made.sent.state == "UNKNOWN" or made.sent.done()):
-                made.sent = None
-        todo = [made for made in new if made.sent is None]
-        for part in (todo[first : first + MOST_JOBS] for first in range(0, len(todo), MOST_JOBS)):
-            try:
-                for made, sent in zip(part, self._executor.submit_array([made.job.train for made in part]), strict=True):
-                    made.sent = sent
-                    made.number.write_text(sent.job_id)
-            except Exception as error:  # submitit's, of no class of their own: sbatch has refused the array
-                for made in part:
-                    made.end = End(reason=_last_line(error))
-
-    def close(self) -> None:
-        pass
-
-
-class Submitted:
-    """A job of Slurm's."""
-
-    def __init__(self, cluster: Jobs, job: Job) -> None:
-        self._cluster, self.job = cluster, job
-        self.number = job.log.with_suffix(".job")  # holds that of Slurm
-        self.sent: Any = None
-        self.end: End | None = None
-
-    def poll(self) -> End | None:
-        self._cluster.send()
-        if self.end is None and self.sent.done():
-            error = self.sent.exception()
-            printed = last_words(self.sent.stdout() if self._cluster.one_log else self.sent.stderr())
-            self.end = End(reason=printed if error is None else _last_line(error))
-        return self.end
-
-    def stop(self) -> None:
-        """It goes on as it is: Slurm's jobs outlive the command that handed them over."""
-        self._cluster.send()
-        self.end = self.end or End(reason=f"goes on as Slurm's job {self.sent.job_id}")
-
-
-def _last_line(error: Exception) -> str:
-    lines = re.findall(r"\S.*", str(error))
-    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
+        return SlurmJobs(folder, {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "target")})
