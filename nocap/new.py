@@ -17,7 +17,6 @@ from nocap.store.files import write_file
 
 TEMPLATES = PACKAGE / "templates"
 STUDY = "study"  # beside the groups: a folder with a study.yaml
-VALUES = ("true", "false", "null", "nan", "inf")  # that the command line would read as such
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,7 +58,6 @@ def _check(group: str, name: str, folder: Path) -> None:
     if group == STUDY:
         return
     outside.use([folder] if folder.is_dir() else [])
-    require(name.lower() not in VALUES, "NAME", "be no value of the command line", name)
     for place in (conf_dir(), *outside.folders()):
         taken = place / outside.place(group) / f"{name}.yaml"
         require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
