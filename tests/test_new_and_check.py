@@ -15,7 +15,8 @@ import torch
 
 from nocap import check, new, outside
 from nocap.__main__ import COMMANDS
-from nocap.checks.contract import CHECKS
+from nocap.checks.contract import CHECKS, composes
+from nocap.checks.trial import Trial
 from nocap.config import registry
 from nocap.study.plan import prepare
 from nocap.study.spec import load
@@ -317,15 +318,17 @@ def test_yaml_alone_is_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "mlp=wide composes  kind=mlp, activation=gelu, expansion=2.0" in capsys.readouterr().out
 
 
-def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(REPO / "experiments" / "atlas" / "ideas"), "--only", "composes", "attention=sliding"]
-    assert check.main(words) == 0
+def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = REPO / "experiments" / "atlas" / "ideas"
+    assert check.main([str(folder), "--only", "composes", "attention=sliding"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert "skip ideas=[easy_first] composes  ideas.easy_first.run must be given  " in "\n".join(told)
     assert [line.split()[0] for line in told if " composes " in line].count("ok") == 7
     assert told[-1] == "all passed, 1 skipped"
-    assert check.main([*words, "ideas.easy_first.run=outputs/runs/mine", "--only", "easy_first"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "all passed"
+    given = Trial(group="ideas", name="easy_first", more=("ideas.easy_first.run=outputs/runs/mine",), folder=tmp_path)
+    assert "run=outputs/runs/mine" in composes(given)
 
 
 @pytest.mark.parametrize("door_module", ["nocap.new", "nocap.check"])

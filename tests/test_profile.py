@@ -294,6 +294,7 @@ def event(name: str, start: float, end: float, *, on: str = "CPU", device_us: fl
         time_range=SimpleNamespace(start=start, end=end),
         device_type=SimpleNamespace(name=on),
         self_device_time_total=device_us,
+        self_device_memory_usage=0,
         is_user_annotation=note,
         is_async=False,
         thread=1,
@@ -310,7 +311,7 @@ def made_trace() -> Any:
     step.cpu_children[0].cpu_children = [event("aten::mm", 6, 10, device_us=10), event("aten::add", 10, 12, device_us=15)]
     kernels = [event("gemm", 10, 20, on="CUDA"), event("add", 15, 30, on="CUDA"), event("adam", 70, 80, on="CUDA")]
     noted = [event(MARK + "step", 0, 100, on="CUDA", note=True)]
-    nothing = SimpleNamespace(kineto_results=SimpleNamespace(trace_start_ns=lambda: 0, events=list))
+    nothing = SimpleNamespace(kineto_results=SimpleNamespace(events=list))
     return SimpleNamespace(events=lambda: [step, *kernels, *noted], profiler=nothing)
 
 
