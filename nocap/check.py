@@ -29,12 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-    try:
-        with refusals():
-            return EXIT_CODES["finished" if _check(options) else "failed"]
-    except KeyboardInterrupt:
-        print("nocap: stopped", file=sys.stderr)
-        return EXIT_CODES["preempted"]
+    with refusals():
+        return EXIT_CODES["finished" if _check(options) else "failed"]
 
 
 def _parser() -> argparse.ArgumentParser:

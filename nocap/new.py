@@ -53,8 +53,6 @@ def _check(group: str, name: str, folder: Path) -> None:
     require(group in kinds, "GROUP", f"be one of {', '.join(kinds)}", group)
     ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name) and len(name) <= 100
     require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
-    there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
-    require(there.is_dir(), "--dir", "be a folder", folder)
     if group == STUDY:
         return
     outside.use([folder] if folder.is_dir() else [])

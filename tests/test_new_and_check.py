@@ -99,7 +99,7 @@ def test_new_option_composes_and_computes_its_formula(group: str, tmp_path: Path
         (("mlp", "2x"), "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got 2x"),
         (("mlp", "class"), "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got class"),
         (("mpl", "mine"), "nocap: GROUP must be one of attention, data, "),
-        (("mlp", "mine", "--dir", __file__), "nocap: --dir must be a folder, got "),
+        (("mlp", "mine", "--dir", __file__), f"nocap: {__file__}/mlp must be a place that can be read or written, got Not a directory"),
     ],
 )
 def test_new_refuses_in_a_line(

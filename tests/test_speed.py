@@ -283,7 +283,9 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch: 
 
 
 def test_without_its_baseline_a_bench_fails(raced: Raced, capsys: pytest.CaptureFixture[str]):
-    assert raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))}) == (1, {})
+    with pytest.raises(SystemExit, match="1"):
+        raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
+    assert not list(raced.folder.iterdir())
     assert capsys.readouterr().err == "nocap: the baseline, mlp=gelu4x: does not fit: no more\n"
 
 

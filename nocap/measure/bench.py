@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.config import hardware
+from nocap.config.errors import EndedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.compare import difference
@@ -39,7 +40,7 @@ LIMIT = {Device.cpu: 0.03, Device.cuda: 0.01}  # half-width of an interval, of t
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
 
 
-class BaselineError(RuntimeError):
+class BaselineError(EndedError):
     """The baseline cannot be timed, and nothing can be compared with it."""
 
 

@@ -130,10 +130,9 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
             profiled, timeline = step, read(prof, ranges, on_cuda=on_cuda)
             if trace is not None:
                 prof.export_chrome_trace(str(trace))
-    mib = memory.parts_mib(model.parameters(), arm.built.optimizers, model.kept_around())
+    mib = {**arm.facts["memory_mib"], "activations": sum(ranges.kept.values()) / MIB}
     # Gradients come and go within the step.
-    peak_mib = memory.peak_mib(arm.device) if on_cuda else mib["parameters"] + mib["optimizer"] + timeline.peak / MIB
-    mib |= {"activations": sum(ranges.kept.values()) / MIB, "peak": peak_mib}
+    mib["peak"] = memory.peak_mib(arm.device) if on_cuda else mib["parameters"] + mib["optimizer"] + timeline.peak / MIB
     del model
     arm.close()
     steps = {"plain": busy(plain, timeline.busy_ms), "profiled": profiled}
