@@ -17,7 +17,6 @@ from torch.profiler import record_function
 
 from nocap.config import hardware
 from nocap.config.compose import to_plain
-from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
@@ -270,14 +269,14 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
 
 
 def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
-    n, outside, ranges = microbatches(counted.run), _bytes_outside(counted, measured), measured.ranges
+    n, ranges = microbatches(counted.run), measured.ranges
     counted_keys = (key for key in counted.work if ranges.part[key[0]] not in STEP_PARTS)
     for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):  # of one rank: 0
         cost = measured.timeline.rows.get((path, direction), Cost())
         work = counted.work.get((path, direction), Work())
         part = ranges.part.get(path, path if path in PARTS else "other")
         times = _times(part, n, measured.microbatches)
-        moved, layer = outside.get(part), re.match(r"blocks\.(\d+)", path)
+        layer = re.match(r"blocks\.(\d+)", path)
         yield {
             "path": path,
             "part": part,
@@ -286,8 +285,8 @@ def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Itera
             "ms": cost.ms * scale * times,
             "calls": round(ranges.calls.get(path, int(cost.ms > 0)) * times),
             "flops": work.flops * n,
-            "bytes": work.bytes * n if moved is None else moved,
-            "bound_ms": work.bound_ms(peak) * n if moved is None else moved / peak.bytes_per_s * 1e3,
+            "bytes": work.bytes * n,
+            "bound_ms": work.bound_ms(peak) * n,
             "allocations": round(cost.allocations * times),
             "allocated_mib": cost.allocated * times / MIB,
             "kept_mib": ranges.kept.get(path, 0) / MIB if direction == "forward" else 0.0,
@@ -300,15 +299,6 @@ def _times(part: str, n: int, m: int) -> float:
     if part not in STEP_PARTS or part == "data":
         return n / m
     return (n - 1) / (m - 1) if part == "accumulate" and m > 1 else 1.0
-
-
-def _bytes_outside(counted: Count, measured: Measured) -> dict[str, float]:
-    """Bytes that a step moves outside the model, by arithmetic. An elementwise optimizer reads gradients, and reads and writes weights and
-    its state."""
-    p, state, run = counted.parameters, measured.memory["optimizer"] * MIB, counted.run
-    moved = {"accumulate": 3.0 * p * (microbatches(run) - 1), "clip": 1.0 * p}  # the norm; a step that clips moves 2·p more
-    elementwise = declared(run.optimizer, "elementwise", of="build")
-    return {**moved, "optimizer": 3.0 * p + 2.0 * state} if elementwise and elementwise() else moved
 
 
 def _rated(row: Row, whole_ms: float) -> Row:

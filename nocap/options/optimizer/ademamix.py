@@ -38,6 +38,3 @@ class AdEMAMix(AdamW):
                 eps=self.eps,
             )
         ]
-
-    def elementwise(self) -> bool:
-        return True

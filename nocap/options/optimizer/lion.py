@@ -27,6 +27,3 @@ class Lion(Optimizer):
 
         groups = decayed(dict(model.named_parameters()), self.weight_decay, everything=self.decay is Decay.all)
         return [lion.Lion(groups, lr=self.lr, betas=(self.beta1, self.beta2))]
-
-    def elementwise(self) -> bool:
-        return True

@@ -44,9 +44,6 @@ class ScheduleFree(AdamW):
         groups = self.groups(dict(model.named_parameters()))
         return [schedule_free.ScheduleFree(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps)]
 
-    def elementwise(self) -> bool:
-        return True
-
     def validating(self, optimizers: list[Any]) -> AbstractContextManager[object]:
         from nocap.model.language_model import lent
 
