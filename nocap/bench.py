@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from nocap import outside
@@ -20,9 +22,9 @@ Tokens are random; on a CPU an arm has one thread and is not compiled, unless it
   python -m nocap.bench --suite cpu --json cpu.json
 
 --arm-external races a training step of your own: FILE defines build(request, **options), which returns a callable. It gets
-the sizes of OVERRIDES and the same tokens; what it may be told besides: NAME=VALUE for build, trainer.precision=,
-trainer.compile=, trainer.micro_batch=. The file is Python and is run as you: name only files that you trust.
-docs/measuring.md has the protocol.
+the baseline's sizes and tokens. After FILE come NAME=VALUE for build, and overrides of nocap's keys on top of the baseline's,
+such as trainer.precision=fp32. The file is Python and is run as you: name only files that you trust. docs/measuring.md
+has the protocol.
 
   python -m nocap.bench model=tiny --arm attention=flash --arm-external "mine.py trainer.precision=fp32 hidden=512\""""
 
@@ -63,24 +65,22 @@ def _bench(options: argparse.Namespace) -> bool:
 
     require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
     require(not (options.suite and options.arm), "--arm", "be left out with --suite, which has its own", f"{len(options.arm)} of them")
+    require(options.rounds is None or options.rounds >= LEAST_PAIRS, "--rounds", f"be at least {LEAST_PAIRS}", options.rounds)
     if options.json:
         check_writable("--json", options.json)
-    base, overrides, seconds = options.overrides, options.arm, SECONDS
-    if options.suite:
-        base, overrides, seconds = suite(options.suite, base)
-    require(options.rounds is None or options.rounds >= LEAST_PAIRS, "--rounds", f"be at least {LEAST_PAIRS}", options.rounds)
-    runs = compose_arms(base, overrides, least=1 if options.arm_external else 2)
-    from nocap.measure.bench import BaselineError, bench  # torch, once the arms are known to be right
-    from nocap.measure.external import compose_externals
+    base, overrides, seconds = suite(options.suite, options.overrides) if options.suite else (options.overrides, options.arm, SECONDS)
+    enough = bool(overrides) and len(overrides) + len(options.arm_external) >= 2
+    require(enough, "--arm", "be given at least twice, the baseline first (once beside --arm-external)", f"{len(overrides)} of them")
+    runs = compose_arms(base, overrides)
+    from nocap.measure.bench import bench  # torch, once the arms are known to be right
+    from nocap.measure.external import external_arm
     from nocap.measure.timed import TimedArm
 
-    arms = [TimedArm(label, run) for label, run in runs.items()]
-    arms += compose_externals(base, options.arm_external, next(iter(runs.values())))
     try:
-        result = bench(arms, seconds=options.seconds or seconds, rounds=options.rounds, log=_progress)
-    except BaselineError as error:
-        print(f"nocap: {error}", file=sys.stderr)
-        return False
+        with redirect_stdout(sys.stderr):  # what a file prints is not the result
+            arms = [TimedArm(label, run) for label, run in runs.items()]
+            arms += [external_arm([*base, *shlex.split(overrides[0])], words) for words in options.arm_external]
+            result = bench(arms, seconds=options.seconds or seconds, rounds=options.rounds, log=_progress)
     finally:
         _progress("")
     result = {"suite": options.suite, "words": base, **result}

@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nocap import outside
@@ -29,12 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-    try:
-        with refusals():
-            return EXIT_CODES["finished" if _check(options) else "failed"]
-    except KeyboardInterrupt:
-        print("nocap: stopped", file=sys.stderr)
-        return EXIT_CODES["preempted"]
+    with refusals():
+        return EXIT_CODES["finished" if _check(options) else "failed"]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,48 +48,40 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace) -> bool:
     """Whether no check failed."""
-    folder, only = expanded(options.folder).absolute(), options.only
+    folder, only, words = expanded(options.folder).absolute(), options.only, tuple(options.overrides)
     require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
     outside.use([folder])
-    from nocap.checks.contract import CHECKS  # torch
+    from nocap.checks.contract import CHECKS, results  # torch
+    from nocap.checks.trial import Trial
 
-    files = [path for group in outside.groups() for path in sorted((folder / outside.place(group)).glob("*.yaml"))]
-    candidates = {outside.choice(path.parent.name, path.stem): (path.parent.name, path.stem) for path in files}
-    places = ", ".join(map(outside.place, outside.groups()))
+    found = {group: sorted((folder / outside.place(group)).glob("*.yaml")) for group in outside.groups()}
+    candidates = {outside.choice(group, path.stem): (group, path.stem) for group, paths in found.items() for path in paths}
+    places = ", ".join(map(outside.place, found))
     require(bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none")
     for group, _ in candidates.values():
         outside.options(group)  # a file that cannot be imported is refused
     checks = dict.fromkeys(check.__name__ for group, _ in candidates.values() for check in CHECKS[group])
-    chosen = [override for override in candidates if only in ("", *checks, override, candidates[override][1])]
+    chosen = [choice for choice, (_, name) in candidates.items() if only in ("", *checks, choice, name)]
     require(bool(chosen), "--only", f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})", only)
-    taken = {override.partition("=")[0]: override for override in chosen if not override.startswith("ideas=")}
-    for word in options.overrides:
+    taken = {choice.partition("=")[0]: choice for choice in chosen if not choice.startswith("ideas=")}
+    for word in words:
         key = word.partition("=")[0]
         require(key not in taken, key, f"be left out, where {taken.get(key)} is what is checked", word)
     ended = Counter[str]()
-    for override in chosen:
-        ended += _check_option(*candidates[override], options.overrides, only if only in checks else "", candidates.values())
+    for choice in chosen:
+        group, name = candidates[choice]
+        trial = Trial(group=group, name=name, more=words, folder=Path(tempfile.mkdtemp(prefix="nocap-check-")))
+        failed = ended["FAIL"]
+        try:
+            for status, check, detail in results(trial, only if only in checks else ""):
+                ended[status] += 1
+                print(f"{status:<4} {choice} {check:<8}  {detail}", flush=True)
+        finally:
+            if ended["FAIL"] == failed:
+                shutil.rmtree(trial.folder, ignore_errors=True)
     skipped = f", {ended['skip']} skipped" if ended["skip"] else ""
     print(f"{ended['FAIL']} failed{skipped}" if ended["FAIL"] else f"all passed{skipped}", flush=True)
     return not ended["FAIL"]
-
-
-def _check_option(group: str, name: str, words: Sequence[str], only: str, beside: Collection[tuple[str, str]]) -> Counter[str]:
-    """Print a line as each check ends; how they ended. Keys of unchosen ideas `beside` it are left out."""
-    from nocap.checks.contract import results
-    from nocap.checks.trial import Trial
-
-    trial, ended = Trial(group=group, name=name, more=tuple(words), folder=Path(tempfile.mkdtemp(prefix="nocap-check-"))), Counter[str]()
-    absent = tuple(f"ideas.{idea}." for other, idea in beside if other == "ideas" and idea not in trial.ideas)
-    trial.more = tuple(word for word in words if not word.startswith(absent))
-    try:
-        for status, check, detail in results(trial, only):
-            ended[status] += 1
-            print(f"{status:<4} {outside.choice(group, name)} {check:<8}  {detail}", flush=True)
-    finally:
-        if not ended["FAIL"]:
-            shutil.rmtree(trial.folder, ignore_errors=True)
-    return ended
 
 
 if __name__ == "__main__":

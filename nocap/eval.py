@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from nocap import outside
-from nocap.config import defaults, hardware
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.launch.head import use_copies
 from nocap.store.formats import plural
 from nocap.store.record import check_writable, write_json, writing
-from nocap.store.runs import OUTPUTS, find_one
+from nocap.store.runs import OUTPUTS
 
 KEPT = ("results", "groups", "versions", "n-shot", "n-samples")  # of what lm-eval returns
 
@@ -56,23 +53,18 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     for key in ("limit", "num_fewshot", "batch_size"):
         least, given = int(key != "num_fewshot"), getattr(options, key)
         require(given is None or given >= least, f"--{key.replace('_', '-')}", f"be at least {least}", given)
-    device = Device(options.device) if options.device else defaults.device()
-    hardware.check_device(device, 1, key="--device")
-    source = Path(options.run) if Path(options.run).is_file() else find_one(options.run, outputs=options.output_dir)
-    if options.allow_code:
-        use_copies(source)
     try:
         import lm_eval
         from lm_eval.tasks import TaskManager
         from lm_eval.utils import make_table
     except ModuleNotFoundError as error:
         raise ValueError("nocap.eval must have lm-eval: pip install 'nocap[eval]'") from error
-    import torch
-
-    from nocap.measure.generation import load
+    from nocap.measure.generation import load_typed, log
     from nocap.measure.harness import Harnessed
 
-    model = Harnessed(load(source, device=torch.device(device.value), log=_log), batch_size=options.batch_size, log=_log)
+    device = Device(options.device) if options.device else None
+    trained = load_typed(options.run, outputs=options.output_dir, device=device, allow_code=options.allow_code)
+    model = Harnessed(trained, batch_size=options.batch_size, log=log)
     names = options.tasks.split(",")
     tasks = TaskManager(include_defaults=not all(Path(name).is_file() for name in names))  # there are 14,000: a minute
     unknown = [name for name in names if name not in tasks.all_tasks and not Path(name).is_file()]
@@ -82,13 +74,9 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     )
     print(make_table(found))
     if model.shortened:
-        _log(f"{plural(model.shortened, 'text')} longer than the model's context, {model.positions} tokens: only the end was read")
-    about = {"run": source.name, "checkpoint_step": model.trained.step, "tokenizer": model.trained.run.tokenizer.name}
+        log(f"{plural(model.shortened, 'text')} longer than the model's context, {model.positions} tokens: only the end was read")
+    about = {"run": trained.name, "checkpoint_step": trained.step, "tokenizer": trained.run.tokenizer.name}
     return {**about, "limit": options.limit, **{key: found[key] for key in KEPT if key in found}}
-
-
-def _log(line: str) -> None:
-    print(f"nocap: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,26 +8,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nocap import outside
 from nocap.config import defaults, hardware
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
-from nocap.launch.head import use_copies
 from nocap.store.record import check_writable, write_json, writing
-from nocap.store.runs import find_one
-
-if TYPE_CHECKING:
-    from nocap.measure.generation import Trained
 
 
 @dataclass(kw_only=True, slots=True)
 class Generate:
     """The keys of the command; `help` describes each."""
 
-    run: str = field(metadata={"help": "a run's folder or name, the beginning of its name or identity, or last"})
+    run: str = field(metadata={"help": "a run's folder or name, the beginning of its name or identity, last, or a file of nocap.export"})
     prompt: str = key(free=True, default="", help="the text to continue; empty: the beginning of a document")
     max_tokens: int = key(ge=1, le=2**24, default=200, help="new tokens a sample; fewer where the model's context ends")
     samples: int = key(ge=1, le=4096, default=1, help="texts, decoded in one batch")
@@ -78,13 +73,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
     """Print the texts, and return them as JSON with their tokens/s: what `cache` and `compile` change."""
-    run_dir = find_one(asked.run, outputs=Path(asked.output_dir))
-    if allow_code:
-        use_copies(run_dir)
-    trained = _load(run_dir, asked)
-    from nocap.measure.decode import Engine, Recompute, engine_for
-    from nocap.measure.generation import Sampler, write
+    device = asked.device or defaults.device()
+    if asked.compile:
+        hardware.check_compiler("compile=true", device)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: threads that wait must not hold the cores (LOG.md)
+    import torch
 
+    from nocap.measure.decode import Engine, Recompute, engine_for
+    from nocap.measure.generation import Sampler, load_typed, log, write
+
+    torch.set_num_threads(asked.threads or defaults.threads(device, 1))
+    trained = load_typed(asked.run, outputs=Path(asked.output_dir), device=device, allow_code=allow_code)
     prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
     context, n = trained.run.model.seq_len, asked.samples
     require(len(prompt) <= context, "prompt", f"be at most the model's context, model.seq_len={context} tokens", len(prompt))
@@ -92,7 +91,7 @@ def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
     engine: Engine = Recompute(trained.model)
     if asked.cache:
         size = {"batch": n, "capacity": len(prompt) + new - 1}
-        engine = engine_for(trained.model, trained.run, **size, compiled=asked.compile, log=_log)
+        engine = engine_for(trained.model, trained.run, **size, compiled=asked.compile, log=log)
     sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new)
     texts, tokens_per_s = write(trained, engine, prompt, sampler)
     cut, samples = "max_tokens" if new == asked.max_tokens else "context", list[dict[str, Any]]()
@@ -101,9 +100,9 @@ def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
         samples.append({"text": trained.text(tokens), "tokens": tokens, "stopped": stopped})
     _print(asked.prompt, samples)
     if any(sample["stopped"] == "context" for sample in samples):
-        _log(f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not max_tokens={asked.max_tokens}")
+        log(f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not max_tokens={asked.max_tokens}")
     return {
-        "run": run_dir.name,
+        "run": trained.name,
         "checkpoint_step": trained.step,
         "prompt_tokens": len(prompt),
         **{key: getattr(asked, key) for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")},
@@ -112,30 +111,12 @@ def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
     }
 
 
-def _load(run_dir: Path, asked: Generate) -> Trained:
-    device = asked.device or defaults.device()
-    hardware.check_device(device, 1, key="device")
-    if asked.compile:
-        hardware.check_compiler("compile=true", device)
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: threads that wait must not hold the cores (LOG.md)
-    import torch
-
-    from nocap.measure.generation import load
-
-    torch.set_num_threads(asked.threads or defaults.threads(device, 1))
-    return load(run_dir, device=torch.device(device.value), log=_log)
-
-
 def _print(prompt: str, samples: Sequence[dict[str, Any]]) -> None:
     out = sys.stdout if sys.stdout.isatty() else trusted(sys.stdout)  # a file or pipe gets the text as it is
     for number, sample in enumerate(samples, start=1):
         if len(samples) > 1:
             print(f"--- sample {number} of {len(samples)}", file=out)
         print(prompt + sample["text"], file=out)
-
-
-def _log(line: str) -> None:
-    print(f"nocap: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from nocap.store.files import write_file
 
 TEMPLATES = PACKAGE / "templates"
 STUDY = "study"  # beside the groups: a folder with a study.yaml
-VALUES = ("true", "false", "null", "nan", "inf")  # that the command line would read as such
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,12 +52,9 @@ def _check(group: str, name: str, folder: Path) -> None:
     require(group in kinds, "GROUP", f"be one of {', '.join(kinds)}", group)
     ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name) and len(name) <= 100
     require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
-    there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
-    require(there.is_dir(), "--dir", "be a folder", folder)
     if group == STUDY:
         return
     outside.use([folder] if folder.is_dir() else [])
-    require(name.lower() not in VALUES, "NAME", "be no value of the command line", name)
     for place in (conf_dir(), *outside.folders()):
         taken = place / outside.place(group) / f"{name}.yaml"
         require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)

@@ -27,7 +27,10 @@ def main(argv: list[str] | None = None) -> None:
     from nocap.config.errors import refusals
 
     with refusals():
-        _check(options)
+        require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
+        for flag in ("json", "html", "trace"):
+            if path := getattr(options, flag):
+                check_writable(f"--{flag}", path)
         found = _profile(options)
         if options.json:
             with writing("--json", options.json) as path:
@@ -50,14 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
     outside.document(parser)
     return parser
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Refuse what is wrong before anything is measured."""
-    require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
-    for flag in ("json", "html", "trace"):
-        if path := getattr(options, flag):
-            check_writable(f"--{flag}", path)
 
 
 def _profile(options: argparse.Namespace) -> dict[str, Any]:

@@ -177,7 +177,7 @@ STARTS = {
     "study": ["study.conduct.carry_out", "study.preview.render"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],
-    "check": ["check._check_option"],
+    "check": ["checks.contract.results"],
     "new": ["new.write_file"],
 }
 

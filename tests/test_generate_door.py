@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from nocap import export
 from nocap import generate as command
 from nocap.config.plain import load as load_config
 from nocap.measure.generation import load
@@ -206,6 +207,16 @@ def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.Mo
     for sample in samples_of(tmp_path / "t.json"):
         assert len(sample["tokens"]) == 30
         assert "Hello, world" + sample["text"] in out
+
+
+def test_an_exported_file_writes_what_its_run_writes(trained: Path, say: Say, tmp_path: Path):
+    file = tmp_path / "model.safetensors"
+    assert export.main([str(trained), str(file)]) == 0
+    texts = []
+    for source in (trained, file):
+        assert say(f"run={source}", "max_tokens=10", "--json", str(tmp_path / "t.json"))[0] == 0
+        texts.append(samples_of(tmp_path / "t.json"))
+    assert texts[0] == texts[1]
 
 
 # --- without a cache ---------------------------------------------------------------------------------------------------------------

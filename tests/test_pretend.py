@@ -95,7 +95,7 @@ ticks = itertools.count()
 external._bits = lambda p: next(ticks)  # nothing computes here, so no update can be seen
 base = ["model=nano", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off"]
 arms = [TimedArm(*each) for each in compose_arms(base, ["", "mlp=gelu3x"]).items()]
-arms[1:1] = external.compose_externals(base, ["hungry.py", sys.argv[1]], arms[0].run)
+arms[1:1] = [external.external_arm(base, file) for file in ("hungry.py", sys.argv[1])]
 found = bench(arms, seconds=100, rounds=8)
 print(*(arm["status"] for arm in found["arms"]), sep=", ")
 print([arm["memory_mib"] and arm["memory_mib"]["peak"] > 0 for arm in found["arms"]])

@@ -26,7 +26,7 @@ from nocap.measure import bench as measure
 from nocap.measure import timed
 from nocap.measure.arms import compose_arm, compose_arms, step_config, suite
 from nocap.measure.bench import LIMIT, Times, bench, estimates, interleave, order
-from nocap.measure.external import ExternalArm, compose_externals
+from nocap.measure.external import external_arm
 from nocap.measure.timed import Clock, DivergedError, TimedArm
 from nocap.training import memory
 from tests.conftest import EXPLODING, REPO
@@ -283,7 +283,9 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch: 
 
 
 def test_without_its_baseline_a_bench_fails(raced: Raced, capsys: pytest.CaptureFixture[str]):
-    assert raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))}) == (1, {})
+    with pytest.raises(SystemExit, match="1"):
+        raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
+    assert not list(raced.folder.iterdir())
     assert capsys.readouterr().err == "nocap: the baseline, mlp=gelu4x: does not fit: no more\n"
 
 
@@ -333,8 +335,9 @@ def test_the_result_has_one_schema(raced: Raced):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "--arm must be given at least twice, the baseline first, got 0 of them"),
-        (("--arm", "mlp=gelu3x"), "--arm must be given at least twice, the baseline first, got 1 of them"),
+        ((), "--arm must be given at least twice, the baseline first (once beside --arm-external), got 0 of them"),
+        (("--arm-external", "x.py"), "--arm must be given at least twice, the baseline first (once beside --arm-external), got 0 of them"),
+        (("--arm", "mlp=gelu3x"), "--arm must be given at least twice, the baseline first (once beside --arm-external), got 1 of them"),
         (("--arm", "", "--arm", "attention=nope"), "--arm 'attention=nope': attention/nope is no option"),
         (("--arm", "", "--arm", "trainer.nope=1"), "--arm 'trainer.nope=1': "),
         (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
@@ -364,8 +367,9 @@ def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixtu
 
 def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
+    arms = [TimedArm(label, nano(label)) for label in ("", "trainer.device=cuda")]
     with pytest.raises(ValueError, match=r"trainer\.device must be the same in all arms: they share a clock, got cpu and cuda"):
-        compose_arms(NANO, ["", "trainer.device=cuda"])
+        bench(arms, seconds=1)
 
 
 def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
@@ -458,7 +462,7 @@ def bigram(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("one_thread")
 def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch: pytest.MonkeyPatch):
     run, read = nano("trainer.steps=5"), list[torch.Tensor]()
-    own, other = TimedArm("", run), ExternalArm("", run, bigram, {})
+    own, other = TimedArm("", run), external_arm([*NANO, "trainer.steps=5"], str(bigram))
     own.warm(Clock.cpu)
     forward = own.built.forward
     monkeypatch.setattr(own.built, "forward", lambda x, y: read.append(torch.cat([x, y[:, -1:]], dim=1)) or forward(x, y))
@@ -467,7 +471,7 @@ def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch
     losses = [other.step() for _ in range(8)]
     for _ in range(7):
         own.step()
-    seen = other.built.call.seen
+    seen = other.built.seen
     assert len(seen) == 1 + 3 + 8
     assert all(torch.equal(a, b) for a, b in zip(seen, read, strict=False))
     assert seen[0].dtype is torch.int64
@@ -481,8 +485,9 @@ def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch
 
 @pytest.mark.usefixtures("one_thread", "quick")
 def test_an_external_arm_is_timed_and_shown_as_the_others(bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """With the sizes of the baseline."""
     external = ["--arm-external", f"{bigram} scale=1 trainer.precision=bf16"]
-    assert command.main([*NANO, "--arm", "", *external, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 0
+    assert command.main([*NANO, "--arm", "model.seq_len=64", *external, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 0
     printed = capsys.readouterr()
     assert "bigram.py scale=1 trainer.precision=bf16: model bigram, precision bf16" in printed.out
     assert "what a file prints" not in printed.out
@@ -499,19 +504,18 @@ def test_an_external_arm_is_timed_and_shown_as_the_others(bigram: Path, tmp_path
         "d_model": 64,
         "n_head": 4,
         "vocab_size": 257,
-        "seq_len": 128,
+        "seq_len": 64,
         "micro_batch": 2,
         "batch_tokens": 256,
         "threads": 1,
     }
-    assert config["request"] == {**asked, "device": "cpu", "precision": "bf16", "compile": "off", "seed": 0, "microbatches": 1}
+    assert config["request"] == {**asked, "device": "cpu", "precision": "bf16", "compile": "off", "seed": 0, "microbatches": 2}
 
 
 STEP = "class Step:\n parameters=[__import__('torch').zeros(2)]\n settings={}\n def __call__(self, tokens): "
 BUILD = "\nbuild = lambda request: Step()"
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -519,78 +523,66 @@ BUILD = "\nbuild = lambda request: Step()"
         ("1/0", "x.py cannot be run: ZeroDivisionError, line 1: division by zero"),
         ("def build(", "x.py cannot be run: SyntaxError: "),
         ("raise SystemExit(0)", "x.py cannot be run: SystemExit, line 1: 0"),
-        ("def build(): ...", "x.py cannot build its step: TypeError: build() takes 0 positional arguments but 1 was given"),
-        ("def build(request, *, lr): ...", "x.py cannot build its step: TypeError: build() missing 1 required keyword-only argument: 'lr'"),
-        ("def build(request):\n raise KeyError('a\\nb')", "x.py cannot build its step: KeyError, line 2: 'a\\nb'"),
-        ("def build(request): ...", "x.py cannot build its step: AttributeError: 'NoneType' object has no attribute 'parameters'"),
-        (f"{STEP}return 0.0\n settings=[1]{BUILD}", "x.py cannot build its step: TypeError: "),
-        (
-            f"{STEP}return 0.0\n settings={{1: print}}{BUILD}",
-            "TypeError: Object of type builtin_function_or_method is not",
-        ),
-        (f"{STEP}return 0.0\n optimizers=[1]{BUILD}", "x.py cannot build its step: AttributeError"),
-        (f"{STEP}return 0.0{BUILD}", "x.py must update its parameters, got a step that changes none"),
-        (f"{STEP}return None{BUILD}", "x.py cannot take a step: TypeError: "),
-        (f"{STEP}tokens.nope{BUILD}", "x.py cannot take a step: AttributeError, line 4: "),
     ],
 )
-def test_a_mistake_in_an_external_file_is_one_line(source: str, said: str, tmp_path: Path):
+def test_a_file_that_cannot_be_run_is_refused(source: str, said: str, tmp_path: Path):
     (tmp_path / "x.py").write_text(source)
-    with pytest.raises(ValueError, match=re.escape(said)) as refused:
-        ExternalArm("", nano(), tmp_path / "x.py", {}).warm(Clock.cpu)
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
+        external_arm(NANO, str(tmp_path / "x.py"))
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.usefixtures("one_thread", "quick")
-def test_a_mistake_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "x.py").write_text("def build(request): return 1/0")
-    with pytest.raises(SystemExit) as left:
-        command.main([*NANO, "--arm", "", "--arm-external", str(tmp_path / "x.py")])
-    assert left.value.code == 2
-    said = f"nocap: {tmp_path / 'x.py'} cannot build its step: ZeroDivisionError, line 1: division by zero\n"
-    assert capsys.readouterr().err == said
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def build(): ...", "TypeError: build() takes 0 positional arguments but 1 was given"),
+        ("def build(request, *, lr): ...", "TypeError: build() missing 1 required keyword-only argument: 'lr'"),
+        ("def build(request):\n raise KeyError('a\\nb')", "KeyError, line 2: 'a\\nb'"),
+        ("def build(request):\n raise SystemExit", "SystemExit, line 2: "),
+        ("def build(request): ...", "AttributeError: 'NoneType' object has no attribute 'parameters'"),
+        (f"{STEP}tokens.nope{BUILD}", "AttributeError, line 4: "),
+        (f"{STEP}return None{BUILD}", "TypeError: "),
+        (f"{STEP}return 0.0{BUILD}", "InputError: a step must update its parameters, got one that changes none"),
+        *(
+            (f"{STEP}self.parameters[0].add_(1); return 0.0\n {wrong}{BUILD}", said)
+            for wrong, said in {
+                "settings=[1]": "TypeError: ",
+                "settings={1: print}": "TypeError: Object of type builtin_function_or_method is not",
+                "optimizers=[1]": "AttributeError: ",
+            }.items()
+        ),
+    ],
+)
+def test_a_mistake_in_an_external_file_fails_its_arm(source: str, said: str, tmp_path: Path):
+    (tmp_path / "x.py").write_text(source)
+    arm = external_arm(NANO, str(tmp_path / "x.py"))
+    assert math.isnan(arm.tried(lambda: arm.warm(Clock.cpu)))
+    assert arm.status == "failed"
+    assert arm.reason is not None
+    assert arm.reason.startswith(said)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("",), "--arm-external '': "),
-        (("/nowhere/x.py",), "--arm-external '/nowhere/x.py': [Errno 2] No such file"),
-        (("{} nope",), "an option of the file must be name=value, got nope"),
-        (("{} model.n_layer=3",), "an override must be of trainer.compile, trainer.micro_batch, trainer.precision, got model.n_layer=3"),
-        (("{} trainer.precision=fp8",), "trainer.precision"),
-        (("{} '",), "No closing quotation"),
+        ("", "--arm-external '': "),
+        ("/nowhere/x.py", "--arm-external '/nowhere/x.py': [Errno 2] No such file"),
+        ("{} nope", "an option of the file must be name=value, got nope"),
+        ("{} trainer.precision=fp8", "trainer.precision"),
+        ("{} '", "No closing quotation"),
     ],
 )
-def test_refused_external_arms(words: tuple[str, ...], said: str, bigram: Path):
+def test_refused_external_arms(words: str, said: str, bigram: Path):
     with pytest.raises(InputError, match=re.escape(said)):
-        compose_externals(NANO, [typed.format(bigram) for typed in words], nano())
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ("trainer.batch_tokens=512", "trainer.batch_tokens must be the baseline's 256: set it for all arms, outside --arm, got 512"),
-        ("model.seq_len=64", "model.seq_len must be the baseline's 128: set it for all arms, outside --arm, got 64"),
-        ("tokenizer=gpt2", "the vocabulary must be the baseline's 257: set it for all arms, outside --arm, got 50257"),
-    ],
-)
-def test_an_external_arm_has_the_baselines_tokens(other: str, said: str, bigram: Path):
-    with pytest.raises(InputError, match=re.escape(said)):
-        compose_externals([*NANO, other], [str(bigram)], nano())
-
-
-def test_without_a_baseline_there_is_no_race(bigram: Path, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        command.main([*NANO, "--arm-external", str(bigram)])
-    assert "--arm must be given for the baseline, got 0 of them" in capsys.readouterr().err
+        external_arm(NANO, words.format(bigram))
 
 
 @pytest.mark.usefixtures("one_thread", "quick")
 def test_an_external_arm_that_fails_later_is_a_line(bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """It stops no other, and a loss that is not finite is no step."""
     reasons = {
-        "return 1/0": "cannot take a step: ZeroDivisionError, line 25: division by zero",
+        "return 1/0": "ZeroDivisionError, line 25: division by zero",
         "return float('nan')": "the loss is nan after ",
     }
     files = []
@@ -609,7 +601,7 @@ def test_an_external_arm_that_fails_later_is_a_line(bigram: Path, tmp_path: Path
 def test_the_documented_file_is_the_example():
     example = REPO / "experiments" / "peers" / "bigram.py"
     assert example.read_text().partition('"""\n\n')[2] in (REPO / "docs" / "measuring.md").read_text()
-    (arm,) = compose_externals(NANO, [f"{example} rate=2"], nano())
+    arm = external_arm(NANO, f"{example} rate=2")
     assert arm.options == {"rate": "2"}
 
 

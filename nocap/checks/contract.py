@@ -5,18 +5,14 @@ A check takes a `Trial` and returns what it measured, in a line. It fails by rai
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import fields
-from enum import Enum
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,22 +28,21 @@ from nocap.data.prepare import prepare, verify
 from nocap.data.tokenizer import END_OF_TEXT, token_bytes
 from nocap.measure.decode import UncachedError, check_cached
 from nocap.measure.roofline import count
+from nocap.measure.timed import random_tokens
 from nocap.model.flops import counted, flops_per_token
 from nocap.model.gpt import build_model, count_parameters
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import Attention
 from nocap.options.ideas import Idea
 from nocap.options.mlp import Mlp
+from nocap.store.record import Metrics, Row
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.probe import differences, first_difference
-from nocap.training.step import Job, Trainee, build, configure_numerics, take_step
-from nocap.training.world import join
+from nocap.training.step import Trainee, build, configure_numerics, take_step
 
 TEXT = "Über 12 naïve cafés, 東京\n\tdef f(x): return x  # 😀\r\n\x00end"
 DECODED = 128  # tokens
-# A block of four layers is compiled so often at most: once, and once more for another kind of layer.
-LAYERS, COMPILED = 4, 2
 MODES = ("training", "validation")
 RELATIVE = 1e-5  # of a loss, between one rank and two
 NOISE = ("clock/", "perf/", "memory/")
@@ -59,10 +54,9 @@ def composes(trial: Trial) -> str:
     """With its keys' values."""
     if missing := trial.missing():
         raise SkippedError(f"{', '.join(missing)} must be given")
-    options = trial.options
-    expect(options, f"its yaml must begin with '# @package ideas.{trial.name}'")
-    values = {f.name: getattr(option, f.name) for option in options for f in fields(option) if not f.name.startswith("_")}
-    return ", ".join(f"{key}={value.name if isinstance(value, Enum) else value}" for key, value in values.items())
+    expect(trial.options, f"its yaml must begin with '# @package ideas.{trial.name}'")
+    values = {key: value for option in trial.options for key, value in asdict(option).items() if not key.startswith("_")}
+    return ", ".join(f"{key}={getattr(value, 'name', value)}" for key, value in values.items())
 
 
 def rates(trial: Trial) -> str:
@@ -82,14 +76,15 @@ def rates(trial: Trial) -> str:
 
 def prepares(trial: Trial) -> str:
     """Made twice it is the same, and every byte verifies. In a user's cache, nothing is fetched twice."""
-    run, data, cache = trial.run, trial.data, cache_root(trial.run.cache_dir)
+    run, cache = trial.run, cache_root(trial.run.cache_dir)
     another = trial.folder / "another" if trial.folder in cache.parents else cache
-    again = prepare(run.data, run.tokenizer, cache_dir=another).fingerprint
-    expect(again == data.fingerprint, f"made twice, its fingerprints are {data.fingerprint[:12]}… and {again[:12]}…")
+    data, again = (prepare(run.data, run.tokenizer, cache_dir=folder) for folder in (cache, another))
+    same = again.fingerprint == data.fingerprint
+    expect(same, f"made twice, its fingerprints are {data.fingerprint[:12]}… and {again.fingerprint[:12]}…")
     invalid = verify(run.data, run.tokenizer, cache_dir=cache)[1]
     expect(not invalid, "".join(invalid[:1]))
     train, val = (sum(shard.tokens for shard in shards) for shards in (data.train, data.val))
-    return f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {again[:12]}…"
+    return f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {data.fingerprint[:12]}…"
 
 
 def encodes(trial: Trial) -> str:
@@ -111,16 +106,16 @@ def encodes(trial: Trial) -> str:
 
 def builds(trial: Trial) -> str:
     """The model and its optimizers, and two steps."""
-    trainee, _ = _steps(trial, trial.run, 2)
-    trainee.model(trial.tokens[:, :-1], trial.tokens[:, 1:]).total.backward()
-    idle = [name for name, p in trainee.model.named_parameters() if p.requires_grad and p.grad is None]
+    model, tokens = _steps(trial.run, 2)[0].model, _tokens(trial.run)
+    model(tokens[:, :-1], tokens[:, 1:]).total.backward()
+    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     expect(not idle, f"{', '.join(idle[:1])} gets no gradient, for which two ranks would wait; {len(idle)} parameters in all")
-    return f"{count_parameters(trainee.model)['total']:,} parameters"
+    return f"{count_parameters(model)['total']:,} parameters"
 
 
 def causal(trial: Trial) -> str:
     """In training and validation, no logit changes with a later token, or with another sequence."""
-    model, tokens, V = _moved(trial), trial.tokens[:, :-1], trial.data.vocab_size
+    model, tokens, V = _moved(trial.run), _tokens(trial.run)[:, :-1], trial.run.tokenizer.vocab_size
     for mode in MODES:
         model.train(mode == "training")
         for t, earlier, later in differences(partial(_logits, model), tokens, V):
@@ -134,7 +129,8 @@ def causal(trial: Trial) -> str:
 
 def scores(trial: Trial) -> str:
     """Validation is the plain next-token loss of the logits; the training loss is the sum of its parts."""
-    model, inputs, targets = _moved(trial), trial.tokens[:, :-1], trial.tokens[:, 1:]
+    model, tokens = _moved(trial.run), _tokens(trial.run)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
     for mode in MODES:
         model.train(mode == "training")
         plain = float(F.cross_entropy(_logits(model, inputs).float().flatten(0, 1), targets.flatten()))
@@ -151,7 +147,7 @@ def scores(trial: Trial) -> str:
 
 def counts(trial: Trial) -> str:
     """FLOPs and memory, as the record and the profile know them."""
-    run, vocab_size = trial.run, trial.data.vocab_size
+    run, vocab_size = trial.run, trial.run.tokenizer.vocab_size
     flops, basis = flops_per_token(run, vocab_size=vocab_size)
     expect(flops > 0, f"{flops:g} FLOPs a token, by {basis}")
     mlp, T, C = run.mlp, run.model.seq_len, run.model.d_model
@@ -163,31 +159,26 @@ def counts(trial: Trial) -> str:
 
 
 def compiles(trial: Trial) -> str:
-    """Each block one graph without a break, the same for all layers, with eager's losses."""
-    layers = f"model.n_layer={LAYERS}"
-    run = trial.compose(layers, "trainer.compile=regional")
+    """Each block one graph without a break, with eager's losses."""
+    run = trial.compose("trainer.compile=regional")
     try:
         hardware.check_compiler("it", run.trainer.device)
     except ValueError as error:
         raise SkippedError(str(error)) from None
-    eager = _steps(trial, trial.compose(layers, "trainer.compile=off"), 2)[1]
     torch._dynamo.reset()
-    torch._dynamo.utils.clear_compilation_metrics()
-    compiled = _steps(trial, run, 2)[1]
-    for step, (a, b) in enumerate(zip(eager, compiled, strict=True)):
-        expect(math.isclose(a, b, rel_tol=1e-4), f"the loss of step {step} is {b:.6f} compiled, and {a:.6f} eager")
-    graphs = [m for m in torch._dynamo.utils.get_compilation_metrics() if m.is_forward and m.co_name]
-    (name, most), *_ = Counter(f"{m.co_name} ({m.co_filename}, line {m.co_firstlineno})" for m in graphs).most_common()
-    by_layer = f"; start-up grows with depth: {name} differs by layer" if most > COMPILED else ""
-    return f"{len(graphs)} graphs for {LAYERS} layers and the head, with eager's losses{by_layer}"
+    losses = zip(*(_steps(each, 2)[1] for each in (trial.compose("trainer.compile=off"), run)), strict=True)
+    for step, (eager, compiled) in enumerate(losses):
+        same = math.isclose(eager, compiled, rel_tol=1e-4)
+        expect(same, f"the loss of step {step} is {compiled:.6f} compiled, and {eager:.6f} eager")
+    return "without a graph break, with eager's losses"
 
 
 def decodes(trial: Trial) -> str:
     """From a cache as from the whole prefix; or the line that says that there is no cache."""
-    model, option = _moved(trial).eval(), trial.options[0]
+    option = trial.options[0]
     by_slots = isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer"))
     try:
-        check_cached(model, trial.run, most=DECODED)
+        check_cached(_moved(trial.run).eval(), trial.run, most=DECODED)
     except UncachedError as error:
         claim = "cache_slots" if by_slots else "PER_TOKEN" if isinstance(option, Idea) and option.PER_TOKEN else ""
         expect(not claim or "logits differ" not in str(error), f"it says {claim}, and {error}")
@@ -295,11 +286,16 @@ def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
 # --- what they share ----------
 
 
-def _moved(trial: Trial) -> LanguageModel:
+def _tokens(run: Run) -> Tensor:
+    """Two sequences and their last targets."""
+    return torch.randint(run.tokenizer.vocab_size, (2, run.model.seq_len + 1), generator=torch.Generator().manual_seed(1))
+
+
+def _moved(run: Run) -> LanguageModel:
     """The model with every weight moved a little: one that starts at zero would hide an error."""
-    configure_numerics(trial.run)
-    model = build_model(trial.run, vocab_size=trial.data.vocab_size)
-    trial.run.attention.prepare(trial.run, torch.device("cpu"))
+    configure_numerics(run)
+    model = build_model(run, vocab_size=run.tokenizer.vocab_size)
+    run.attention.prepare(run, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -313,21 +309,13 @@ def _logits(model: LanguageModel, tokens: Tensor) -> Tensor:
     return model.logits(tokens)
 
 
-def _steps(trial: Trial, run: Run, n: int) -> tuple[Trainee, list[float]]:
+def _steps(run: Run, n: int) -> tuple[Trainee, list[float]]:
     """Built as the trainer does it, and its first steps' losses."""
     configure_numerics(run)
-    job = Job(
-        run=run,
-        train_shards=trial.data.train,
-        val_shards=trial.data.val,
-        vocab_size=trial.data.vocab_size,
-        run_dir=trial.folder,
-        world=join(run.trainer.device),
-        started=time.monotonic(),
-    )
-    trainee, ledger = build(job), Ledger(started=job.started)
+    with random_tokens(run) as job:
+        trainee, ledger = build(job), Ledger(started=job.started)
     return trainee, [take_step(job, trainee, ledger, step=step).loss for step in range(n)]
 
 
-def _rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+def _rows(run_dir: Path) -> list[Row]:
+    return Metrics(run_dir / "metrics.jsonl").rows()

@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 
@@ -16,28 +15,18 @@ from nocap import outside
 from nocap.config.compose import compose, of_a_grid, overrides_of, unchecked
 from nocap.config.errors import explained
 from nocap.config.option import Option
-from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.store.tracking import NO_MIRROR
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from nocap.data.prepare import Dataset
-
 LIMIT_S = 600.0  # for one process
-# A run of seconds. Those of a group are left out where another option of it is chosen.
-BASE = {
-    "model": ("model=nano",),
-    "data": ("data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000"),
-    "tracker": ("tracker=none",),
-}
-SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")  # nano's
-TRAINER = (
-    *("trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8", "trainer.val_tokens=4096"),
-    *("trainer.batch_tokens=2048", "trainer.micro_batch=8", "trainer.device=cpu", "trainer.precision=fp32"),
-    *("trainer.compile=off", "trainer.threads=1"),
+# A run of seconds.
+BASE = (
+    *("model=nano", "tracker=none", "trainer.device=cpu", "trainer.precision=fp32", "trainer.compile=off", "trainer.threads=1"),
+    *("trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8"),
+    *("trainer.val_tokens=4096", "trainer.batch_tokens=2048", "trainer.micro_batch=8"),
 )
+SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")  # nano's, for another model
+DATA = ("data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000")  # left out where another option of data is chosen
 
 
 class SkippedError(Exception):
@@ -54,35 +43,28 @@ def expect(ok: object, otherwise: str, log: str = "") -> None:
 
 @dataclass(kw_only=True)
 class Trial:
-    """One option, with what its checks share: the composed run, the data, one run that is not disturbed."""
+    """One option, with what its checks share: the composed run, and one training that is not disturbed."""
 
     group: str
     name: str  # of its yaml; several ideas are checked together as "x0,smear"
     more: tuple[str, ...] = ()  # the user's overrides, for every run; `ideas=[…]` are its companions
     folder: Path
 
-    @property
-    def ideas(self) -> list[str]:
-        """The ideas of every run: the companions, and the option itself where it is one."""
-        words = [word for word in (outside.choice(self.group, self.name), *self.more) if word.startswith("ideas=")]
-        return list(dict.fromkeys(name for word in words for name in re.findall(r"[^][\s,'\"]+", word.partition("=")[2])))
-
     def overrides(self, *more: str) -> list[str]:
         """For `nocap train`; of two for the same key, the later one holds."""
-        words = [word for word in self.more if not word.startswith("ideas=")]
-        option = [outside.choice("ideas", ",".join(self.ideas))] if self.ideas else []
-        option += [outside.choice(self.group, self.name)] if self.group != "ideas" else []
-        given = {word.partition("=")[0] for word in (*option, *words)}
-        base = [word for group, defaults in BASE.items() if group not in given for word in defaults]
-        shape = SHAPE if self.group == "model" else ()
-        return [*base, *option, *shape, *TRAINER, quoted("cache_dir", self.folder / "cache"), *words, *more]
+        choice = outside.choice(self.group, self.name)
+        lists = [word for word in (choice, *self.more) if word.startswith("ideas=")]
+        ideas = dict.fromkeys(name for word in lists for name in re.findall(r"[^][\s,'\"]+", word.partition("=")[2]))
+        words = [choice, *self.more, *([outside.choice("ideas", ",".join(ideas))] if ideas else [])]
+        base = [*BASE, *(SHAPE if self.group == "model" else ())]
+        base += [] if any(word.startswith("data=") for word in words) else DATA
+        return [*base, quoted("cache_dir", self.folder / "cache"), quoted("output_dir", self.folder / "out"), *words, *more]
 
     def compose(self, *more: str) -> Run:
         return compose(self._of_the_run(*more))
 
     def _of_the_run(self, *more: str) -> list[str]:
-        words = self.overrides(quoted("output_dir", self.folder / "out"), *more)
-        return [word for word in words if not word.startswith("hydra")]  # a launcher is no part of a run
+        return [word for word in self.overrides(*more) if not word.startswith("hydra")]  # a launcher is no part of a run
 
     @cached_property
     def run(self) -> Run:
@@ -101,25 +83,10 @@ class Trial:
             return [idea for name, idea in self.run.ideas.items() if name in self.name.split(",")]
         return [getattr(self.run, self.group)]
 
-    @cached_property
-    def data(self) -> Dataset:
-        from nocap.data.prepare import prepare
-
-        return prepare(self.run.data, self.run.tokenizer, cache_dir=cache_root(self.run.cache_dir))
-
-    @cached_property
-    def tokens(self) -> Tensor:
-        """Two sequences and their last targets."""
-        import torch
-
-        shape = (2, self.run.model.seq_len + 1)
-        return torch.randint(self.data.vocab_size, shape, generator=torch.Generator().manual_seed(1))
-
     def train(self, output: str, *more: str) -> list[Path]:
         """Run `nocap train` as a user does, to its end; the folders of its runs."""
-        # A checkpoint that outlives the run.
-        on_the_way = f"trainer.keep_steps=[{max(1, self.run.trainer.steps // 3)}]"
-        words = [*self.overrides(on_the_way, *more), quoted("output_dir", self.folder / output)]
+        on_the_way = f"trainer.keep_steps=[{max(1, self.run.trainer.steps // 3)}]"  # a checkpoint that outlives the run
+        words = self.overrides(on_the_way, *more, quoted("output_dir", self.folder / output))
         command = [sys.executable, "-m", "nocap.train", *words]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S)
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["nothing on stderr"]

@@ -14,15 +14,18 @@ import copy
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import date
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nocap.config import hardware
+from nocap.config.errors import EndedError
+from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.compare import difference
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, Estimate, of_pairs
@@ -36,7 +39,7 @@ LIMIT = {Device.cpu: 0.03, Device.cuda: 0.01}  # half-width of an interval, of t
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
 
 
-class BaselineError(RuntimeError):
+class BaselineError(EndedError):
     """The baseline cannot be timed, and nothing can be compared with it."""
 
 
@@ -49,9 +52,11 @@ def bench(
 
     Errors:
         BaselineError: the baseline fails or does not fit.
-        InputError: an external arm's file has a mistake.
+        ValueError: the arms are on different devices.
     """
     started, began, trainer = now(), time.monotonic(), arms[0].run.trainer
+    devices = sorted({arm.run.trainer.device.value for arm in arms})
+    require(len(devices) == 1, "trainer.device", "be the same in all arms: they share a clock", " and ".join(devices))
     clock = Clock.of(trainer.device, max(arm.run.trainer.threads for arm in arms))
     instances = [copy.copy(arms[0]), *arms]  # the control comes first
 
@@ -68,33 +73,31 @@ def bench(
         return spent() + next_s > seconds or narrow
 
     with memory.bounded() if trainer.device is Device.cpu else nullcontext():  # CUDA reserves addresses by the terabyte
-        _warm_up(instances, clock, spent=spent, seconds=seconds if rounds is None else math.inf, log=log)
+        for i, arm in enumerate(instances):
+            if i > 1 and rounds is None and spent() > WARM_SHARE * seconds:
+                arm.status, arm.reason = "not measured", f"the arms before it took {spent():.0f} s of {seconds:g} s to warm up"
+                continue
+            log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
+            arm.tried(partial(arm.warm, clock))
+            _check_baseline(instances)
         warm_up_s = spent()
-        with _without_collections():
-            times = interleave([lambda arm=arm: arm.tried(arm.block) for arm in instances], enough=enough)  # type: ignore[misc]
+        gc.collect()
+        gc.freeze()  # the collector need not walk through all arms in the middle of one's block
+        times = interleave([partial(arm.tried, arm.block) for arm in instances], enough=enough)
+        gc.unfreeze()
         for arm in instances:
             arm.close()
-        peaks = _peaks(instances)
+        result = _result(instances, times)
     head = {"kind": "bench", "date": date.today().isoformat(), "started": started, "ended": now(), "clock": clock.value}
-    return {**head, "spent_s": {"warm_up": warm_up_s, "all": spent()}, "peak_flops": peaks, **_compared(instances, times, peaks)}
+    return {**head, "spent_s": {"warm_up": warm_up_s, "all": spent()}, **result}
 
 
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """The collector need not walk through all arms in the middle of one's block."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _compared(instances: Sequence[TimedArm], times: Times, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    trainer, log_ratios = instances[0].run.trainer, estimates(times)
+def _result(instances: Sequence[TimedArm], times: Times) -> dict[str, Any]:
+    trainer, peaks, log_ratios = instances[0].run.trainer, _peaks(instances), estimates(times)
     machine = hardware.describe(trainer.device, trainer.threads)
     control, *rows = [_row(arm, times[:, i], log_ratios[i], base=instances[1], peaks=peaks) for i, arm in enumerate(instances)]
     return {
+        "peak_flops": peaks,
         "hardware": machine,
         "limit": {"half_width": LIMIT[trainer.device], "confidence": CONFIDENCE},
         "rounds": len(times),
@@ -102,18 +105,6 @@ def _compared(instances: Sequence[TimedArm], times: Times, peaks: dict[str, dict
         "arms": rows,
         "measurements": [each.json() for row in rows for each in _measurements(row, str(machine["fingerprint"]))],
     }
-
-
-def _warm_up(
-    instances: Sequence[TimedArm], clock: Clock, *, spent: Callable[[], float], seconds: float, log: Callable[[str], None]
-) -> None:
-    for i, arm in enumerate(instances):
-        if i > 1 and spent() > WARM_SHARE * seconds:
-            arm.status, arm.reason = "not measured", f"the arms before it took {spent():.0f} s of {seconds:g} s to warm up"
-            continue
-        log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
-        arm.tried(lambda arm=arm: arm.warm(clock))  # type: ignore[misc]
-        _check_baseline(instances)
 
 
 def _check_baseline(instances: Sequence[TimedArm]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +20,6 @@ from nocap.model.gpt import GPT, Block
 from nocap.model.language_model import LanguageModel
 
 PROBED = 12  # tokens on which a cache is tried before it is trusted
-
-
-class Engine(Protocol):
-    def prefill(self, tokens_BT: Tensor) -> Tensor:
-        """Start over with these tokens; the logits (B, V) of the token after them."""
-
-    def decode(self, tokens_B: Tensor) -> Tensor:
-        """One more token a sequence; the logits (B, V) of the token after it."""
 
 
 class UncachedError(ValueError):
@@ -46,7 +37,11 @@ def engine_for(model: LanguageModel, run: Run, *, batch: int, capacity: int, com
 
 
 class Recompute:
-    """The training model's own forward over the whole prefix, for each token: the reference, and what a cache saves."""
+    """The training model's own forward over the whole prefix, for each token: the reference, and what a cache saves.
+
+    Of both engines: `prefill` starts over with some tokens, and gives the logits (B, V) of the token after them; `decode` takes one more
+    token a sequence, and gives the logits of the token after that.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -97,6 +92,9 @@ class Cached:
         self.position += 1
         self.length += 1
         return logits_BV
+
+
+Engine = Recompute | Cached
 
 
 def step(engine: Cached, tokens_B: Tensor) -> Tensor:

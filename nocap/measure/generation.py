@@ -5,6 +5,7 @@ B: sequences, T: tokens of the prompt, N: new tokens, V: vocabulary.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ import torch
 from torch import Tensor
 
 from nocap import outside
+from nocap.config import defaults, hardware
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
+from nocap.config.trainer import Device
+from nocap.launch.head import use_copies
 from nocap.measure.decode import Engine
 from nocap.model.language_model import LanguageModel
 from nocap.store.record import read_json
+from nocap.store.runs import find_one
 from nocap.training.exported import exported
 from nocap.training.trained import trained
 
@@ -29,6 +34,7 @@ from nocap.training.trained import trained
 class Trained:
     """A checkpoint's model in fp32, ready to read, with the run that it belongs to."""
 
+    name: str  # of the run's folder, or of the file
     run: Run
     model: LanguageModel
     encoding: tiktoken.Encoding
@@ -54,7 +60,25 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
         _log_other_code(run_dir, log)
     run, model, step = trained(run_dir, log=log) if run_dir.is_dir() else exported(run_dir)
     encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
-    return Trained(run=run, model=model.to(device), encoding=encoding, step=step)
+    return Trained(name=run_dir.name, run=run, model=model.to(device), encoding=encoding, step=step)
+
+
+def load_typed(source: str, *, outputs: Path, device: Device | None, allow_code: bool) -> Trained:
+    """As a command names it: a run's folder, name or identity, or an exported file; on a GPU where there is one, unless told otherwise.
+
+    Errors:
+        ValueError: as for `load`; no such run, or no such device.
+    """
+    device = device or defaults.device()
+    hardware.check_device(device, 1, key="device")
+    path = Path(source) if Path(source).is_file() else find_one(source, outputs=outputs)
+    if allow_code:
+        use_copies(path)
+    return load(path, device=torch.device(device.value), log=log)
+
+
+def log(line: str) -> None:
+    print(f"nocap: {line}", file=sys.stderr, flush=True)
 
 
 def _log_other_code(run_dir: Path, log: Callable[[str], None]) -> None:

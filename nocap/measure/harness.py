@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import Collator, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from nocap.config.keys import require
@@ -49,10 +49,9 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
             tokens = [*(context or [self.eot_token_id]), *continuation]
             self.shortened += len(tokens) > self.positions + 1
             rows.append((tokens[-self.positions - 1 :], len(continuation)))
-        order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))  # texts of like lengths share a batch
-        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        scores = {i: score for batch in batches for i, score in zip(batch, self._scored([rows[i] for i in batch]), strict=True)}
-        return [scores[i] for i in range(len(rows))]
+        collator = Collator(rows, sort_fn=lambda row: -len(row[0]))  # texts of like lengths share a batch
+        scores = [score for batch in collator.get_batched(n=self.batch_size) for score in self._scored(batch)]
+        return list(collator.get_original(scores))
 
     @torch.no_grad()
     def _scored(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,14 +159,13 @@ class Cost:
     """Of a module in one direction of one step."""
 
     ms: float = 0.0
-    allocations: int = 0
-    allocated: int = 0  # bytes
+    allocations: int = 0  # operations that took memory
+    allocated: int = 0  # bytes that they took and did not give back themselves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
     rows: dict[Key, Cost]
-    step_ms: float  # the step's range
     unattributed_ms: float  # between the backward's nodes and around the ranges
     busy_ms: float  # on CUDA: in which a kernel or a copy ran
     peak: int  # bytes: the most that the step's tensors held at once, beyond what was held before it
@@ -183,28 +183,28 @@ def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
     step = next(e for e in events if e.name == MARK + STEP)
     backward_ends = max((e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=step.time_range.start)
     rows = defaultdict[Key, Cost](Cost)
-    moments = defaultdict[int, list[tuple[float, Key]]](list)  # thread → when another key begins
     unattributed = 0.0
 
     def visit(event: FunctionEvent, key: Key) -> None:
         nonlocal unattributed
         key = _key(event, key, ranges, backward_ends)
-        moments[event.thread].append((event.time_range.start, key))
         own_ms = (event.self_device_time_total if on_cuda else event.self_cpu_time_total) / 1e3
+        taken = event.self_device_memory_usage if on_cuda else event.self_cpu_memory_usage
         if key[0] == STEP and event.name.startswith(MARK):
             unattributed += own_ms
         else:
             rows[key].ms += own_ms
-        for child in sorted(event.cpu_children, key=lambda e: e.time_range.start):
+        if taken > 0:
+            rows[key].allocations += 1
+            rows[key].allocated += taken
+        for child in event.cpu_children:
             visit(child, key)
-            moments[event.thread].append((child.time_range.end, key))
 
     for root in events:
         if root is step or (root.cpu_parent is None and root.thread != step.thread):
             visit(root, (STEP, "forward"))
-    step_ms = (step.time_range.end - step.time_range.start) / 1e3
-    peak = _allocations(prof, rows, moments)
-    return Timeline(rows=rows, step_ms=step_ms, unattributed_ms=unattributed, busy_ms=busy_ms(prof), peak=peak)
+    peak = max(accumulate((n for _, n in memory_events(prof)), initial=0))
+    return Timeline(rows=rows, unattributed_ms=unattributed, busy_ms=busy_ms(prof), peak=peak)
 
 
 def busy_ms(prof: profile) -> float:
@@ -231,27 +231,10 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
     return parents
 
 
-def _allocations(prof: profile, rows: dict[Key, Cost], moments: dict[int, list[tuple[float, Key]]]) -> int:
-    """Add each allocation to the row that was running in its thread, and return the peak of the running sum."""
-    now = peak = 0
-    for at_us, thread, n in sorted(memory_events(prof)):
-        now += n
-        peak = max(peak, now)
-        index = bisect_right(moments[thread], at_us, key=lambda moment: moment[0]) - 1
-        if n > 0 and index >= 0:
-            row = rows[moments[thread][index][1]]
-            row.allocations += 1
-            row.allocated += n
-    return peak
-
-
-def memory_events(prof: profile) -> Iterator[tuple[float, int, int]]:
-    """(microseconds from the trace's start, thread, bytes; negative where freed)."""
+def memory_events(prof: profile) -> list[tuple[int, int]]:
+    """(nanoseconds, bytes; negative where freed) of every thread, in time."""
     results: Any = prof.profiler and prof.profiler.kineto_results
-    start_ns = results.trace_start_ns()
-    for event in results.events():
-        if event.name() == "[memory]":
-            yield (event.start_ns() - start_ns) / 1e3, event.start_thread_id(), event.nbytes()
+    return sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
 
 
 def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
@@ -259,4 +242,4 @@ def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
     allocation (compiled code's included)."""
     with profiler(on_cuda=False) as seen:
         call(*arguments)
-    return sum(max(0, n) for _, _, n in memory_events(seen))
+    return sum(max(0, n) for _, n in memory_events(seen))

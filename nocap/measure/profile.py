@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -16,14 +17,13 @@ from torch.profiler import record_function
 
 from nocap.config import hardware
 from nocap.config.compose import to_plain
-from nocap.config.option import declared
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
-from nocap.measure import ceilings as bounds
+from nocap.measure import roofline
 from nocap.measure.parts import MARK, STEP, Cost, Ranges, Timeline, busy_ms, profiler, read
-from nocap.measure.roofline import Count, Peak, Work, count, measure_peak
+from nocap.measure.roofline import Composer, Count, Peak, Work, count, measure_peak
 from nocap.measure.timed import Clock, DivergedError, TimedArm
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
@@ -37,18 +37,11 @@ MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs;
 # Beyond these limits the machine was busy: on a quiet one a process had 1.00 of its core, products came to 0.92 of the peak at most.
 LEAST_CORE, MOST_OF_PEAK = 0.8, 1.1
 
-Step = dict[str, float]  # `wall_ms`, and `cpu_ms` of this process: of one step as it is trained
 Row = dict[str, Any]
 
 
 def profile(
-    run: Run,
-    overrides: Sequence[str],
-    compose: Callable[[Sequence[str]], Run],
-    *,
-    repeats: int,
-    trace: Path | None = None,
-    ceilings: bool = False,
+    run: Run, overrides: Sequence[str], compose: Composer, *, repeats: int, trace: Path | None = None, ceilings: bool = False
 ) -> dict[str, Any]:
     """The profile of a run, as JSON types. `compose` makes the run that the user's overrides and more of them describe.
 
@@ -63,10 +56,11 @@ def profile(
             log("measuring the peaks: a large product and a large copy")
             peak = measure_peak(run.trainer.device)
             log(f"measuring {2 * repeats + 1} steps of {run.trainer.micro_batch} × {run.model.seq_len} tokens")
-            result = record(run, overrides, counted=counted, peak=peak, measured=measure(run, repeats=repeats, trace=trace))
+            result = record(overrides, counted=counted, peak=peak, measured=measure(run, repeats=repeats, trace=trace))
             if ceilings:
                 log("counting what each option would do")
-                result["ceilings"] = bounds.ceilings(run, compose, counted, peak, result)
+                ms = {row["part"]: row["ms"] for row in result["parts"]}
+                result["ceilings"] = {"table": roofline.ceilings(counted, compose, peak, ms, result["step"]["unattributed_ms"])}
     except DivergedError as error:
         raise ValueError(f"a profiled step must have a finite loss and gradient: {error}") from error
     except (RuntimeError, MemoryError) as error:
@@ -87,10 +81,7 @@ def log(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    plain: list[Step]  # eager, as the parts are, without a profiler
-    compiled: list[Step]  # where the config asks for compilation or CUDA graphs
-    busy_ms: dict[str, float]  # on CUDA: of the GPU in a `plain` and a `compiled` step, profiled
-    profiled: list[Step]
+    steps: dict[str, Row]  # how it ran (`plain`, eager as the parts are; `profiled`; `compiled` where the config asks for it) → its clocks
     timeline: Timeline  # of the fastest profiled step, the least disturbed
     ranges: Ranges
     microbatches: int  # in the measured step
@@ -127,41 +118,36 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
     with ranges.around(model), memory.saved_for_backward(model.parameters(), on_save=ranges.keep):
         arm.step()
     memory.reset_peak(arm.device)
-    plain = [clocked(arm) for _ in range(repeats)]
-    profiled = list[Step]()
+    plain = _fastest(_clocked(arm) for _ in range(repeats))
+    profiled: Row = {"wall_ms": math.inf}
     for _ in range(repeats):
         ranges.reset()
         with ranges.around(model), profiler(on_cuda=on_cuda) as prof:
-            profiled.append(clocked(arm))
-        if profiled[-1] is fastest(profiled):
-            timeline = read(prof, ranges, on_cuda=on_cuda)
+            step = _clocked(arm)
+        if step["wall_ms"] < profiled["wall_ms"]:
+            profiled, timeline = step, read(prof, ranges, on_cuda=on_cuda)
             if trace is not None:
                 prof.export_chrome_trace(str(trace))
-    mib = memory.parts_mib(model.parameters(), arm.built.optimizers, model.kept_around())
+    mib = {**arm.facts["memory_mib"], "activations": sum(ranges.kept.values()) / MIB}
     # Gradients come and go within the step.
-    peak_mib = memory.peak_mib(arm.device) if on_cuda else mib["parameters"] + mib["optimizer"] + timeline.peak / MIB
-    mib |= {"activations": sum(ranges.kept.values()) / MIB, "peak": peak_mib}
+    mib["peak"] = memory.peak_mib(arm.device) if on_cuda else mib["parameters"] + mib["optimizer"] + timeline.peak / MIB
     del model
     arm.close()
-    busy, compiled = {"plain": timeline.busy_ms}, list[Step]()
+    steps = {"plain": busy(plain, timeline.busy_ms), "profiled": profiled}
     if run.trainer.compile is not Compile.off or run.trainer.cuda_graphs:
-        how = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
-        arm = _warm(replace(eager, trainer=how))
-        compiled = [clocked(arm) for _ in range(repeats)]
-        if on_cuda:
-            with profiler(on_cuda=True) as prof:
-                clocked(arm)
-            busy["compiled"] = busy_ms(prof)
-    return Measured(
-        plain=plain,
-        compiled=compiled,
-        busy_ms=busy if on_cuda else {},
-        profiled=profiled,
-        timeline=timeline,
-        ranges=ranges,
-        microbatches=microbatches(eager),
-        memory=mib,
-    )
+        steps["compiled"] = _compiled(run, eager, repeats=repeats)
+    return Measured(steps=steps, timeline=timeline, ranges=ranges, microbatches=microbatches(eager), memory=mib)
+
+
+def _compiled(run: Run, eager: Run, *, repeats: int) -> Row:
+    """The step as it is trained, whole: nothing sees into it."""
+    arm = _warm(replace(eager, trainer=replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)))
+    step = _fastest(_clocked(arm) for _ in range(repeats))
+    if run.trainer.device is Device.cpu:
+        return step
+    with profiler(on_cuda=True) as prof:
+        _clocked(arm)
+    return busy(step, busy_ms(prof))
 
 
 def _warm(run: Run) -> TimedArm:
@@ -170,16 +156,21 @@ def _warm(run: Run) -> TimedArm:
     return arm
 
 
-def fastest(steps: Sequence[Step]) -> Step:
-    return min(steps, key=lambda step: step["wall_ms"])
-
-
-def clocked(arm: TimedArm) -> Step:
-    """One training step, timed as it is trained; it ends when the device has finished."""
+def _clocked(arm: TimedArm) -> Row:
+    """One training step, timed as it is trained, by the wall and by this process; it ends when the device has finished."""
     began, cpu = time.perf_counter(), time.process_time()
     arm.step()
     arm.job.world.synchronize()
-    return {"wall_ms": (time.perf_counter() - began) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
+    return {"wall_ms": (time.perf_counter() - began) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3, "gpu_busy": None}
+
+
+def _fastest(steps: Iterable[Row]) -> Row:
+    return min(steps, key=lambda step: step["wall_ms"])
+
+
+def busy(step: Row, busy_ms: float) -> Row:
+    """The step with the share of it in which the GPU worked. `busy_ms` are kernels': what the profiler costs the host is in neither."""
+    return {**step, "gpu_busy": min(1.0, busy_ms / step["wall_ms"]) if busy_ms else None}
 
 
 # --- the record
@@ -187,19 +178,19 @@ def clocked(arm: TimedArm) -> Step:
 SUMMED = ("ms", "calls", "flops", "bytes", "bound_ms", "allocations", "allocated_mib", "kept_mib")  # of a row
 
 
-def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
+def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
     """What `--json` writes. A row is what a module cost in one direction of a whole optimizer step as the config has it: ms, bytes, FLOPs,
     MiB (those kept for the backward are one micro-batch's), and its bound by the roofline."""
+    run = counted.run
     vocab_size, n = run.tokenizer.vocab_size, microbatches(run)
     scale, clock = _clock(run, measured)
     flops, basis = flops_per_token(run, vocab_size=vocab_size)
-    rows = list(_rows(run, counted, peak, measured, scale))
+    rows = list(_rows(counted, peak, measured, scale))
     attributed_ms = sum(row["ms"] for row in rows)
     whole_ms = attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale) * n / measured.microbatches
-    doubts = list(_doubts(run, counted, peak, measured, rows))
+    doubts = list(_doubts(counted, peak, measured, rows))
     machine = hardware.describe(run.trainer.device, run.trainer.threads)
     parts = _summed(rows, ("part",), whole_ms)
-    mib = counted.parameters / MIB
     return {
         "kind": "profile",
         "date": date.today().isoformat(),
@@ -221,25 +212,15 @@ def record(run: Run, overrides: Sequence[str], *, counted: Count, peak: Peak, me
             "unattributed_ms": whole_ms - attributed_ms,
             "microbatches": n,
             "measured_microbatches": measured.microbatches,
-            "plain": _fastest(measured.plain, measured.busy_ms.get("plain")),
-            "profiled": _fastest(measured.profiled),
-            "compiled": _fastest(measured.compiled, measured.busy_ms.get("compiled")) if measured.compiled else None,
+            **dict.fromkeys(("plain", "profiled", "compiled")),
+            **measured.steps,
             "compile": run.trainer.compile.value,
             "cuda_graphs": run.trainer.cuda_graphs,
         },
         "parts": parts,
         "layers": _summed([row for row in rows if row["layer"] is not None], ("layer", "part"), whole_ms),
         "rows": [_rated(row, whole_ms) for row in rows],
-        "memory_mib": {
-            "measured": {**measured.memory, "kept": _kept_mib(measured.ranges)},
-            "counted": {
-                "parameters": mib,
-                "gradients": mib,
-                "optimizer": (counted.optimizer + counted.around) / MIB,
-                "activations": sum(counted.ranges.kept.values()) / MIB,
-                "kept": _kept_mib(counted.ranges),
-            },
-        },
+        "memory_mib": {"measured": {**measured.memory, "kept": {part: n / MIB for part, n in measured.ranges.kept_by_part().items()}}},
         "measurements": [_measurement(overrides, str(machine["fingerprint"]), row).json() for row in parts],
     }
 
@@ -249,16 +230,13 @@ def _measurement(overrides: Sequence[str], where: str, row: Row) -> Measurement:
     return Measurement(arm=arm, repeat=0, metric=metric, value=row["ms"], part=row["part"], where=where, when=now())
 
 
-def _kept_mib(ranges: Ranges) -> dict[str, float]:
-    return {part: n / MIB for part, n in ranges.kept_by_part().items()}
-
-
-def _doubts(run: Run, counted: Count, peak: Peak, measured: Measured, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def _doubts(counted: Count, peak: Peak, measured: Measured, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """What a quiet machine does not show, each with its limit.
 
     Bytes are no bound here: a cache is faster than the copy that was measured.
     """
-    core = min(step["cpu_ms"] / step["wall_ms"] for step in (fastest(measured.plain), fastest(measured.profiled)))
+    run = counted.run
+    core = min(measured.steps[how]["cpu_ms"] / measured.steps[how]["wall_ms"] for how in ("plain", "profiled"))
     if run.trainer.device is Device.cpu and core < LEAST_CORE:
         yield {"doubt": "core", "value": core, "limit": LEAST_CORE}
     # Parts that are not counted as they are computed.
@@ -275,19 +253,12 @@ def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: 
     the host would be taken for it."""
     if run.trainer.device is not Device.cuda:
         return measured.timeline.unattributed_ms * scale
-    return max(0.0, fastest(measured.plain)["wall_ms"] - attributed_ms * measured.microbatches / microbatches(run))
-
-
-def _fastest(steps: list[Step], busy_ms: float | None = None) -> dict[str, Any]:
-    """The fastest of some steps, and the share of it in which the GPU worked. Its `busy_ms` are kernels' own, so what the profiler costs
-    the host is in neither."""
-    step = fastest(steps)
-    return {**step, "gpu_busy": min(1.0, busy_ms / step["wall_ms"]) if busy_ms else None}
+    return max(0.0, measured.steps["plain"]["wall_ms"] - attributed_ms * measured.microbatches / microbatches(run))
 
 
 def _clock(run: Run, measured: Measured) -> tuple[float, str]:
     """What profiled milliseconds are multiplied by, and how the record describes the result."""
-    clock, step = Clock.of(run.trainer.device, run.trainer.threads), fastest(measured.profiled)
+    clock, step = Clock.of(run.trainer.device, run.trainer.threads), measured.steps["profiled"]
     share = step["cpu_ms"] / step["wall_ms"] if clock is Clock.cpu else 1.0
     return share, {
         Clock.cuda: "device time of the kernels",
@@ -296,15 +267,15 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
     }[clock]
 
 
-def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
-    n, outside, ranges = microbatches(run), _bytes_outside(run, counted), measured.ranges
+def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
+    n, ranges = microbatches(counted.run), measured.ranges
     counted_keys = (key for key in counted.work if ranges.part[key[0]] not in STEP_PARTS)
     for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):  # of one rank: 0
         cost = measured.timeline.rows.get((path, direction), Cost())
         work = counted.work.get((path, direction), Work())
         part = ranges.part.get(path, path if path in PARTS else "other")
         times = _times(part, n, measured.microbatches)
-        moved, layer = outside.get(part), re.match(r"blocks\.(\d+)", path)
+        layer = re.match(r"blocks\.(\d+)", path)
         yield {
             "path": path,
             "part": part,
@@ -313,8 +284,8 @@ def _rows(run: Run, counted: Count, peak: Peak, measured: Measured, scale: float
             "ms": cost.ms * scale * times,
             "calls": round(ranges.calls.get(path, int(cost.ms > 0)) * times),
             "flops": work.flops * n,
-            "bytes": work.bytes * n if moved is None else moved,
-            "bound_ms": work.bound_ms(peak) * n if moved is None else moved / peak.bytes_per_s * 1e3,
+            "bytes": work.bytes * n,
+            "bound_ms": work.bound_ms(peak) * n,
             "allocations": round(cost.allocations * times),
             "allocated_mib": cost.allocated * times / MIB,
             "kept_mib": ranges.kept.get(path, 0) / MIB if direction == "forward" else 0.0,
@@ -327,15 +298,6 @@ def _times(part: str, n: int, m: int) -> float:
     if part not in STEP_PARTS or part == "data":
         return n / m
     return (n - 1) / (m - 1) if part == "accumulate" and m > 1 else 1.0
-
-
-def _bytes_outside(run: Run, counted: Count) -> dict[str, float]:
-    """Bytes that a step moves outside the model, by arithmetic. An elementwise optimizer reads gradients, and reads and writes weights and
-    its state."""
-    p = counted.parameters
-    moved = {"accumulate": 3.0 * p * (microbatches(run) - 1), "clip": 1.0 * p}  # the norm; a step that clips moves 2·p more
-    elementwise = declared(run.optimizer, "elementwise", of="build")
-    return {**moved, "optimizer": 3.0 * p + 2.0 * counted.optimizer} if elementwise and elementwise() else moved
 
 
 def _rated(row: Row, whole_ms: float) -> Row:

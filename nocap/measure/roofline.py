@@ -1,4 +1,5 @@
-"""The roofline: what a step must do (counted, not computed) and how fast this machine can do it (measured peaks).
+"""The roofline: what a step must do (counted, not computed), how fast this machine can do it (measured peaks), and what each option could
+win at most.
 
 The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own dispatcher decides which operations there
 are, in the run's precision, with its kernels. `nocap.model.flops` has the formulas of the FLOPs.
@@ -7,7 +8,7 @@ are, in the run's precision, with its kernels. `nocap.model.flops` has the formu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,18 +18,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nocap import outside
+from nocap.config.option import declared
+from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
+from nocap.data.batches import microbatches
 from nocap.measure.parts import STEP, Ranges
 from nocap.measure.timed import Clock
-from nocap.model.flops import op_flops
+from nocap.model.flops import component_flops, op_flops
 from nocap.model.gpt import build_model
+from nocap.options.attention import first_window
+from nocap.store.metrics import MODEL_PARTS, STEP_PARTS
 from nocap.training import memory
-from nocap.training.optimizer import build_optimizers
 from nocap.training.step import autocast
 
 PRODUCT = {Device.cpu: 2048, Device.cuda: 8192}  # rows and columns
 COPY_BYTES = {Device.cpu: 2**28, Device.cuda: 2**31}  # far beyond any cache
+HELD = 4  # parameters, gradients and AdamW's two moments, all as large
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +44,6 @@ class Peak:
 
     flops: dict[str, float]  # FLOP/s by precision
     bytes_per_s: float  # read and written
-    product: int  # rows and columns of the matrices
-    copy_bytes: int
 
 
 def measure_peak(device: Device) -> Peak:
@@ -48,7 +53,7 @@ def measure_peak(device: Device) -> Peak:
     copy_ms = Clock.of(device, torch.get_num_threads()).least_ms(lambda: pair[0].copy_(pair[1]))
     pair.clear()
     memory.give_back(torch.device(device.value))
-    return Peak(flops=flops, bytes_per_s=2 * n / copy_ms * 1e3, product=PRODUCT[device], copy_bytes=n)
+    return Peak(flops=flops, bytes_per_s=2 * n / copy_ms * 1e3)
 
 
 def matmul_flops(device: Device, precision: Precision) -> float:
@@ -100,38 +105,47 @@ class Work(list[Op]):
 class Count:
     """One micro-batch: work by (module path, direction), what each path is and keeps, and the parameters' bytes."""
 
+    run: Run
     work: dict[tuple[str, str], Work]
     ranges: Ranges
     parameters: int  # bytes
-    optimizer: float  # bytes of its state
-    around: int  # bytes that ideas keep around the step
 
-    def by_part(self) -> dict[str, Work]:
+    def by_part(self) -> defaultdict[str, Work]:
         merged = defaultdict[str, Work](Work)
         for (path, _), work in self.work.items():
             merged[self.ranges.part[path]] += work
-        return dict(merged)
+        return merged
+
+    def product_ms(self, peak: Peak) -> dict[str, float]:
+        """Of a step, by part: its matrix products at the measured peak."""
+        n = microbatches(self.run)
+        return {part: work.product_ms(peak) * n * (self.needed() if part == "scores" else 1) for part, work in self.by_part().items()}
+
+    def needed(self) -> float:
+        """The share of the computed scores that lies in the window: chunks compute a border that another kernel can skip."""
+        run, scores = self.run, self.by_part()["scores"]
+        if not scores or first_window(run) is None or declared(run.attention, "keys_met", of=("build", "mixer")) is None:
+            return 1.0
+        return component_flops(run, vocab_size=1)["scores"] * run.trainer.micro_batch * run.model.seq_len / scores.flops
+
+    def held_mib(self) -> float:
+        return (HELD * self.parameters + sum(self.ranges.kept.values())) / memory.MIB
 
 
 def count(run: Run, *, vocab_size: int) -> Count:
-    """Count one micro-batch of the run on this machine's device, without allocating it, and what its optimizers keep after an update."""
-    run = run.varied(attention=run.attention.countable())  # FlexAttention compiles itself and cannot be faked
+    """Count one micro-batch of the run on this machine's device, without allocating it."""
     ranges, device = Ranges(run), run.trainer.device.value
-    with FakeTensorMode(allow_non_fake_inputs=True):  # an optimizer may make a scalar before its first update
+    countable = run.varied(attention=run.attention.countable())  # FlexAttention compiles itself and cannot be faked
+    with FakeTensorMode():
         with torch.device(device):
-            model = build_model(run, vocab_size=vocab_size)
+            model = build_model(countable, vocab_size=vocab_size)
         tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
         counter = _WorkCounter(ranges)
         with ranges.around(model), counter:
             with memory.saved_for_backward(list(model.parameters()), on_save=ranges.keep), autocast(run, run.trainer.precision):
                 loss = model(tokens, tokens)
             loss.total.backward()
-        size, around = memory.n_bytes(model.parameters()), memory.n_bytes(model.kept_around())
-        optimizers = build_optimizers(run, model)
-        for optimizer in optimizers:
-            optimizer.step()
-        state = memory.parts_mib((), optimizers)["optimizer"] * memory.MIB
-    return Count(work=counter.work, ranges=ranges, parameters=size, optimizer=state, around=around)
+    return Count(run=run, work=counter.work, ranges=ranges, parameters=memory.n_bytes(model.parameters()))
 
 
 class _WorkCounter(TorchDispatchMode):
@@ -184,3 +198,70 @@ def _tensors(tree: Any) -> Iterable[Tensor]:
 def _size(t: Tensor) -> int:
     """Bytes behind a tensor; an expanded one has fewer than elements."""
     return min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
+
+
+# --- what each option could win at most
+
+Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make
+
+
+def ceilings(old: Count, compose: Composer, peak: Peak, ms: dict[str, float], rest_ms: float) -> list[dict[str, Any]]:
+    """Everything that the configuration tree offers, the largest win first: by FLOPs and by the step, whose parts took these `ms`."""
+    new = {override: count(run, vocab_size=run.tokenizer.vocab_size) for override, run in options(old.run, compose).items()}
+    rows = [{"label": override, **ceiling(old, each, peak, ms, rest_ms)} for override, each in new.items()]
+    return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
+
+
+def options(run: Run, compose: Composer) -> dict[str, Run]:
+    """Everything that this configuration tree offers and the run does not already have: the override, and the run with it."""
+    groups = [(group, folder / group) for group in ("attention", "mlp") for folder in (conf_dir(), *outside.folders())]
+    runs: dict[str, Run] = {}
+    for override in (
+        *(f"{group}={path.stem}" for group, folder in groups for path in sorted(folder.glob("*.yaml"))),
+        "trainer.precision=bf16",
+        "trainer.compile=regional",
+        f"model.tie_head={'false' if run.model.tie_head else 'true'}",
+        "trainer.activation_checkpointing=block",
+        "objective.loss_chunks=8",
+    ):
+        try:
+            other = compose([override])
+        except ValueError:  # another part of the run does not take it
+            continue
+        if other not in [run, *runs.values()]:
+            runs[override] = other
+    return runs
+
+
+def ceiling(old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float) -> dict[str, float]:
+    """What another run could win at most: speedups by FLOPs (matrix products alone, at the peak in their precision) and by the measured
+    step (Amdahl's law), and the MiB saved with their share of the memory."""
+    return {
+        "by_flops": sum(old.product_ms(peak).values()) / sum(new.product_ms(peak).values()),
+        "by_step": (sum(ms.values()) + rest_ms) / (sum(changed(old, new, peak, ms).values()) + rest_ms),
+        "saved_mib": old.held_mib() - new.held_mib(),
+        "saved": 1 - new.held_mib() / old.held_mib(),
+    }
+
+
+def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[str, float]:
+    """The parts of the other run's step, as fast as arithmetic allows. A part's time goes down with its roofline bound; where another
+    kernel or precision computes it, whose efficiency is unknown, to that bound. Everything else stays."""
+    before, after, n = old.by_part(), new.by_part(), microbatches(new.run)
+    fuses = new.run.trainer.compile is not old.run.trainer.compile
+    found = dict(ms)
+    for part in dict.fromkeys([*MODEL_PARTS, *before, *after]):  # a replaced block's own too
+        first, second = before[part], after[part]
+        if part in STEP_PARTS:
+            continue
+        if fuses and not second.flops and part != "embedding":
+            found[part] = 0.0  # fused into a neighbour, at best for nothing
+        elif first.kinds != second.kinds or not first:
+            found[part] = second.bound_ms(peak) * n
+        elif first.bound_ms(peak):
+            found[part] = ms.get(part, 0.0) * second.bound_ms(peak) / first.bound_ms(peak)
+    found["scores"] *= new.needed() / old.needed()
+    for part in ("accumulate", "clip", "optimizer", "reduction"):
+        if part in found:
+            found[part] *= new.parameters / old.parameters
+    return found

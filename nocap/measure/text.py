@@ -11,7 +11,7 @@ from nocap.report import page
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import measured
 from nocap.store.formats import fixed, shorten, three_digits, whole
-from nocap.store.metrics import METRICS, PARTS, Scale, part_title
+from nocap.store.metrics import HELD, METRICS, PARTS, Scale, part_title
 
 Json = Mapping[str, Any]
 BUSY = 0.8  # of a step: below, the GPU waits for the host
@@ -98,8 +98,7 @@ def profile_head(found: Json) -> list[str]:
         f"B={t['micro_batch']}, T={m['seq_len']}, {found['step']['microbatches']} micro-batch(es) a step; {t['precision']}, eager, "
         f"attention {found['kernel']}",
         f"on {hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}",
-        f"peaks, measured: {flops} ({peak['product']}Â² product); "
-        f"{peak['bytes_per_s'] / 1e9:,.1f} GB/s ({peak['copy_bytes'] / 2**20:,.0f} MiB copy)",
+        f"peaks, measured: {flops}; {peak['bytes_per_s'] / 1e9:,.1f} GB/s",
         f"time: {found['clock']}",
     ]
 
@@ -117,7 +116,7 @@ def doubted(found: Json) -> list[str]:
 
 def profile_tables(found: Json) -> dict[str, Table]:
     """By what they show, in the order to read them; tables of ceilings where those were measured."""
-    tables = {"parts": _parts(found["parts"], found["step"]), "memory": _memory(found["memory_mib"])}
+    tables = {"parts": _parts(found["parts"], found["step"]), "memory": _memory(found["memory_mib"]["measured"])}
     if "ceilings" in found:
         tables["ceilings"] = _ceilings(found["ceilings"]["table"], trusted=found["trusted"])
     return {**tables, "layers": _layers(found["layers"])}
@@ -143,7 +142,7 @@ PART_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # key of a row â†
     "bytes": ("MiB moved", _per(2**20, 0)),
     "bound_ms": ("bound ms", three_digits),
     "of_bound": ("of bound", "{:.0%}".format),
-    "allocations": ("allocs", whole),
+    "allocations": ("allocating ops", whole),
     "allocated_mib": ("MiB", _per(1)),
     "calls": ("calls", whole),
 }
@@ -190,16 +189,12 @@ def _layers(found: Sequence[Json]) -> Table:
     return Table(title="milliseconds by layer", columns=columns, rows=rows)
 
 
-def _memory(memory: Json) -> Table:
-    seen, counted = memory["measured"], memory["counted"]
-    rows: list[list[Any]] = [[key, seen[key], counted[key]] for key in ("parameters", "gradients", "optimizer", "activations")]
-    for part in dict.fromkeys([*PARTS, *seen["kept"], *counted["kept"]]):
-        if part in seen["kept"] or part in counted["kept"]:
-            rows.append([f"  {part_title(part)}", seen["kept"].get(part, 0), counted["kept"].get(part, 0)])
-    rows.append(["peak of tensors", seen["peak"], None])
-    columns = [Column(title="MiB"), *(Column(title=title, show=_per(1), unit="MiB") for title in ("measured", "counted"))]
+def _memory(mib: Json) -> Table:
+    rows = [[key, mib[key]] for key in HELD]
+    rows += [[f"  {part_title(part)}", mib["kept"][part]] for part in dict.fromkeys([*PARTS, *mib["kept"]]) if part in mib["kept"]]
+    columns = [Column(title="memory"), Column(title="MiB", show=_per(1), unit="MiB")]
     note = "activations: what a micro-batch's forward keeps for its backward, by the part that keeps it first"
-    return Table(title="memory", columns=columns, rows=rows, notes=[note])
+    return Table(title="memory", columns=columns, rows=[*rows, ["peak of tensors", mib["peak"]]], notes=[note])
 
 
 def _ceilings(found: Sequence[Json], *, trusted: bool) -> Table:

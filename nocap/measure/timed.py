@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.shards import write_shard
@@ -103,15 +103,15 @@ class DivergedError(Exception):
 class TimedArm:
     """What is timed under one name. It fails by itself: `status` and `reason` say how, and its blocks take NaN seconds from then on."""
 
-    def __init__(self, label: str, run: Run) -> None:
-        self.label, self.config, self.run = label, step_config(run), run.in_the_end()
+    def __init__(self, label: str, run: Run, source: Path | None = None) -> None:
+        self.label, self.config, self.run, self.source = label, step_config(run), run.in_the_end(), source
         self.device = torch.device(run.trainer.device.value)
         self.status = "measured"  # or not measured, failed, does not fit
         self.reason: str | None = None
         self.facts: dict[str, Any] = dict.fromkeys(FACTS)
         self.built: Any = None  # what holds its tensors
         self.at = self.steps = 0  # the next step; how many a block has
-        self.peak_mib = self.unseen_mib = 0.0
+        self.unseen_mib = 0.0
 
     # --- what an arm from a file does in its own way
 
@@ -147,14 +147,18 @@ class TimedArm:
     # --- what all have in common
 
     def warm(self, clock: Clock) -> None:
-        """Build, and take the first steps."""
+        """Build, take the first steps, and note the facts. The peak of memory is counted on the CPU, and measured on CUDA."""
         self.clock, began, before_mib = clock, time.perf_counter(), self._allocated_mib()
         configure_numerics(self.run)
         with random_tokens(self.run) as self.job:
-            self.saved_mib = self.build()
+            saved_mib = self.build()
         warm_s = [clock.seconds(self.step) for _ in range(WARM_STEPS)]
         self.steps = max(1, round(BLOCK_S[self.run.trainer.device] / warm_s[-1]))
-        self.held_mib, self.warm_up_s = self._allocated_mib() - before_mib, time.perf_counter() - began
+        self.held_mib, known = self._allocated_mib() - before_mib, self.describe()
+        mib = {**known["memory_mib"], "activations": saved_mib}
+        mib["peak"] = 0.0 if self.device.type == "cuda" else sum(mib.values())
+        size = {"tokens_per_step": self.run.trainer.batch_tokens, "steps_per_block": self.steps, "warm_up_s": time.perf_counter() - began}
+        self.facts = {**self.facts, **size, **known, "memory_mib": mib}
 
     def block(self) -> float:
         """Seconds a token over some steps. On CUDA a step before them does not count: the allocator takes back what other arms left."""
@@ -163,40 +167,34 @@ class TimedArm:
             others_mib = self._allocated_mib() - self.held_mib
             memory.reset_peak(self.device)
             self.step()
-        seconds = self.clock.seconds(lambda: repeat(self.step, self.steps))
+        seconds = self.clock.seconds(partial(repeat, self.step, self.steps))
         if on_cuda:
-            self.peak_mib = max(self.peak_mib, memory.peak_mib(self.device) - others_mib + self.unseen_mib)
+            mib = self.facts["memory_mib"]
+            mib["peak"] = max(mib["peak"], memory.peak_mib(self.device) - others_mib + self.unseen_mib)
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
     def tried(self, work: Callable[[], float | None]) -> float:
-        """What `work`, a method of this arm, returns; NaN from the moment the arm fails, which stops no other.
-
-        Errors:
-            InputError: a mistake in the file of an arm that is being built.
-        """
+        """What `work`, a method of this arm, returns; NaN from the moment the arm fails, which stops no other."""
         if self.status != "measured":
             return math.nan
         try:
             return work() or 0.0
-        except Exception as error:
-            if not self.steps and isinstance(error, InputError):
-                raise
-            line, _, rest = str(error).strip().partition("\n")
-            line += " " + rest.strip().partition("\n")[0] if line.endswith(":") else ""  # a compiler's: what it passes on
-            no_room = memory.ran_out(error)
-            self.status, self.reason = ("does not fit", line) if no_room else ("failed", f"{type(error).__name__}: {line}")
+        except (Exception, SystemExit) as error:  # a file may raise anything
+            self.status, self.reason = "does not fit" if memory.ran_out(error) else "failed", self.told(error)
             error.__traceback__ = None  # its frames hold the arm's tensors
             self.close()
             return math.nan
 
+    def told(self, error: BaseException) -> str:
+        """The error in a line; of an arm's file, with the number of the line."""
+        first, _, rest = str(error).strip().partition("\n")
+        first += " " + rest.strip().partition("\n")[0] if first.endswith(":") else ""  # a compiler's: what it passes on
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.source)]
+        kind = type(error).__name__ + (f", line {lines[-1]}" if lines else "")
+        return first if memory.ran_out(error) else f"{kind}: {first}"
+
     def close(self) -> None:
-        """Note the facts, and give the memory back. On the CPU the peak is counted, on CUDA measured."""
-        if self.steps and self.built is not None:
-            size = {"tokens_per_step": self.run.trainer.batch_tokens, "steps_per_block": self.steps, "warm_up_s": self.warm_up_s}
-            known = self.describe()
-            mib = {**known["memory_mib"], "activations": self.saved_mib}
-            peak_mib = self.peak_mib if self.device.type == "cuda" else sum(mib.values())
-            self.facts = {**self.facts, **size, **known, "memory_mib": {"peak": peak_mib, **mib}}
+        """Give the memory back."""
         self.built = None
         memory.give_back(self.device)
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 class Optimizer(Option):
     """One or several of torch's optimizers. The schedule multiplies each group's `lr`, and ideas may scale a parameter's rate or decay.
 
-    Optional: `update`, a rule of its own for `nocap.training.optimizer.ByRule`; `elementwise()`, whether each number's update depends on
-    that number alone, which bounds the bytes (see `nocap.config.option.declared`). Their state lies in `state` and `param_groups`:
+    Optional: `update`, a rule of its own for `nocap.training.optimizer.ByRule`. Their state lies in `state` and `param_groups`:
     `nocap check` shows that a checkpoint holds it.
     """
 

@@ -52,9 +52,6 @@ class AdamW(Optimizer):
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         return [self.adamw(dict(model.named_parameters()))]
 
-    def elementwise(self) -> bool:
-        return True
-
     def adamw(self, named: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
         """For these parameters only."""
         import torch

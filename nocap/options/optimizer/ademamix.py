@@ -60,6 +60,3 @@ class AdEMAMix(AdamW):
             return self.alpha, self.beta3
         per_log = (1 - share) * (1 / math.log(self.beta1) if self.beta1 else 0.0) + share / math.log(self.beta3)
         return share * self.alpha, min(math.exp(1 / per_log), self.beta3)
-
-    def elementwise(self) -> bool:
-        return True

@@ -39,6 +39,3 @@ class Lion(Optimizer):
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, updates, alpha=-group["lr"])
         torch._foreach_lerp_(momenta, grads, 1 - self.beta2)
-
-    def elementwise(self) -> bool:
-        return True

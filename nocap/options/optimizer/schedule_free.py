@@ -66,9 +66,6 @@ class ScheduleFree(AdamW):
         torch._foreach_add_(y, updates, alpha=-rate * (1 - self.beta1 * (1 - c)))
         torch._foreach_add_(z, updates, alpha=-rate)
 
-    def elementwise(self) -> bool:
-        return True
-
     def validating(self, optimizers: list[torch.optim.Optimizer]) -> AbstractContextManager[object]:
         """Each parameter that has been updated is lent its x = (y - (1-β₁)·z) / β₁."""
         import torch
