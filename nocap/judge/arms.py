@@ -42,21 +42,14 @@ class Arm:
     def machines(self) -> dict[tuple[str, int], str]:
         return {run.machine: run.machine_name for run in self.runs}
 
-    def values(self, metric: str) -> dict[int, float]:
-        """Seed → measurement. A seed that ran twice, on two machines, counts once, with its mean; what was not measured is left out."""
-        return self._values[metric]
-
     @cached_property
-    def _values(self) -> dict[str, dict[int, float]]:
-        """Asked for once with each other arm, to pool their noise."""
-        return {metric: self._measured(metric) for metric in OF_A_RUN}
+    def values(self) -> dict[str, dict[int, float]]:
+        """Metric → seed → measurement. A seed that ran twice, on two machines, counts once, with its mean; what was not measured is left
+        out."""
+        return {name: {seed: fmean(known) for seed in self.seeds if (known := self._measured(name, seed))} for name in OF_A_RUN}
 
-    def _measured(self, metric: str) -> dict[int, float]:
-        found: dict[int, list[float]] = {seed: [] for seed in self.seeds}
-        for run in self.runs:
-            if (value := run.value(metric)) is not None:
-                found[run.seed].append(value)
-        return {seed: fmean(values) for seed, values in found.items() if values}
+    def _measured(self, metric: str, seed: int) -> list[float]:
+        return [value for run in self.runs if run.seed == seed and (value := run.value(metric)) is not None]
 
     def summary(self, key: str) -> Any:
         """What the first run that has `key` in its summary has there."""

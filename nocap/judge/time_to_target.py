@@ -15,9 +15,10 @@ the other arm, over the slope. Their mean is the crossing, and their spread has 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +94,9 @@ class Reach:
     budget: float | None = None
     ratio: Estimate | None = None  # to the baseline's; only where every run of both arms got there
     refused: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio and self.ratio.json()}
 
 
 def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:
