@@ -70,8 +70,9 @@ def _of_runs(path: str) -> Shown:
     from nocap.report.table import tame
     from nocap.store.runs import load
 
-    comparison = compare(load([path]))
-    for line in comparison.problems:
+    loaded = load([path])
+    comparison = compare(loaded)
+    for line in comparison.problems[len(loaded.problems) :]:
         print(f"nocap: {line}", file=sys.stderr)
     lines: list[str] = []
     for table in islice(tables(comparison), 2):  # verdicts; speed and memory
