@@ -66,7 +66,7 @@ SAME: list[float | None] = [3.0, 3.001, 3.002]
 
 
 def rendered(one: Study, found: Json) -> str:
-    return pages.render(found, pages.rows([found], {one.name: one}))
+    return pages.render(found, one)
 
 
 @pytest.mark.parametrize(

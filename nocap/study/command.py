@@ -99,7 +99,7 @@ def _study(folder: Path, plan: StudyPlan, asked: argparse.Namespace) -> int:
         steps = "" if (given := _given(asked)[1].steps) is None else f" steps={given}"
         command = f"python -m nocap.study {folder} scale={plan.scale}{steps}"
         content = results.results(done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command)
-        print(pages.render(content, pages.rows([content], {plan.study.name: plan.study})))
+        print(pages.render(content, plan.study))
         written = pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
         for path in [*written, *([rows.write(plan, done.records)] if asked.rows else [])]:
             print(f"written: {path}")
