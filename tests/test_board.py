@@ -17,8 +17,8 @@ from nocap.report import forest
 from nocap.report import words as report_words
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import board, pages, words
-from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from nocap.study.spec import load
+from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from tests.made_grid import EVIL
 from tests.studies import SPEED, at, loaded, study
 from tests.test_report import text_of

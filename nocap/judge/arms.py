@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import sha256
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from nocap.store.find import find_one
 from nocap.store.formats import shorten
 from nocap.store.metrics import OF_A_RUN
+from nocap.store.record import digest
 from nocap.store.runs import Record
 
 ABSENT = "—"  # a key that the other option has and this one does not
@@ -63,7 +62,7 @@ def group(records: Sequence[Record]) -> list[Arm]:
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(_hash([record.config, record.parts.get("source"), record.parts.get("data")]), []).append(record)
+        groups.setdefault(digest([record.config, record.parts.get("source"), record.parts.get("data")]), []).append(record)
     arms = []
     for members in groups.values():
         finished = tuple(r for r in members if r.status == "finished" and r.val_loss is not None)
@@ -73,15 +72,11 @@ def group(records: Sequence[Record]) -> list[Arm]:
     return _labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
 
 
-def _hash(content: object) -> str:
-    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:
     """An arm's id names its config; where code or data differ too, these marks name them."""
     twins = [other for other in arms if other.id == arm.id]
-    hashes = {part: [_hash(twin.all[0].parts.get(part)) for twin in twins] for part in ("source", "data")}
-    return [f"{part}:{_hash(arm.all[0].parts.get(part))[:6]}" for part, found in hashes.items() if len(set(found)) > 1]
+    hashes = {part: [digest(twin.all[0].parts.get(part)) for twin in twins] for part in ("source", "data")}
+    return [f"{part}:{digest(arm.all[0].parts.get(part))[:6]}" for part, found in hashes.items() if len(set(found)) > 1]
 
 
 def setting(config: Mapping[str, Any], key: str) -> str:

@@ -103,8 +103,7 @@ def provenance(plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence
     kept = {i for i, line in enumerate(own.lines) if line["event"] == "registration" and line["hash"] == mine.hash}
     first = own.lines[min(kept)] if kept else None
     at = first["at"] if first else None
-    composed = {place: arms for place, arms in evidence.arms_of(claim.arm).items() if place in places(claim)}
-    contents = {place: {content_of(plan, arm, place) for arm in arms} for place, arms in composed.items()}
+    contents = {place: {content_of(plan, arm, place) for arm in evidence.arms.get(place, {}).get(claim.arm, ())} for place in places(claim)}
     known, others = list[str](), set[str]()
     for number, log in enumerate(logs):
         for line in _unknowing(log, number, first, kept):

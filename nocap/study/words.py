@@ -45,10 +45,7 @@ def allowed(claim: Json) -> str:
 
 def measured(one: Json) -> str:
     """A claim's or a guard's gain with its interval over so many pairs, or that it was counted."""
-    if one["measured"] is None:
-        drawn = NONE
-    else:
-        drawn = str(words.measured(Estimate(**one["measured"], n=one["n"]), *_of(one)))
+    drawn = NONE if one["measured"] is None else str(words.measured(Estimate(**one["measured"], n=one["n"]), *_of(one)))
     per = " sessions" if one["per"] == Per.session.value else ""
     return f"{drawn}, exact" if is_exact(one) else f"{drawn}, n={one['n']}{per}"
 
