@@ -13,7 +13,7 @@ from nocap.store.formats import MINUS
 
 LABEL, WIDTH, ROW, FOOT = 150, 720, 20, 44  # px: names to the left, the whole, a row, the axis below
 RIGHT = 24  # px right of the plot, for half of the last tick's label
-NAME = 27  # letters of a name
+NAME = 23  # letters of a name that have room
 MOST_TICKS = 8
 FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
 DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic

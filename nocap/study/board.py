@@ -151,7 +151,7 @@ def _unit(row: Row) -> str:
     """What an axis counts, and which way is better. Rows of one unit share a plot."""
     of, scale = METRICS[row.claim["metric"]], Scale(row.claim["scale"])
     if scale is Scale.value:
-        return f"{of.title}, {of.unit}" if of.unit else of.title
+        return of.title if of.unit in of.title else f"{of.title}, {of.unit}"
     if scale is Scale.difference:
         return f"{of.title}: {of.gain}, {of.unit}; right is better"
     fast = of.gain.startswith("faster") or of.gain == "less time"
