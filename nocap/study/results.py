@@ -87,7 +87,7 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
         "bound": bound(claim, study, evidence),
         "bound_rule": claim.mechanism.rule.value,
         "bound_formula": claim.mechanism.formula,
-        **verdict_json(judge(claim, study, plan.scale, evidence), plan.at.noise, damaged=evidence.damaged),
+        **verdict_json(claim, judge(claim, study, plan.scale, evidence), plan.scale, plan.at.noise, damaged=evidence.damaged),
         "hash": stands.hash,
         "registered": stands.at,
         "exploratory": stands.exploratory,
@@ -96,19 +96,20 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
     }
 
 
-def verdict_json(verdict: Verdict, noise: Mapping[str, Declared], *, damaged: Collection[tuple[str, int]] = ()) -> Results:
+def verdict_json(
+    claim: Claim, verdict: Verdict, at: str, noise: Mapping[str, Declared], *, damaged: Collection[tuple[str, int]] = ()
+) -> Results:
     """A verdict's fields, with the interval that decided and each guard's. `noise`: what was declared of each metric; `damaged`: arms and
     seeds of runs whose records were changed."""
-    guards = []
-    for guard in verdict.guards:
-        margin = math.exp(-guard.ends[0]) if guard.scale is Scale.ratio else -guard.ends[0]
-        guards.append({"metric": guard.metric.name, "scale": guard.scale.value, "margin": margin, **_gain(guard, noise)})
     return {
         "word": verdict.word.value,
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
         **_gain(verdict.primary, noise),
-        "guards": guards,
+        "guards": [
+            {"metric": guard.metric, "scale": guard.scale.value, "margin": guard.margin(at), **_gain(gain, noise)}
+            for guard, gain in zip(claim.guards, verdict.guards, strict=True)
+        ],
         "beyond_bound": verdict.beyond_bound,
         "missing": [{**asdict(one), "damaged": (one.arm, one.repeat) in damaged and one.per == Per.seed.value} for one in verdict.missing],
         **verdict.endings,
@@ -183,7 +184,7 @@ def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: st
         mechanism=Mechanism(bound=claim["bound"], formula=claim["bound_formula"]),
         seeds=seeds if len(seeds) >= LEAST_PAIRS else list(range(LEAST_PAIRS)),
     )
-    return verdict_json(judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise), noise)
+    return verdict_json(stated, judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise), "", noise)
 
 
 # --- an arm: the fairness columns --------------------------------------------------------------------------------------------------
