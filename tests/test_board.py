@@ -14,8 +14,6 @@ from xml.etree import ElementTree
 import pytest
 
 from nocap.report import forest
-from nocap.report import words as report_words
-from nocap.store.metrics import METRICS, Scale
 from nocap.study import board, pages, words
 from nocap.study.spec import load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
@@ -171,9 +169,7 @@ def test_false_verdicts_to_expect(shown: dict[str, Row]):
     exact = {row.claim["id"] for row in every if words.is_exact(row.claim)}
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
-    noisy = sum(not words.is_exact(row.claim) for row in every)
-    said = f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to {0.05 * noisy:.1f} false verdicts are to be expected"
-    assert board.errors(every).startswith(said)
+    assert board.errors(every).startswith("69 of the 89 rows rest on measurements with noise. Up to 3.5 false verdicts are to be expected")
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
@@ -224,16 +220,6 @@ def test_what_the_log_says_is_in_the_notes(shown: dict[str, Row]):
 )
 def test_expected_in_words(metric: str, scale: str, low: float | None, high: float | None, text: str):
     assert words.expected({"metric": metric, "scale": scale, "expected": [low, high]}) == text
-
-
-@pytest.mark.parametrize(
-    ("metric", "scale", "x"),
-    [(name, scale, x) for name in ("tokens_per_s", "val_loss", "memory_mib") for scale, x in (("ratio", 1.3), ("difference", 0.3))],
-)
-def test_worse_and_better_never_read_alike(metric: str, scale: str, x: float):
-    better, worse = (report_words.gain(one, METRICS[metric], Scale(scale)) for one in (x, 1 / x if scale == "ratio" else -x))
-    assert METRICS[metric].gain in better
-    assert METRICS[metric].loss in worse
 
 
 def test_guards_in_words(shown: dict[str, Row]):
