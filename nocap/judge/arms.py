@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -84,19 +84,16 @@ def setting(config: Mapping[str, Any], key: str) -> str:
     return spell(config.get(key, ABSENT))
 
 
-def swept(arms: Sequence[Arm]) -> list[str]:
-    """The config keys whose values differ between the arms."""
-    return swept_keys([arm.config for arm in arms])
-
-
-def swept_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def swept_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values differ between these configs."""
+    configs = list(configs)
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({setting(config, key) for config in configs}) > 1]
 
 
 def changes(arm: Arm, base: Arm) -> dict[str, Any]:
     """The config keys in which `arm` differs from `base`, with its own values."""
-    return {key: arm.config.get(key, ABSENT) for key in swept([base, arm])}
+    return {key: arm.config.get(key, ABSENT) for key in swept_keys([base.config, arm.config])}
 
 
 def spell(value: object) -> str:
@@ -113,11 +110,11 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
     names = [_name_parts(arm.all[0]) for arm in arms]
     differ = [len(set(column)) > 1 for column in zip_longest(*names, fillvalue="")]  # a name ends with its ideas, where it has some
     heads = [[part for part, shown in zip(name, differ, strict=False) if shown] for name in names]
-    short = short_keys(swept(arms))
+    short = short_keys(swept_keys(arm.config for arm in arms))
     labelled = []
     for arm, head in zip(arms, heads, strict=True):
         alike = [other for other, theirs in zip(arms, heads, strict=True) if theirs == head]
-        differing = swept_keys([other.config for other in alike])
+        differing = swept_keys(other.config for other in alike)
         given = [key for key in differing if any(key in typed for other in alike for typed in map(_typed, other.all))]
         told_apart = len({tuple(setting(other.config, key) for key in given) for other in alike}) == len(alike)
         keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in (given if told_apart else differing)]

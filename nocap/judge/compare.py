@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from nocap.judge import time_to_target
-from nocap.judge.arms import Arm, changes, choose_baseline, swept
+from nocap.judge.arms import Arm, changes, choose_baseline, swept_keys
 from nocap.judge.arms import group as grouped
 from nocap.judge.comparability import confounders, covers, select
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
@@ -200,7 +200,7 @@ def compare(
         baseline=next(row for row in rows if row.arm is base),
         target=target_loss,
         metric=metric,
-        swept=swept(arms),
+        swept=swept_keys(arm.config for arm in arms),
         problems=[*found.problems, *_doubts(rows, base, allow=allow)],
         not_compared=[
             *((record.folder.name, _status(record)) for record in left_out),

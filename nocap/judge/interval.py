@@ -59,9 +59,6 @@ class Estimate:
         mid, low, high = (math.exp(x) if x < 700 else math.inf for x in (self.mid, self.low, self.high))
         return replace(self, mid=mid, low=low, high=high)
 
-    def ends(self) -> dict[str, float]:
-        return {"mid": self.mid, "low": self.low, "high": self.high}
-
     def json(self) -> dict[str, Any]:
         """An endless end and what is unknown are null."""
         found = {"mean": self.mid, "low": self.low, "high": self.high, "sd": self.sd}

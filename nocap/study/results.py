@@ -121,8 +121,9 @@ def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
     """`per`: what the n are: seeds, sessions, or one exact count. An interval without a middle is not shown. `noise`: where it was used."""
     found = gain.interval() if gain.enough else None
     used = noise[gain.metric.name].json() if found and found.method.endswith("declared") else None
-    shown = (found.exp() if is_log(gain.metric, gain.scale) else found).ends() if found and math.isfinite(found.mid) else None
-    return {"n": len(gain.least), "per": gain.per.value, "analysis": gain.analysis, "noise": used, "measured": shown}
+    shown = found.exp() if found and is_log(gain.metric, gain.scale) else found
+    ends = {"mid": shown.mid, "low": shown.low, "high": shown.high} if shown and math.isfinite(shown.mid) else None
+    return {"n": len(gain.least), "per": gain.per.value, "analysis": gain.analysis, "noise": used, "measured": ends}
 
 
 def _where(claim: Claim, at: ScaleConfig, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]) -> dict[str, list[Results]]:
