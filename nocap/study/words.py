@@ -98,10 +98,8 @@ class Row:
     @property
     def measures(self) -> str:
         """What the claim measures, parts and all."""
-        title = METRICS[self.claim["metric"]].title
-        for parts in filter(None, (self.claim["parts"], self.claim["of"])):
-            title += f"{' of ' if parts is self.claim['parts'] else ', of '}{' + '.join(map(part_title, parts))}"
-        return title
+        parts, of = (" + ".join(map(part_title, self.claim[key])) for key in ("parts", "of"))
+        return METRICS[self.claim["metric"]].title + (f" of {parts}" if parts else "") + (f", of {of}" if of else "")
 
     @property
     def at(self) -> str:
@@ -152,11 +150,16 @@ class Row:
 
     @property
     def notes(self) -> list[str]:
-        claim, said = self.claim, [self.caution, *self.endings]
-        said.insert(0, f"depends on shape: {self.elsewhere}" if self.elsewhere else "")
-        said.insert(1, BEYOND if claim["beyond_bound"] else "")
-        said.append(f"exploratory: {claim['exploratory']}" if claim["exploratory"] else "")
-        return [note for note in (*said, *claim["notes"]) if note]
+        claim = self.claim
+        said = [
+            f"depends on shape: {self.elsewhere}" if self.elsewhere else "",
+            BEYOND if claim["beyond_bound"] else "",
+            self.caution,
+            *self.endings,
+            f"exploratory: {claim['exploratory']}" if claim["exploratory"] else "",
+            *claim["notes"],
+        ]
+        return [note for note in said if note]
 
     @cached_property
     def cells(self) -> dict[str, str]:
