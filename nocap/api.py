@@ -24,7 +24,6 @@ from nocap.config import compose as composing
 from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge import compare as judging
-from nocap.judge.comparability import one_of
 from nocap.store import runs
 from nocap.store.runs import find_one
 
@@ -127,8 +126,7 @@ def compare(
     Errors:
         ValueError: a path holds no run, no arm is the baseline, or there is no such group.
     """
-    found = one_of(runs.load(_several(paths)), wanted=group, baseline=baseline, allow=allow)
-    return judging.compare(found, baseline=baseline, target_loss=target, allow=allow).json()
+    return judging.compare(runs.load(_several(paths)), baseline=baseline, target_loss=target, allow=allow, group=group).json()
 
 
 def _several(paths: Paths) -> Iterable[str | Path]:

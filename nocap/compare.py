@@ -70,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
-    from nocap.judge.comparability import one_of
     from nocap.judge.compare import compare
     from nocap.report import comparison as report
     from nocap.report.arms import render
@@ -79,12 +78,11 @@ def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
 
     target = options.target
     require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
-    found = one_of(load(options.paths), wanted=options.group, baseline=options.baseline, allow=options.allow)
-    comparison = compare(found, baseline=options.baseline, target_loss=target, allow=options.allow)
+    comparison = compare(load(options.paths), baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group)
     print(render(comparison))
     if options.csv:
         with writing("--csv", options.csv) as path:
-            write_text(path, to_csv(rows(found.records)))
+            write_text(path, to_csv(rows(comparison.records)))
     if options.html:
         with writing("--html", options.html) as path:
             report.write(comparison, path)

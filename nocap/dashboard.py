@@ -64,21 +64,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _of_runs(path: str) -> Shown:
-    from nocap.judge.comparability import one_of
     from nocap.judge.compare import compare
     from nocap.report.arms import tables
     from nocap.report.table import tame
     from nocap.store.runs import load
 
     loaded = load([path])
-    found = one_of(loaded)  # runs whose losses measure the same
-    for line in found.problems[len(loaded.problems) :]:
+    comparison = compare(loaded)
+    for line in comparison.problems[len(loaded.problems) :]:
         print(f"nocap: {line}", file=sys.stderr)
     lines: list[str] = []
-    for table in islice(tables(compare(found)), 2):  # verdicts; speed and memory
+    for table in islice(tables(comparison), 2):  # verdicts; speed and memory
         lines += [f"### {table.title}", "", *table.markdown(), "", *table.notes, ""]
     title = Path(path).absolute().name
-    return Shown(title=title, runs=[record.identity for record in found.records], verdicts=tame("\n".join(lines)))
+    return Shown(title=title, runs=[record.identity for record in comparison.records], verdicts=tame("\n".join(lines)))
 
 
 def _of_study(folder: Path) -> Shown:

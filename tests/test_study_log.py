@@ -203,8 +203,8 @@ def test_what_was_measured_again_is_told(lab: Lab):
     lab.loss, lab.speed = lambda run: 2.0, lambda arm, number: 1300.0 if arm == "mqa" else 1000.0
     rows = lab.carry()
     assert [row["exploratory"] for row in rows.values()] == [None, None]
-    assert rows["M.loss"]["notes"] == ["2 outcomes of mqa, seed 1"]
-    assert rows["M.speed"]["notes"] == ["2 outcomes of mqa, seed 1, bench session 1"]
+    assert rows["M.loss"]["notes"] == ["measured again, and otherwise: mqa, seed 1"]
+    assert rows["M.speed"]["notes"] == ["measured again, and otherwise: mqa, seed 1, bench session 1"]
     assert [line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)] == [3.001, 2.0]
 
 

@@ -12,9 +12,10 @@ from scipy import stats
 from nocap.study import board, pages, words
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence
+from nocap.study.log import Log
 from nocap.study.plan import prepare
 from nocap.study.registration import Provenance
-from nocap.study.results import results
+from nocap.study.results import judged, results
 from nocap.study.spec import Study
 from tests.studies import (
     LOSS,
@@ -66,7 +67,7 @@ SAME: list[float | None] = [3.0, 3.001, 3.002]
 
 
 def rendered(one: Study, found: Json) -> str:
-    return pages.render(found, pages.rows([found], {one.name: one}))
+    return pages.render(found, one)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +122,12 @@ NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
 def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     noise = {"val_loss": NOISE_OF_A_PAIR}
     one = loaded(tmp_path / "made", study(scales=at(noise=noise), claims=[claim(LOSS, expected=[-0.1, None]), SPEED]))
-    loss, speed = resulted(one, speeds(FAST, SAME))["claims"]
-    assert (loss["noise"], speed["noise"]) == (NOISE_OF_A_PAIR, None)
-    assert speed["guards"][0]["noise"] == {**NOISE_OF_A_PAIR, "sd": pytest.approx(0.02 / 3, rel=1e-3)}  # of a ratio of losses of 3
+    content = resulted(one, speeds(FAST, SAME))
+    loss, speed = content["claims"]
+    assert (loss["noise"], speed["noise"], speed["guards"][0]["noise"]) == (NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR)  # as it was declared
+    guard = speed["guards"][0]["measured"]  # a ratio of losses of 3
+    assert math.log(guard["high"] / guard["mid"]) == pytest.approx(0.02 / 3 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4), rel=1e-3)
+    assert judged(content, Log())["claims"] == [{**row, "exploratory": "not in its study's log"} for row in content["claims"]]
     assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4))
     assert words.noise(loss) == ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
     loud = [3.0, 3.1, 2.9]  # five times as wide: the declared one is dropped, and nothing says that it was used

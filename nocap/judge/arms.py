@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import sha256
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
 from nocap.store.formats import shorten
 from nocap.store.metrics import OF_A_RUN
+from nocap.store.record import digest
 from nocap.store.runs import Record, find_one
 
 ABSENT = "—"  # a key that the other option has and this one does not
@@ -41,21 +40,14 @@ class Arm:
     def machines(self) -> dict[tuple[str, int], str]:
         return {run.machine: run.machine_name for run in self.runs}
 
-    def values(self, metric: str) -> dict[int, float]:
-        """Seed → measurement. A seed that ran twice, on two machines, counts once, with its mean; what was not measured is left out."""
-        return self._values[metric]
-
     @cached_property
-    def _values(self) -> dict[str, dict[int, float]]:
-        """Asked for once with each other arm, to pool their noise."""
-        return {metric: self._measured(metric) for metric in OF_A_RUN}
+    def values(self) -> dict[str, dict[int, float]]:
+        """Metric → seed → measurement. A seed that ran twice, on two machines, counts once, with its mean; what was not measured is left
+        out."""
+        return {name: {seed: fmean(known) for seed in self.seeds if (known := self._measured(name, seed))} for name in OF_A_RUN}
 
-    def _measured(self, metric: str) -> dict[int, float]:
-        found: dict[int, list[float]] = {seed: [] for seed in self.seeds}
-        for run in self.runs:
-            if (value := run.value(metric)) is not None:
-                found[run.seed].append(value)
-        return {seed: fmean(values) for seed, values in found.items() if values}
+    def _measured(self, metric: str, seed: int) -> list[float]:
+        return [value for run in self.runs if run.seed == seed and (value := run.value(metric)) is not None]
 
     def summary(self, key: str) -> Any:
         """What the first run that has `key` in its summary has there."""
@@ -69,7 +61,7 @@ def group(records: Sequence[Record]) -> list[Arm]:
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(_hash([record.config, record.parts.get("source"), record.parts.get("data")]), []).append(record)
+        groups.setdefault(digest([record.config, record.parts.get("source"), record.parts.get("data")]), []).append(record)
     arms = []
     for members in groups.values():
         finished = tuple(r for r in members if r.status == "finished" and r.val_loss is not None)
@@ -79,15 +71,11 @@ def group(records: Sequence[Record]) -> list[Arm]:
     return _labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
 
 
-def _hash(content: object) -> str:
-    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:
     """An arm's id names its config; where code or data differ too, these marks name them."""
     twins = [other for other in arms if other.id == arm.id]
-    hashes = {part: [_hash(twin.all[0].parts.get(part)) for twin in twins] for part in ("source", "data")}
-    return [f"{part}:{_hash(arm.all[0].parts.get(part))[:6]}" for part, found in hashes.items() if len(set(found)) > 1]
+    hashes = {part: [digest(twin.all[0].parts.get(part)) for twin in twins] for part in ("source", "data")}
+    return [f"{part}:{digest(arm.all[0].parts.get(part))[:6]}" for part, found in hashes.items() if len(set(found)) > 1]
 
 
 def setting(config: Mapping[str, Any], key: str) -> str:
@@ -95,19 +83,16 @@ def setting(config: Mapping[str, Any], key: str) -> str:
     return spell(config.get(key, ABSENT))
 
 
-def swept(arms: Sequence[Arm]) -> list[str]:
-    """The config keys whose values differ between the arms."""
-    return swept_keys([arm.config for arm in arms])
-
-
-def swept_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def swept_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values differ between these configs."""
+    configs = list(configs)
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({setting(config, key) for config in configs}) > 1]
 
 
 def changes(arm: Arm, base: Arm) -> dict[str, Any]:
     """The config keys in which `arm` differs from `base`, with its own values."""
-    return {key: arm.config.get(key, ABSENT) for key in swept([base, arm])}
+    return {key: arm.config.get(key, ABSENT) for key in swept_keys([base.config, arm.config])}
 
 
 def spell(value: object) -> str:
@@ -124,11 +109,11 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
     names = [_name_parts(arm.all[0]) for arm in arms]
     differ = [len(set(column)) > 1 for column in zip_longest(*names, fillvalue="")]  # a name ends with its ideas, where it has some
     heads = [[part for part, shown in zip(name, differ, strict=False) if shown] for name in names]
-    short = short_keys(swept(arms))
+    short = short_keys(swept_keys(arm.config for arm in arms))
     labelled = []
     for arm, head in zip(arms, heads, strict=True):
         alike = [other for other, theirs in zip(arms, heads, strict=True) if theirs == head]
-        differing = swept_keys([other.config for other in alike])
+        differing = swept_keys(other.config for other in alike)
         given = [key for key in differing if any(key in typed for other in alike for typed in map(_typed, other.all))]
         told_apart = len({tuple(setting(other.config, key) for key in given) for other in alike}) == len(alike)
         keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in (given if told_apart else differing)]

@@ -19,6 +19,8 @@ from nocap.store.metrics import HELD, METRICS, PARTS, Better, Metric, Scale, is_
 
 TO_TARGET = ("time_to_target_s", "steps_to_target")
 BASELINE = "baseline"  # the target that is each seed's own final loss of the baseline
+TEXTS = ("id", "statement", "source", "arm")  # of a claim
+Check = tuple[bool, str, str, Any]  # whether it holds, key, rule and value
 CLAIMABLE = [name for name, metric in METRICS.items() if metric.made_by != "clock"]
 
 
@@ -31,15 +33,17 @@ class Guard:
     margins: dict[str, float]  # scale of the study → how much worse the arm may be: 1.01 as a ratio, 0.005 as a difference
 
     def __post_init__(self) -> None:
-        key = f"guard {self.metric}"
         check_metric("guard metric", self.metric)
-        require(METRICS[self.metric].better is not Better.neither, key, "be about a metric that can be better or worse", self.metric)
-        require(self.scale is not Scale.value, f"{key}.scale", "be ratio or difference", self.scale.value)
-        require(bool(self.margins), f"{key}.margins", "name a scale of the study, as in {cpu: 0.02}", self.margins)
         least = 1.0 if self.scale is Scale.ratio else 0.0
-        for name, margin in self.margins.items():
-            ok = math.isfinite(margin) and margin >= least
-            require(ok, f"{key}.margins.{name}", f"be a finite number of at least {least:g} for a {self.scale.value}", margin)
+        of = f"be a finite number of at least {least:g} for a {self.scale.value}"
+        rules: list[Check] = [
+            (METRICS[self.metric].better is not Better.neither, "", "be about a metric that can be better or worse", self.metric),
+            (self.scale is not Scale.value, ".scale", "be ratio or difference", self.scale.value),
+            (bool(self.margins), ".margins", "name a scale of the study, as in {cpu: 0.02}", self.margins),
+            *((least <= margin < math.inf, f".margins.{name}", of, margin) for name, margin in self.margins.items()),
+        ]
+        for ok, key, rule, value in rules:
+            require(ok, f"guard {self.metric}{key}", rule, value)
 
     def margin(self, at: str) -> float:
         """For a scale of the study.
@@ -80,14 +84,18 @@ class Mechanism:
     formula: str
 
     def __post_init__(self) -> None:
-        require(self.bound is None or math.isfinite(self.bound), "mechanism.bound", "be a finite number or null", self.bound)
-        require(self.bound is None or self.rule is Rule.given, "mechanism.bound", f"be left to the rule {self.rule.value}", self.bound)
-        require(bool(self.parts) == (self.rule is Rule.amdahl), "mechanism.parts", "be given for amdahl, and only there", self.parts)
-        _check_parts("mechanism.parts", self.parts, PARTS)
-        _check_parts("mechanism.saved", self.saved, self.parts)
-        ok = all(0 < saved < 1 for saved in self.saved.values())
-        require(ok, "mechanism.saved", "be above 0 and below 1: what is not named is saved whole", self.saved)
-        require(bool(self.formula.strip()), "mechanism.formula", "say in words where the bound comes from", repr(self.formula))
+        whole = "be above 0 and below 1: what is not named is saved whole"
+        rules: list[Check] = [
+            (self.bound is None or math.isfinite(self.bound), "bound", "be a finite number or null", self.bound),
+            (self.bound is None or self.rule is Rule.given, "bound", f"be left to the rule {self.rule.value}", self.bound),
+            (bool(self.parts) == (self.rule is Rule.amdahl), "parts", "be given for amdahl, and only there", self.parts),
+            _known("parts", self.parts, PARTS),
+            _known("saved", self.saved, self.parts),
+            (all(0 < saved < 1 for saved in self.saved.values()), "saved", whole, self.saved),
+            (bool(self.formula.strip()), "formula", "say in words where the bound comes from", repr(self.formula)),
+        ]
+        for ok, key, rule, value in rules:
+            require(ok, f"mechanism.{key}", rule, value)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -127,53 +135,51 @@ class Claim:
         return self.target == BASELINE and any(metric.name in TO_TARGET for metric in self.metrics)
 
     def __post_init__(self) -> None:
-        for key in ("id", "statement", "source", "arm"):
-            require(bool(getattr(self, key).strip()), f"claim {self.id}: {key}", "be given", repr(getattr(self, key)))
-        of = f"claim {self.id}:"
-        check_metric(f"{of} metric", self.metric)
-        metric = METRICS[self.metric]
-        stated = metric.better is Better.neither
-        require(not stated or self.scale is Scale.value, f"{of} scale", f"be value for {self.metric}", self.scale.value)
-        require(self.scale is not Scale.value or not self.baseline, f"{of} baseline", "be left out for a value", self.baseline)
-        require(self.baseline != self.arm, f"{of} baseline", "be another arm", self.baseline)
-        profiled = [name for name in CLAIMABLE if METRICS[name].made_by == "parts"]
-        require(bool(self.parts) == (self.metric in profiled), f"{of} parts", f"be given for {', '.join(profiled)} only", self.parts)
-        require(not self.of or self.metric == "share", f"{of} of", "be given for a share only", self.of)
-        _check_parts(f"{of} parts", [*self.parts, *self.of], HELD if self.metric == "held_mib" else PARTS)
-        rule = self.mechanism.rule
-        require(rule is Rule.given or self.scale is Scale.ratio, f"{of} mechanism.rule", "be given but for a ratio", rule.value)
-        self._check_expected(of)
-        self._check_target(of)
-        names = [metric.name for metric in self.metrics]
-        require(len(set(names)) == len(names), f"{of} guards", "each have a metric of their own, not the claim's", ", ".join(names[1:]))
-        require(len(self.seeds) >= LEAST_PAIRS, f"{of} seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds))
-        require(len(set(self.seeds)) == len(self.seeds), f"{of} seeds", "differ", self.seeds)
-
-    def _check_expected(self, of: str) -> None:
-        key, ends = f"{of} expected", [end for end in self.expected if end is not None]
-        require(len(self.expected) == 2 and bool(ends), key, "be [low, high], one of them may be null", self.expected)
-        require(all(math.isfinite(end) for end in ends), key, "be finite numbers or null", self.expected)
-        log = is_log(METRICS[self.metric], self.scale)
-        require(not log or min(ends) > 0, key, "be above 0 for a ratio, a speed or a time", self.expected)
-        require(len(ends) == 1 or ends[0] < ends[1], key, "hold something: low below high", self.expected)
-        low, plain = self.expected[0], self.scale is Scale.value
-        require(plain or low is not None, key, "have a low end, below no change for what is worse", self.expected)
-        bound = self.mechanism.bound
-        require(not log or bound is None or bound > 0, f"{of} mechanism.bound", "be above 0 for a ratio, a speed or a time", bound)
-        require(not self.two_sided or len(ends) == 2, f"{of} two_sided", "have both ends stated", self.expected)
+        check_metric(f"claim {self.id}: metric", self.metric)
+        for ok, key, rule, value in [*self._rules(), *self._rules_of_expected()]:
+            require(ok, f"claim {self.id}: {key}", rule, value)
         self.expected = [None if end is None else float(end) for end in self.expected]
 
-    def _check_target(self, of: str) -> None:
-        needs = any(metric.name in TO_TARGET for metric in self.metrics)
-        rule = "be a loss above 0, or baseline, for a claim about time or steps to target, and null for others"
-        number = isinstance(self.target, int | float) and 0 < self.target < math.inf
-        require((number or self.target == BASELINE) if needs else self.target is None, f"{of} target", rule, self.target)
+    def _rules(self) -> list[Check]:
+        plain, names, rule = self.scale is Scale.value, [metric.name for metric in self.metrics], self.mechanism.rule
+        profiled = [name for name in CLAIMABLE if METRICS[name].made_by == "parts"]
+        a_loss = isinstance(self.target, int | float) and 0 < self.target < math.inf
+        needed = "be a loss above 0, or baseline, for a claim about time or steps to target, and null for others"
+        target = (a_loss or self.target == BASELINE) if any(name in TO_TARGET for name in names) else self.target is None
+        return [
+            *((bool(text.strip()), key, "be given", repr(text)) for key in TEXTS for text in [getattr(self, key)]),
+            (METRICS[self.metric].better is not Better.neither or plain, "scale", f"be value for {self.metric}", self.scale.value),
+            (not plain or not self.baseline, "baseline", "be left out for a value", self.baseline),
+            (self.baseline != self.arm, "baseline", "be another arm", self.baseline),
+            (bool(self.parts) == (self.metric in profiled), "parts", f"be given for {', '.join(profiled)} only", self.parts),
+            (not self.of or self.metric == "share", "of", "be given for a share only", self.of),
+            _known("parts", [*self.parts, *self.of], HELD if self.metric == "held_mib" else PARTS),
+            (rule is Rule.given or self.scale is Scale.ratio, "mechanism.rule", "be given but for a ratio", rule.value),
+            (target, "target", needed, self.target),
+            (len(set(names)) == len(names), "guards", "each have a metric of their own, not the claim's", ", ".join(names[1:])),
+            (len(self.seeds) >= LEAST_PAIRS, "seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds)),
+            (len(set(self.seeds)) == len(self.seeds), "seeds", "differ", self.seeds),
+        ]
+
+    def _rules_of_expected(self) -> list[Check]:
+        ends, bound, key, given = [end for end in self.expected if end is not None], self.mechanism.bound, "expected", self.expected
+        log, plain = is_log(METRICS[self.metric], self.scale), self.scale is Scale.value
+        positive = "be above 0 for a ratio, a speed or a time"
+        return [
+            (len(given) == 2 and bool(ends), key, "be [low, high], one of them may be null", given),
+            (all(map(math.isfinite, ends)), key, "be finite numbers or null", given),
+            (not log or min(ends, default=1) > 0, key, positive, given),
+            (len(ends) != 2 or ends[0] < ends[1], key, "hold something: low below high", given),
+            (plain or not given or given[0] is not None, key, "have a low end, below no change for what is worse", given),
+            (not log or bound is None or bound > 0, "mechanism.bound", positive, bound),
+            (not self.two_sided or len(ends) == 2, "two_sided", "have both ends stated", given),
+        ]
 
 
 def check_metric(key: str, name: str) -> None:
     require(name in CLAIMABLE, key, f"be one of {', '.join(CLAIMABLE)}", name)
 
 
-def _check_parts(key: str, parts: Iterable[str], known: Collection[str]) -> None:
+def _known(key: str, parts: Iterable[str], known: Collection[str]) -> Check:
     unknown = [part for part in parts if part not in known]
-    require(not unknown, key, f"be of {', '.join(known)}", ", ".join(unknown))
+    return not unknown, key, f"be of {', '.join(known)}", ", ".join(unknown)

@@ -3,8 +3,8 @@ run is compared with one of another group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from nocap.config.keys import require
@@ -19,7 +19,7 @@ def _setting(key: str, run: Record) -> str:
     return setting(run.config, key)
 
 
-# Where these differ, two validation losses measure different things: refused, unless declared.
+# Where these differ, two validation losses measure different things: another group, unless declared.
 MEASURED: dict[str, Callable[[Record], str]] = {
     **{key: partial(_setting, key) for key in keys_that_count("losses") if not key.endswith(".kind")},
     "data.val": lambda run: run.tokens_hash("val")[:12],
@@ -29,36 +29,9 @@ CONFOUNDERS = ("kernel", "data", "source", "torch")
 _KERNEL_KEYS = {"attention.kernel", "attention.local_kernel"}
 
 
-def check_allowed(allowed: Collection[str]) -> None:
-    known = (*MEASURED, *CONFOUNDERS)
-    for key in allowed:
-        require(any(covers(key, other) for other in known), "--allow", f"be one of {', '.join(known)}", repr(key))
-
-
 def covers(allowed: str, key: str) -> bool:
     """`data` allows `data.val` too."""
     return key == allowed or key.startswith(f"{allowed}.")
-
-
-def check_measured(arms: Sequence[Arm], *, allowed: Collection[str]) -> list[str]:
-    """Refuse runs whose losses measure different things; what was declared comes back as lines to print.
-
-    Errors:
-        ValueError: names every key that differs, its values and runs that have them.
-    """
-    runs = [run for arm in arms for run in arm.all]
-    lines: dict[str, str] = {}
-    for key, value_of in MEASURED.items():
-        names: dict[str, list[str]] = {}
-        for run in runs:
-            names.setdefault(value_of(run), []).append(run.folder.name)
-        if len(names) > 1:
-            lines[key] = f"{key} is " + ", ".join(f"{value} in {len(have)} ({shorten(have, most=2)})" for value, have in names.items())
-    if refused := [key for key in lines if not any(covers(a, key) for a in allowed)]:
-        flags = " ".join(f"--allow {key}" for key in refused)
-        differ = "; ".join(lines[key] for key in refused)
-        raise ValueError(f"runs must share their data and validation settings: {differ}; compare them separately, or declare it: {flags}")
-    return [f"declared: {line}" for line in lines.values()]
 
 
 def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
@@ -102,63 +75,56 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
 # --- groups -------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Runs whose losses measure the same."""
-
-    id: str  # of what they measure: the same whatever other runs there are
-    measured: Mapping[str, str]  # key of MEASURED → its value in every run
-    records: list[Record]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Finished runs, then all."""
-        return sum(record.status == "finished" for record in self.records), len(self.records)
-
-
-def grouped(records: Sequence[Record], *, allow: Collection[str] = ()) -> list[Group]:
-    """The largest first. What `allow` declares parts no runs."""
-    keys = [key for key in MEASURED if not any(covers(allowed, key) for allowed in allow)]
-    groups: dict[str, Group] = {}
-    for record in records:
-        measured = {key: MEASURED[key](record) for key in keys}
-        name = digest(measured)[:6]
-        groups.setdefault(name, Group(id=name, measured=measured, records=[])).records.append(record)
-    return sorted(groups.values(), key=lambda group: group.size, reverse=True)
-
-
-def one_of(found: Found, *, wanted: str | None = None, baseline: str | None = None, allow: Collection[str] = ()) -> Found:
-    """The runs of one group: that with the id `wanted`, else the largest that has the baseline. A line names each group left out.
+def select(found: Found, *, wanted: str | None = None, baseline: str | None = None, allow: Collection[str] = ()) -> Found:
+    """The runs of one group, whose losses measure the same: of that with the id `wanted`, else of the largest that has the baseline. What
+    `allow` declares parts no runs. A line names each group left out, and what was declared.
 
     Errors:
         ValueError: an unknown `allow` or group.
     """
-    check_allowed(allow)
-    groups = grouped(found.records, allow=allow)
-    if wanted is not None:
-        require(wanted in [one.id for one in groups], "--group", f"be one of {', '.join(one.id for one in groups)}", repr(wanted))
-    suitable = [one for one in groups if (one.id == wanted if wanted else baseline is None or _has(one, baseline))]
-    if len(groups) < 2:
+    known = (*MEASURED, *CONFOUNDERS)
+    for key in allow:
+        require(any(covers(key, other) for other in known), "--allow", f"be one of {', '.join(known)}", repr(key))
+    declared = [key for key in MEASURED if any(covers(allowed, key) for allowed in allow)]
+    strict = [key for key in MEASURED if key not in declared]
+    groups: dict[str, list[Record]] = {}  # by what they measure: the same id whatever other runs there are
+    for record in found.records:
+        groups.setdefault(digest({key: MEASURED[key](record) for key in strict})[:6], []).append(record)
+    ranked = sorted(groups, key=lambda name: (sum(one.status == "finished" for one in groups[name]), len(groups[name])), reverse=True)
+    require(wanted is None or wanted in ranked, "--group", f"be one of {', '.join(ranked)}", repr(wanted))
+    suitable = [name for name in ranked if (name == wanted if wanted else baseline is None or _has(groups[name], baseline))]
+    if not groups:
         return found
-    chosen = (suitable or groups)[0]
-    left_out = [_left_out(one, chosen) for one in groups if one is not chosen]
-    return replace(found, records=chosen.records, problems=[*found.problems, *left_out])
+    chosen = groups[(suitable or ranked)[0]]
+    lines = [_left_out(name, groups[name], chosen, strict) for name in ranked if groups[name] is not chosen]
+    return replace(found, records=chosen, problems=[*found.problems, *lines, *_declared(declared, chosen)])
 
 
-def _has(group_: Group, baseline: str) -> bool:
+def _has(records: Sequence[Record], baseline: str) -> bool:
     try:
-        choose_baseline(group(group_.records), baseline)
+        choose_baseline(group(records), baseline)
     except ValueError:
         return False
     return True
 
 
-def _left_out(other: Group, chosen: Group) -> str:
-    differ = [key for key, value in other.measured.items() if value != chosen.measured[key]]
-    how = ", ".join(f"{key} is {other.measured[key]}, not {chosen.measured[key]}" for key in differ)
-    names = shorten((record.folder.name for record in other.records), most=2)
+def _declared(keys: Sequence[str], records: Sequence[Record]) -> Iterator[str]:
+    """A line a key in which the runs differ."""
+    for key in keys:
+        names: dict[str, list[str]] = {}
+        for record in records:
+            names.setdefault(MEASURED[key](record), []).append(record.folder.name)
+        if len(names) > 1:
+            values = (f"{value} in {len(have)} ({shorten(have, most=2)})" for value, have in names.items())
+            yield f"declared: {key} is {', '.join(values)}"
+
+
+def _left_out(name: str, other: Sequence[Record], chosen: Sequence[Record], keys: Sequence[str]) -> str:
+    pairs = {key: (MEASURED[key](other[0]), MEASURED[key](chosen[0])) for key in keys}
+    differ = {key: f"{key} is {theirs}, not {ours}" for key, (theirs, ours) in pairs.items() if theirs != ours}
+    names = shorten((record.folder.name for record in other), most=2)
     flags = " ".join(f"--allow {key}" for key in differ)
     return (
-        f"{plural(len(other.records), 'run')} left out ({names}): {how}; the same command with --group {other.id} compares "
-        f"{'them' if len(other.records) > 1 else 'it'}, with {flags} across the difference"
+        f"{plural(len(other), 'run')} left out ({names}): {', '.join(differ.values())}; the same command with --group {name} compares "
+        f"{'them' if len(other) > 1 else 'it'}, with {flags} across the difference"
     )

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import Enum
 from statistics import fmean
 from typing import Any
 
 from nocap.judge import time_to_target
-from nocap.judge.arms import Arm, changes, choose_baseline, group, swept
-from nocap.judge.comparability import check_allowed, check_measured, confounders, covers
+from nocap.judge.arms import Arm, changes, choose_baseline, swept_keys
+from nocap.judge.arms import group as grouped
+from nocap.judge.comparability import confounders, covers, select
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten
@@ -48,18 +49,16 @@ class Outcome(Enum):
 class Difference:
     """Of the metric to the baseline's: below 0 is better."""
 
-    estimate: Estimate | None
+    estimate: Estimate
     outcome: Outcome
     reason: str = ""  # why there is no verdict, or what confounds it
-    metric: str
 
     @property
     def verdict(self) -> str:
         return f"{self.outcome.value}{f' ({self.reason})' if self.reason else ''}"
 
     def json(self) -> dict[str, Any]:
-        nothing = {"mean": None, "low": None, "high": None, "sd": None, "n": 0, "method": f"no {self.metric}"}
-        return {**(self.estimate.json() if self.estimate else nothing), "outcome": self.outcome.value, "verdict": self.verdict}
+        return {**self.estimate.json(), "outcome": self.outcome.value, "verdict": self.verdict}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +68,9 @@ class Timed:
     mean: float | None
     ratio: Estimate | None = None
     refused: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        return {"mean": self.mean, "ratio": self.ratio and self.ratio.json(), "refused": self.refused}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,13 +111,15 @@ class ComparedArm:
             "n": len(self.seeds),
             "seeds": self.seeds,
             "diverged": sorted({run.seed for run in arm.diverged}),
-            **{key: _plain(getattr(self, key)) for key in ("val_loss", "val_bpb", "difference")},
-            **_plain(self.times),
+            "val_loss": self.val_loss,
+            "val_bpb": self.val_bpb,
+            "difference": self.difference and self.difference.json(),
+            **{metric: timed.json() for metric, timed in self.times.items()},
             "params": arm.summary("params") or {},
             **{key: arm.summary(key) for key in ("flops_per_token", "tokens", "steps")},
             "kernel": arm.summary("kernel") or {},
             "hardware": sorted({run.machine[0] for run in arm.runs}),
-            "to_target": _plain(self.to_target),
+            "to_target": self.to_target and {axis: reach.json() for axis, reach in self.to_target.items()},
             "clock_s": self.clock_s,
             "runs": [run.identity for run in arm.all],
         }
@@ -130,6 +134,17 @@ class Comparison:
     swept: list[str]
     problems: list[str]
     not_compared: list[tuple[str, str]]  # name and status
+    records: list[Record]  # all runs of the group, those that are not compared too
+
+    @property
+    def rows(self) -> list[ComparedArm]:
+        """The baseline first, the others as they were started."""
+        return sorted(self.arms, key=lambda row: row is not self.baseline)
+
+    @property
+    def methods(self) -> list[str]:
+        """How the differences were estimated."""
+        return list(dict.fromkeys(row.difference.estimate.method for row in self.arms if row.difference))
 
     @property
     def runs(self) -> list[tuple[Record, Arm]]:
@@ -153,20 +168,25 @@ class Comparison:
         }
 
 
-def compare(found: Found, *, baseline: str | None = None, target_loss: float | None = None, allow: Collection[str] = ()) -> Comparison:
-    """Compare what was found.
+def compare(
+    found: Found,
+    *,
+    baseline: str | None = None,
+    target_loss: float | None = None,
+    allow: Collection[str] = (),
+    group: str | None = None,
+) -> Comparison:
+    """Compare what was found: the runs of one group, whose losses measure the same.
 
     Errors:
-        ValueError: no finished run, no such baseline, an unknown `allow`, losses that measure different things, a target that was met
-            before the first step.
+        ValueError: no finished run, no such baseline, an unknown `allow` or group, a target that was met before the first step.
     """
-    check_allowed(allow)
-    arms = group(found.records)
+    found = select(found, wanted=group, baseline=baseline, allow=allow)
+    arms = grouped(found.records)
     if not any(arm.runs for arm in arms):
         open_ = [f"{record.folder.name}: {record.status}" for record in found.records]
         have = shorten([*(f"{name}: {why}" for name, why in found.unreadable.items()), *open_])
         raise ValueError(f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})")
-    declared = check_measured(arms, allowed=allow)
     base = choose_baseline(arms, baseline)
     metric = "val_bpb" if _vocabularies(arms) > 1 else "val_loss"
     if target_loss is not None:
@@ -180,12 +200,13 @@ def compare(found: Found, *, baseline: str | None = None, target_loss: float | N
         baseline=next(row for row in rows if row.arm is base),
         target=target_loss,
         metric=metric,
-        swept=swept(arms),
-        problems=[*found.problems, *declared, *_doubts(rows, base, allow=allow)],
+        swept=swept_keys(arm.config for arm in arms),
+        problems=[*found.problems, *_doubts(rows, base, allow=allow)],
         not_compared=[
             *((record.folder.name, _status(record)) for record in left_out),
             *((name, f"unreadable: {why}") for name, why in found.unreadable.items()),
         ],
+        records=found.records,
     )
 
 
@@ -208,10 +229,10 @@ def _status(record: Record) -> str:
 
 def _row(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, target_loss: float | None, allow: Collection[str]) -> ComparedArm:
     """Means, differences and ratios over the same seeds: those that it shares with the baseline, where these are enough."""
-    seeds = arm.seeds if arm is base else shared(arm.values(metric), base.values(metric)) or arm.seeds
+    seeds = arm.seeds if arm is base else shared(arm.values[metric], base.values[metric]) or arm.seeds
 
     def mean(name: str) -> float | None:
-        known = [x for seed, x in arm.values(name).items() if seed in seeds]
+        known = [x for seed, x in arm.values[name].items() if seed in seeds]
         return fmean(known) if known else None
 
     return ComparedArm(
@@ -230,34 +251,36 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     """With an interval for all arms together, which the noise of the other arms narrows."""
     groups = []
     for other in others:
-        values, theirs = other.values(metric), base.values(metric)
+        values, theirs = other.values[metric], base.values[metric]
         if other is not arm and values.keys() == theirs.keys() and (not log or min([*values.values(), *theirs.values()], default=0) > 0):
             groups.append([math.log(x / theirs[seed]) if log else x - theirs[seed] for seed, x in values.items()])
     bias = CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0
-    sides = arm.values(metric), base.values(metric)
+    sides = arm.values[metric], base.values[metric]
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
 
 
-def difference(estimate: Estimate | None, *, metric: str, floor: float = ROUNDING) -> Difference:
+def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
     """What an interval shows of an arm's number less the baseline's: better or worse where it lies wholly beyond the `floor`."""
-    if estimate is None or not math.isfinite(estimate.high):
-        return Difference(estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n if estimate else 0}", metric=metric)
+    if not math.isfinite(estimate.high):
+        return Difference(estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n}")
     up, down = (Outcome.better, Outcome.worse) if METRICS[metric].better is Better.higher else (Outcome.worse, Outcome.better)
     outcome = up if estimate.low > floor else down if estimate.high < -floor else Outcome.unclear
-    return Difference(estimate=estimate, outcome=outcome, metric=metric)
+    return Difference(estimate=estimate, outcome=outcome)
 
 
 def _difference(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allow: Collection[str]) -> Difference:
     """The estimate, and what stands in the way of a verdict, if anything does."""
-    estimate = _gain(arm, base, others, metric, log=False)
+    estimate = _gain(arm, base, others, metric, log=False) or Estimate(
+        mid=math.nan, low=-math.inf, high=math.inf, n=0, method=f"no {metric}"
+    )
     if spoilt := confounders(arm, base, allowed=allow):
-        return Difference(estimate=estimate, outcome=Outcome.confounded, reason=", ".join(spoilt), metric=metric)
+        return Difference(estimate=estimate, outcome=Outcome.confounded, reason=", ".join(spoilt))
     if arm.diverged or base.diverged:
         side = arm if arm.diverged else base
         diverged, seeds = (len({run.seed for run in runs}) for runs in (side.diverged, side.all))
         reason = f"{diverged} of {seeds} seeds diverged{'' if side is arm else ' in the baseline'}"
-        return Difference(estimate=estimate, outcome=Outcome.undecided, reason=reason, metric=metric)
-    size = max((abs(x) for side in (arm, base) for x in side.values(metric).values()), default=0.0)
+        return Difference(estimate=estimate, outcome=Outcome.undecided, reason=reason)
+    size = max((abs(x) for side in (arm, base) for x in side.values[metric].values()), default=0.0)
     return difference(estimate, metric=metric, floor=ROUNDING * size)
 
 
@@ -273,7 +296,7 @@ def machines_differ(arm: Arm, base: Arm) -> str | None:
 
 
 def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Timed:
-    unknown = metric == "model_mib" and not (arm.values(metric) and base.values(metric))
+    unknown = metric == "model_mib" and not (arm.values[metric] and base.values[metric])
     refused = machines_differ(arm, base) or (PEAK_ONLY if unknown else None)
     ratio = None if refused or arm is base else _gain(arm, base, others, metric, log=True)
     return Timed(mean=mean if len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
@@ -313,17 +336,6 @@ def _one_after_the_other(arm: Arm, base: Arm) -> bool:
 
 
 # --- as JSON -----------------------------------------------------------------------------------------------------------------------
-
-
-def _plain(value: Any) -> Any:
-    """As JSON: what has a form of its own in that, other dataclasses by their fields."""
-    if isinstance(value, Estimate | Difference):
-        return value.json()
-    if isinstance(value, Timed | Reach):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
 
 
 def _run(run: Record, arm: Arm) -> dict[str, Any]:

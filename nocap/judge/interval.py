@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,6 @@ class Estimate:
         mid, low, high = (math.exp(x) if x < 700 else math.inf for x in (self.mid, self.low, self.high))
         return replace(self, mid=mid, low=low, high=high)
 
-    def ends(self) -> dict[str, float]:
-        return {"mid": self.mid, "low": self.low, "high": self.high}
-
     def json(self) -> dict[str, Any]:
         """An endless end and what is unknown are null."""
         found = {"mean": self.mid, "low": self.low, "high": self.high, "sd": self.sd}
@@ -93,6 +91,13 @@ def pooled(groups: Sequence[Sequence[float]]) -> Declared | None:
     return Declared(sd=math.sqrt(squares / freedom), df=freedom, source="the other arms") if squares else None
 
 
+def quantile(df: float, tail: float) -> float:
+    """Of Student's t: what lies so rarely above."""
+    from scipy import special
+
+    return -float(special.stdtrit(df, tail))
+
+
 def half_width(
     sd: Array, n: int, *, declared: Declared | None = None, analysis: int = 1, comparisons: int = 1
 ) -> tuple[Array, NDArray[np.bool_]]:
@@ -100,15 +105,13 @@ def half_width(
     often the pairs were analysed, this time included. `comparisons`: how many arms share the error."""
     from scipy import special
 
-    def quantile(df: float, tail: float) -> float:
-        return -float(special.stdtrit(df, tail / (analysis**2 * comparisons)))
-
-    own = (1 + CAUTION / math.sqrt(n)) * quantile(n - 1, TAIL) * sd / math.sqrt(n)
+    share = analysis**2 * comparisons  # of the error
+    own = (1 + CAUTION / math.sqrt(n)) * quantile(n - 1, TAIL / share) * sd / math.sqrt(n)
     if declared is None:
         return own, np.zeros_like(sd, dtype=bool)
     df, ratio = min(declared.df, CAP), (sd / declared.sd) ** 2
     used = (special.fdtrc(n - 1, df, ratio) >= CONTRADICTED) & (special.fdtr(n - 1, df, ratio) >= SAME)
-    return np.where(used, quantile(df + n - 1, DECLARED_TAIL) * np.maximum(sd, declared.sd) / math.sqrt(n), own), used
+    return np.where(used, quantile(df + n - 1, DECLARED_TAIL / share) * np.maximum(sd, declared.sd) / math.sqrt(n), own), used
 
 
 def of_pairs(
@@ -127,8 +130,6 @@ def of_pairs(
 
 def of_samples(a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, comparisons: int = 1) -> Estimate:
     """mean(a) − mean(b) of samples that share no seeds (Welch 1947), at 99.5%: what keeps 95% where one arm is six times as noisy."""
-    from scipy import special
-
     x, y = (np.asarray(side, dtype=np.float64) for side in (a, b))
     mid, n = float(x.mean() - y.mean()), min(len(x), len(y))
     if n < LEAST_PAIRS:
@@ -136,7 +137,7 @@ def of_samples(a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, com
     parts = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in (x, y)]
     variance = sum(part for part, _ in parts)
     df = variance**2 / sum(part**2 / freedom for part, freedom in parts) if variance else 1.0
-    half = -float(special.stdtrit(df, WELCH_TAIL / comparisons)) * math.sqrt(variance) + bias
+    half = quantile(df, WELCH_TAIL / comparisons) * math.sqrt(variance) + bias
     return Estimate(mid=mid, low=mid - half, high=mid + half, n=n, method="unpaired (Welch)")
 
 
@@ -178,32 +179,26 @@ def analysis_of(n: int) -> int:
 def pairs_to_decide(distance: float, *, sd: float, n: int, declared: Declared | None, bias: float) -> int | None:
     """The least number of pairs at which an analysis after the one of n clears an end at this distance from the mean with a power of 0.9,
     were mean and spread the true ones; `None`: not even the last."""
-    from scipy import special
-
     for k, size in enumerate(analyses(), start=1):
         half, _ = half_width(np.float64(sd), size, declared=declared, analysis=k)  # type: ignore[arg-type]
-        if size > n and float(half) + bias + float(special.ndtri(POWER)) * sd / math.sqrt(size) <= distance:
+        if size > n and float(half) + bias + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size) <= distance:
             return size
     return None
 
 
 def minimum_detectable(sd: float, n: int, *, declared: Declared | None = None) -> float:
     """The least effect that n pairs with this spread show with a power of 0.9."""
-    from scipy import special
-
     size = analyses()[max(analysis_of(n), 1) - 1]
     half, _ = half_width(np.float64(sd), size, declared=declared, analysis=max(analysis_of(n), 1))  # type: ignore[arg-type]
-    return float(half) + float(special.ndtri(POWER)) * sd / math.sqrt(size)
+    return float(half) + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size)
 
 
 def batches_above(values: Sequence[float], bar: float) -> bool:
     """Whether every batch of four shows a mean above the bar by itself: the lower end of its plain 95% t-interval. Among 200 proposals
     without an effect one passes four batches in at most 5% of campaigns, also where noise is skewed (`experiments/program_loop`).
     An incomplete batch shows nothing, nor does one with a value that is not finite."""
-    from scipy import special
-
     rows = np.asarray(values[: len(values) // BATCH * BATCH], dtype=np.float64).reshape(-1, BATCH)
     if len(values) % BATCH or not len(rows) or not np.isfinite(rows).all():
         return False
-    reach = float(special.stdtrit(BATCH - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(BATCH)
+    reach = quantile(BATCH - 1, (1 - CONFIDENCE) / 2) / math.sqrt(BATCH)
     return bool((rows.mean(axis=1) - reach * rows.std(axis=1, ddof=1) > bar).all())

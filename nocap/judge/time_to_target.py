@@ -15,9 +15,10 @@ the other arm, over the slope. Their mean is the crossing, and their spread has 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,8 @@ from nocap.judge.arms import Arm
 from nocap.judge.interval import Estimate, between
 from nocap.store.formats import plural
 from nocap.store.metrics import Ending
-from nocap.store.runs import Record
 
-AXES = ("steps", "train_s")
+AXES = {"steps": "step", "train_s": "train_s"}  # what is counted → where a curve has it
 
 Curve = Mapping[int, Sequence[float]]  # steps of a schedule → final losses, seed by seed
 _Rows = NDArray[np.float64]  # (lengths or blocks, seeds)
@@ -94,6 +94,9 @@ class Reach:
     ratio: Estimate | None = None  # to the baseline's; only where every run of both arms got there
     refused: str | None = None
 
+    def json(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio and self.ratio.json()}
+
 
 def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:
     """Steps and training seconds to `goal`. Seconds are refused across machines."""
@@ -137,7 +140,7 @@ def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]
     """Seed → (where it reached the goal, True) or (its budget, False). A seed that ran twice counts with its first run."""
     found: dict[int, tuple[float, bool]] = {}
     for run in arm.all:
-        x = _x(run, axis)
+        x = [float(at) for at in getattr(run.curve, AXES[axis])]
         if x and run.seed not in found:
             at = crossing(x, run.curve.val_loss, target=goal)
             found[run.seed] = (max(x), False) if at is None else (at, True)
@@ -145,7 +148,3 @@ def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]
     longest = max((time for time, _ in found.values()), default=0.0)
     diverged = {run.seed for run in arm.diverged}
     return {seed: (longest, False) if seed in diverged and not ok else (time, ok) for seed, (time, ok) in found.items()}
-
-
-def _x(run: Record, axis: str) -> list[float]:
-    return [float(x) for x in (run.curve.step if axis == "steps" else run.curve.train_s)]

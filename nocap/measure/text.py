@@ -18,7 +18,7 @@ BUSY = 0.8  # of a step: below, the GPU waits for the host
 
 
 def values(metric: str, title: str) -> Column:
-    return Column(title=title, show=METRICS[metric].show, metric=metric, unit=METRICS[metric].unit)
+    return Column(title=title, show=METRICS[metric].show)
 
 
 # --- the bench
@@ -32,7 +32,7 @@ def render_bench(result: Json) -> str:
         Column(title="arm"),
         values("tokens_per_s", "tokens/s"),
         values("step_ms", "step ms"),
-        Column(title="speed", show=_speed, metric="tokens_per_s"),
+        Column(title="speed", show=_speed),
         Column(title="by FLOPs", show=lambda ratio: f"{ratio:.3f}×"),
         values("memory_mib", "MiB"),
         Column(title="MFU"),
@@ -185,14 +185,14 @@ def _layers(found: Sequence[Json]) -> Table:
     shown = list(dict.fromkeys(row["part"] for row in found))
     rows = [[layer, *(parts.get(part, 0.0) for part in shown), sum(parts.values())] for layer, parts in layers.items()]
     titles = [*(part_title(part).partition(",")[0] for part in shown), "all"]
-    columns = [Column(title="layer"), *(Column(title=title, show=three_digits, unit="ms") for title in titles)]
+    columns = [Column(title="layer"), *(Column(title=title, show=three_digits) for title in titles)]
     return Table(title="milliseconds by layer", columns=columns, rows=rows)
 
 
 def _memory(mib: Json) -> Table:
     rows = [[key, mib[key]] for key in HELD]
     rows += [[f"  {part_title(part)}", mib["kept"][part]] for part in dict.fromkeys([*PARTS, *mib["kept"]]) if part in mib["kept"]]
-    columns = [Column(title="memory"), Column(title="MiB", show=_per(1), unit="MiB")]
+    columns = [Column(title="memory"), Column(title="MiB", show=_per(1))]
     note = "activations: what a micro-batch's forward keeps for its backward, by the part that keeps it first"
     return Table(title="memory", columns=columns, rows=[*rows, ["peak of tensors", mib["peak"]]], notes=[note])
 

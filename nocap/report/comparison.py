@@ -10,12 +10,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from nocap.config.outward import redact, visible
 from nocap.judge.arms import Arm, setting
 from nocap.judge.compare import ComparedArm, Comparison, Outcome
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS
-from nocap.report import arms, forest, page, sentences
-from nocap.report.table import Cell
+from nocap.report import arms, forest, page
+from nocap.report.words import gains
 from nocap.store import formats
 from nocap.store.files import write_file
 from nocap.store.metrics import Scale
@@ -56,47 +55,38 @@ def write(comparison: Comparison, path: Path) -> None:
 
 
 def render(comparison: Comparison) -> str:
-    results = arms.ordered(comparison)
-    looks = _looks([result.arm for result in results], comparison.swept)
+    rows = comparison.rows
+    looks = _looks([row.arm for row in rows], comparison.swept)
     plots = {
-        "arms": [_plotted(result, look) for result, look in zip(results, looks, strict=True)],
+        "arms": [_plotted(row, look) for row, look in zip(rows, looks, strict=True)],
         "target": comparison.target,
         "clock": list(CLOCK.values()),
         "dashes": DASHES,
     }
-    scale, cells = _forest(results, comparison.metric)
+    column = gains(comparison.metric, Scale.difference, arms.DIFFERENCE)
+    shown = [column.draw(row.difference and row.difference.estimate) for row in rows]
+    kinds = [row.difference and row.difference.outcome.name for row in rows]
     return page.render(
         "comparison",
         kind="nocap comparison",
-        title=sentences.headline(comparison),
+        title=arms.headline(comparison),
         data=page.finite(plots),
         c=comparison,
-        arms=[_shown(*each, comparison) for each in zip(results, looks, cells, strict=True)],
-        scale=scale,
+        arms=[
+            {"label": row.label, "look": look, "kind": kind, "difference": cell.text}
+            for row, look, kind, cell in zip(rows, looks, kinds, shown, strict=True)
+        ],
+        intervals=_intervals(rows, [f"{row.label}: {cell}" for row, cell in zip(rows, shown, strict=True)], comparison.metric),
         verdicts={outcome.name: texts for outcome, texts in VERDICTS.items()},
         tables=list(arms.tables(comparison)),
-        facts=sentences.summary(comparison),
-        methods=arms.methods(comparison),
-        unplaced=[result.label for result in results if result.times["train_s"].refused],
+        compared=arms.compared(comparison),
+        unplaced=[row.label for row in rows if row.times["train_s"].refused],
         clock=CLOCK,
         dashes=DASHES,
         interval=f"{CONFIDENCE:.0%}",
         least_seeds=LEAST_PAIRS,
         f=formats,
     )
-
-
-def _shown(result: ComparedArm, look: tuple[int, int], cell: Markup | str, comparison: Comparison) -> dict[str, Any]:
-    """What the template shows of an arm beside its rows."""
-    gap = result.difference
-    return {
-        "label": result.label,
-        "look": look,
-        "kind": gap and gap.outcome.name,
-        "difference": _gained(result, comparison.metric).text if gap else "",
-        "forest": cell,
-        "besides": sentences.besides(result, comparison.baseline) if gap else "What the others are compared with.",
-    }
 
 
 def _looks(arms: Sequence[Arm], swept: Sequence[str]) -> list[tuple[int, int]]:
@@ -120,8 +110,8 @@ def _numbered(arms: Sequence[Arm], keys: Sequence[str]) -> list[int]:
     return [numbers.setdefault(tuple(setting(arm.config, key) for key in keys), len(numbers)) for arm in arms]
 
 
-def _plotted(result: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
-    arm, (hue, dash) = result.arm, look
+def _plotted(row: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
+    arm, (hue, dash) = row.arm, look
     whole = [run.curve for run in arm.runs if run.curve.step]
     return {
         "label": arm.label,
@@ -130,11 +120,11 @@ def _plotted(result: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
         "seeds": [_seed(run) for run in arm.all if run.curve.step],
         "mean": _rounded(_mean_curve(whole)),
         "averaged": len(whole),
-        "val_loss": result.val_loss,
-        "val_bpb": result.val_bpb,
-        **{metric: result.times[metric].mean for metric in ("train_s", "model_mib")},
-        "placed": not result.times["train_s"].refused,
-        "clock_s": [result.clock_s.get(line, 0.0) for line in CLOCK],
+        "val_loss": row.val_loss,
+        "val_bpb": row.val_bpb,
+        **{metric: row.times[metric].mean for metric in ("train_s", "model_mib")},
+        "placed": not row.times["train_s"].refused,
+        "clock_s": [row.clock_s.get(line, 0.0) for line in CLOCK],
     }
 
 
@@ -157,22 +147,11 @@ def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
     return mean
 
 
-def _forest(results: Sequence[ComparedArm], metric: str) -> tuple[Markup | str, list[Markup | str]]:
-    """The head of the column of intervals, and each arm's cell. An interval without an end is not drawn: its point is."""
-    lines = [_line(result, metric) for result in results]
-    if not any(lines):
-        return "", [""] * len(lines)
-    scale = forest.cells_axis([end for line in lines if line for end in (line.mid, line.low, line.high)])
-    return forest.head(scale, tick=lambda x: f"{x:g}".replace("-", "−")), [forest.cell(line, scale) if line else "" for line in lines]
-
-
-def _gained(result: ComparedArm, metric: str) -> Cell:
-    return arms.gains(metric, Scale.difference).draw(result.difference and result.difference.estimate)
-
-
-def _line(result: ComparedArm, metric: str) -> forest.Line | None:
-    if not result.difference or not (point := result.difference.estimate):
-        return None
-    low, high = (point.low, point.high) if math.isfinite(point.high) else (point.mid, point.mid)
-    words = f"{result.label}: {_gained(result, metric)}"
-    return forest.Line(label="", title=visible(redact(words)), look=result.difference.outcome.name, mid=point.mid, low=low, high=high)
+def _intervals(rows: Sequence[ComparedArm], told: Sequence[str], metric: str) -> Markup | None:
+    """Of the differences. An interval without an end is not drawn: its point is."""
+    lines = []
+    for row, title in zip(rows, told, strict=True):
+        if (gap := row.difference) and (found := gap.estimate):
+            low, high = (found.low, found.high) if math.isfinite(found.high) else (found.mid, found.mid)
+            lines.append(forest.Line(label=row.label, title=title, look=gap.outcome.name, mid=found.mid, low=low, high=high))
+    return forest.svg(lines, title=f"{metric} less the baseline's; left is better", cut=True) if lines else None

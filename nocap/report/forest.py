@@ -1,21 +1,21 @@
-"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one axis with round ticks.
-
-As one picture (`svg`), or as a cell for each row of a table (`cell`) with the axis in its head (`head`).
-"""
+"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one axis with round ticks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from nocap.config.outward import redact, visible
+from nocap.store.formats import MINUS
+
 LABEL, WIDTH, ROW, FOOT = 150, 720, 20, 44  # px: names to the left, the whole, a row, the axis below
 RIGHT = 24  # px right of the plot, for half of the last tick's label
-CELL = 220  # px: the width of a table's cell
+NAME = 23  # letters of a name that have room
 MOST_TICKS = 8
-FAR = 4  # times the median of the ends: what reaches further out of a cell has an arrow
+FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
 DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic
 
 
@@ -32,6 +32,10 @@ class Line:
     stated: tuple[float | None, float | None] = (None, None)
     bound: float | None = None
 
+    @property
+    def ends(self) -> list[float]:
+        return [x for x in (self.mid, self.low, self.high, self.bound, *self.stated) if x is not None and math.isfinite(x)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
@@ -41,51 +45,40 @@ class Axis:
     high: float
     logarithmic: bool
     ticks: list[float]
-    left: float = LABEL  # px
-    right: float = WIDTH - RIGHT
 
     def x(self, value: float) -> float:
         """Px from the left; beyond an end at that end."""
-        low, high, value = (math.log(end) if self.logarithmic else end for end in (self.low, self.high, self._within(value)))
-        return self.left + (value - low) / (high - low) * (self.right - self.left)
-
-    def _within(self, value: float) -> float:
-        return min(max(value, self.low), self.high)
+        value = min(max(value, self.low), self.high)
+        low, high, value = (math.log(end) if self.logarithmic else end for end in (self.low, self.high, value))
+        return LABEL + (value - low) / (high - low) * (WIDTH - RIGHT - LABEL)
 
 
-def axis(values: Iterable[float], *, ratio: bool = False) -> Axis:
-    """That holds them all with a margin; of ratios logarithmic, with 1 on it."""
-    found = [x for x in values if math.isfinite(x)] + ([1.0] if ratio else [])
+def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False) -> Axis:
+    """That holds them all with a margin; of ratios logarithmic, with 1 on it. `cut`: with 0, and without the few that run far out, which
+    would press the others into one point."""
+    found = [*values, *([1.0] if ratio else [])]
+    if cut:
+        far = sorted(map(abs, found))
+        found = [0.0, *(x for x in found if abs(x) <= FAR * far[len(far) // 2])]
     low, high = min(found), max(found)
     logarithmic = low > 0 and (ratio or math.log10(high / low) > DECADES)
     if logarithmic:
         margin = max((high / low) ** 0.04, 1.01)
         low, high = low / margin, high * margin
-        wide = math.log10(high / low) > DECADES
     else:
         margin = 0.04 * (high - low) or abs(high) * 0.04 or 1.0
-        low, high, wide = low - margin, high + margin, False
-    ticks = _decades(low, high) if wide else _even(low, high, MOST_TICKS)
+        low, high = low - margin, high + margin
+    ticks = _decades(low, high) if logarithmic and math.log10(high / low) > DECADES else _even(low, high)
     return Axis(low=low, high=high, logarithmic=logarithmic, ticks=sorted({*ticks, 1.0}) if ratio else ticks)
 
 
-def cells_axis(values: Iterable[float]) -> Axis:
-    """For the cells of a table: with zero and all values but the few that run far out, which would press the others into one point."""
-    far = sorted(abs(x) for x in values if math.isfinite(x))
-    usual = far[len(far) // 2] if far else 0.0
-    near = [x for x in values if abs(x) <= FAR * usual]
-    fitted = axis([0.0, *near])
-    return replace(fitted, ticks=_even(fitted.low, fitted.high, 4), left=RIGHT, right=CELL - RIGHT)
-
-
-def _even(low: float, high: float, most: int) -> list[float]:
+def _even(low: float, high: float) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten, as many as there is room for."""
-    least = (high - low) / most
+    least = (high - low) / MOST_TICKS
     power = 10.0 ** math.floor(math.log10(least))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= least)
-    first, last = math.ceil(low / step), math.floor(high / step)
     digits = max(0, 1 - math.floor(math.log10(step)))
-    return [round(i * step, digits) for i in range(first, last + 1)]
+    return [round(i * step, digits) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _decades(low: float, high: float) -> list[float]:
@@ -95,39 +88,22 @@ def _decades(low: float, high: float) -> list[float]:
     return found if len(found) <= MOST_TICKS + 4 else [10.0**power for power in powers if low <= 10.0**power <= high]
 
 
-def svg(lines: Sequence[Line], scale: Axis, *, title: str, tick: Callable[[float], str]) -> Markup:
-    """The whole picture. `tick` writes a tick's number."""
-    height = ROW * len(lines) + FOOT
-    below = ROW * len(lines) + 4
-    rows = [_row(line, scale, y=ROW * i + ROW / 2) for i, line in enumerate(lines)]
-    name = f'<text class="axis" x="{(LABEL + WIDTH - RIGHT) / 2:.0f}" y="{height - 6}">{escape(title)}</text>'
-    base = f'<path class="base" d="M{LABEL} {below}H{WIDTH - RIGHT}"/>'
-    return _whole([_grid(scale, below), base, *rows, _numbers(scale, tick, below + 14), name], WIDTH, height, title)
+def number(x: float) -> str:
+    return f"{x:g}".replace("-", MINUS)
 
 
-def cell(line: Line, scale: Axis) -> Markup:
-    """One row without its name, between the lines of the ticks."""
-    zero = f'<path class="base" d="M{scale.x(0):.1f} 0V{ROW}"/>'
-    return _whole([_grid(scale, ROW), zero, _row(line, scale, y=ROW / 2)], CELL, ROW, line.title)
-
-
-def head(scale: Axis, *, tick: Callable[[float], str]) -> Markup:
-    """The ticks' numbers, for the head of a column of cells."""
-    return _whole([_numbers(scale, tick, ROW - 6)], CELL, ROW, "scale")
-
-
-def _whole(parts: Sequence[str], width: int, height: int, title: str) -> Markup:
-    return Markup(
-        "\n".join([f'<svg class="forest" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">', *parts, "</svg>"])
-    )
-
-
-def _grid(scale: Axis, below: float) -> str:
-    return "\n".join(f'<path class="grid" d="M{scale.x(x):.1f} 0V{below}"/>' for x in scale.ticks)
-
-
-def _numbers(scale: Axis, tick: Callable[[float], str], y: float) -> str:
-    return "\n".join(f'<text class="tick" x="{scale.x(x):.1f}" y="{y}">{escape(tick(x))}</text>' for x in scale.ticks)
+def svg(lines: Sequence[Line], *, title: str, ratio: bool = False, cut: bool = False, tick: Callable[[float], str] = number) -> Markup:
+    """The picture. `tick` writes a tick's number; no change has a stronger line."""
+    scale = axis([end for line in lines for end in line.ends], ratio=ratio, cut=cut)
+    below, no_change = ROW * len(lines) + 4, 1.0 if ratio else 0.0
+    parts = [f'<path class="base" d="M{LABEL} {below}H{WIDTH - RIGHT}"/>']
+    for x in scale.ticks:
+        parts.append(f'<path class="{"base" if x == no_change else "grid"}" d="M{scale.x(x):.1f} 0V{below}"/>')
+        parts.append(f'<text class="tick" x="{scale.x(x):.1f}" y="{below + 14}">{escape(tick(x))}</text>')
+    parts += [_row(line, scale, y=ROW * i + ROW / 2) for i, line in enumerate(lines)]
+    parts.append(f'<text class="axis" x="{(LABEL + WIDTH - RIGHT) / 2:.0f}" y="{below + FOOT - 10}">{escape(title)}</text>')
+    head = f'<svg class="forest" viewBox="0 0 {WIDTH} {below + FOOT - 4}" role="img" aria-label="{escape(title)}">'
+    return Markup("\n".join([head, *parts, "</svg>"]))
 
 
 def _row(line: Line, scale: Axis, *, y: float) -> str:
@@ -145,8 +121,10 @@ def _row(line: Line, scale: Axis, *, y: float) -> str:
         parts.append(f'<path class="interval" d="M{low:.1f} {y:.1f}H{high:.1f}{ends}"/>')
     if left <= line.mid <= right:
         parts.append(f'<circle cx="{scale.x(line.mid):.1f}" cy="{y:.1f}" r="3.5"/>')
-    parts.append(f'<text class="name" x="{scale.left - 10}" y="{y + 4:.1f}">{escape(line.label)}</text>' if line.label else "")
-    return f'<g class="{escape(line.look)}"><title>{escape(line.title)}</title>{"".join(parts)}</g>'
+    name, told = (visible(redact(text)) for text in (line.label, line.title))
+    short = name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+    parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4:.1f}">{escape(short)}</text>')
+    return f'<g class="{escape(line.look)}"><title>{escape(told)}</title>{"".join(parts)}</g>'
 
 
 def _end(x: float, y: float, arrow: float) -> str:

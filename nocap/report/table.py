@@ -1,14 +1,13 @@
-"""One table, drawn for a terminal, as Markdown, as HTML and as JSON. Its columns know what they hold: a metric's value with its unit, a
-gain with its interval, a count, a text. Nothing reads a row back."""
+"""One table, drawn for a terminal, as Markdown and in HTML. Its columns draw what they hold: a metric's value, a gain with its interval, a
+count, a text. Nothing reads a row back."""
 
 from __future__ import annotations
 
 import io
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from nocap.config.outward import redact, visible
@@ -30,12 +29,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """`show` draws a value that is there, as a text or a cell. `metric` and `unit` are for programs."""
+    """`show` draws a value that is there, as a text or a cell."""
 
     title: str
     show: Callable[[Any], str | Cell] = str
-    metric: str = ""
-    unit: str = ""
 
     def draw(self, value: Any) -> Cell:
         drawn = NONE if value is None else self.show(value)
@@ -50,8 +47,6 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
     notes: Sequence[str] = ()
-    name: str = ""  # for who looks for it among others
-    of_arms: bool = field(default=False, compare=False)  # a row an arm, the baseline first
 
     @property
     def head(self) -> list[str]:
@@ -73,16 +68,6 @@ class Table:
 
     def markdown(self) -> list[str]:
         return markdown(self.head, [list(map(str, row)) for row in self.cells])
-
-    def json(self) -> dict[str, Any]:
-        columns = [{"title": column.title, "metric": column.metric or None, "unit": column.unit or None} for column in self.columns]
-        rows = [[_plain(value) for value in row] for row in self.rows]
-        return {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
-
-
-def _plain(value: Any) -> Any:
-    value = value.json() if hasattr(value, "json") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,6 +13,7 @@ from nocap.store.record import ENDED
 from nocap.store.runs import Record, dig, read
 
 COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b")]
+RECORDED = "recorded"  # and not part of the identity
 
 
 def render(found: Mapping[str, Any]) -> str:
@@ -20,13 +21,10 @@ def render(found: Mapping[str, Any]) -> str:
     a, b = (run["name"] + ("" if run["status"] in ENDED else f" ({run['status']})") for run in (found["a"], found["b"]))
     same_run = f"{a} and {b} are the same run (identity {found['a']['identity']})"
     rows = [[d["part"], d["key"], f"{d['a']} → {d['b']}"] for d in found["differences"]]
-    differ, recorded = ([row for row in rows if (row[0] == "recorded") == is_recorded] for is_recorded in (False, True))
-    quiet = [part for part in ("config", "source", "data", "environment") if part not in {row[0] for row in differ}]
-    lines = [same_run if found["same"] else f"{a}\n{b}\nare two runs because of:"]
-    lines += [str(Table(title="", columns=COLUMNS, rows=differ))] if differ else []
-    lines += [f"the same: {', '.join(quiet)}"] if quiet else []
-    lines += [str(Table(title="recorded, and not part of the identity:", columns=COLUMNS, rows=recorded))] if recorded else []
-    return "\n".join(lines)
+    quiet = [part for part in ("config", "source", "data", "environment") if part not in {row[0] for row in rows}]
+    title = same_run if found["same"] else f"{a}\n{b}\nare two runs because of (what is only {RECORDED} is not part of the identity):"
+    drawn = [str(Table(title="", columns=COLUMNS, rows=rows))] if rows else []
+    return "\n".join([title, *drawn, *([f"the same: {', '.join(quiet)}"] if quiet else [])])
 
 
 def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     versions = {f"version of {name}": version for name, version in (run.manifest.get("versions") or {}).items() if name != "torch"}
     commit = str(dig(run.manifest, "git", "commit") or ABSENT)[:12]
     kernel = dig(run.summary, "kernel", "train") or ABSENT
-    yield "recorded", {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions}
+    yield RECORDED, {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions}
 
 
 def _differences(part: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, str]]:

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 
 from nocap.judge.interval import Estimate
-from nocap.report.table import Cell
+from nocap.report.table import Cell, Column
 from nocap.store.formats import NONE, count
-from nocap.store.metrics import Better, Metric, Scale
+from nocap.store.metrics import METRICS, Better, Metric, Scale
 
 UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown with
 
@@ -40,10 +43,6 @@ def _change(x: float, metric: Metric, scale: Scale) -> tuple[str, str]:
     if size >= 2:
         return f"{size:.2f}×", f"as {metric.gain.replace('faster', 'fast')}" if fast else f"the {metric.loss[5:]}"
     return f"{abs(size - 1):.1%}", metric.gain if x >= 1 else metric.loss
-
-
-def _neutral(scale: Scale) -> float:
-    return 1.0 if scale is Scale.ratio else 0.0
 
 
 def gain(x: float, metric: Metric, scale: Scale) -> str:
@@ -89,32 +88,49 @@ def as_gain(estimate: Estimate, metric: Metric, scale: Scale) -> Estimate:
         mid, low, high = (1 / x if x else math.inf for x in (mid, low, high))
     else:
         mid, low, high = -mid, -low, -high
-    return Estimate(mid=mid, low=low, high=high, n=estimate.n, sd=estimate.sd, method=estimate.method)
+    return replace(estimate, mid=mid, low=low, high=high)
 
 
 def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) -> str:
     """What a claim expects: `20% to 30% faster`, `at least 20% faster`, `no higher loss`."""
-    if low is not None and high is not None:
-        unit = f" {metric.unit}" if is_plain(metric, scale) and metric.unit in UNITS else ""
-        return f"{between(low, high, metric, scale)}{unit}".replace(".0%", "%")
-    return at_least(low, metric, scale) if low is not None else at_most(high or 0.0, metric, scale)
+    if low is None or high is None:
+        return limit(high or 0.0 if low is None else low, metric, scale, least=low is not None)
+    unit = f" {metric.unit}" if is_plain(metric, scale) and metric.unit in UNITS else ""
+    return f"{between(low, high, metric, scale)}{unit}".replace(".0%", "%")
 
 
-def at_least(x: float, metric: Metric, scale: Scale) -> str:
-    """A gain of so much or more: `at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not slower`."""
-    if not is_plain(metric, scale) and x == _neutral(scale):
-        return f"{'not' if metric.loss.startswith('slower') else 'no'} {metric.loss}"
-    return _limit("at least" if is_plain(metric, scale) or x > _neutral(scale) else "at most", x, metric, scale)
-
-
-def at_most(x: float, metric: Metric, scale: Scale) -> str:
-    if not is_plain(metric, scale) and x == _neutral(scale):
-        return "no gain"
-    return _limit("at most" if is_plain(metric, scale) or x > _neutral(scale) else "at least", x, metric, scale)
-
-
-def _limit(how: str, x: float, metric: Metric, scale: Scale) -> str:
-    if scale is not Scale.difference or is_plain(metric, scale):
+def limit(x: float, metric: Metric, scale: Scale, *, least: bool) -> str:
+    """A gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not slower`), or not `least`, or
+    less (`at most 20% faster`, `no gain`)."""
+    plain, no_change = is_plain(metric, scale), 1.0 if scale is Scale.ratio else 0.0
+    if not plain and x == no_change:
+        return f"{'not' if metric.loss.startswith('slower') else 'no'} {metric.loss}" if least else "no gain"
+    how = "at least" if least == (plain or x > no_change) else "at most"
+    if plain or scale is Scale.ratio:
         return f"{how} {gain(x, metric, scale)}".replace(".0%", "%")
     size, way = _change(x, metric, scale)
     return f"{way} by {how} {size}"
+
+
+def counted(said: Iterable[str], words: Iterable[str]) -> str:
+    """`12 confirmed, 3 refuted`: how often each of the words."""
+    times = Counter(said)
+    return ", ".join(f"{times[word]} {word}" for word in words if times[word])
+
+
+# --- columns of a table ----------------------------------------------------------------------------------------------------------------
+
+
+def values(metric: str, title: str) -> Column:
+    """Of a metric's own numbers."""
+    return Column(title=title, show=METRICS[metric].show)
+
+
+def gains(metric: str, scale: Scale, title: str) -> Column:
+    """Of estimates of an arm's number minus or over the baseline's; a text says why there is none."""
+    of = METRICS[metric]
+
+    def show(found: Estimate | str) -> str | Cell:
+        return found if isinstance(found, str) else measured(as_gain(found, of, scale), of, scale)
+
+    return Column(title=title, show=show)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,16 +14,14 @@ from markupsafe import Markup
 
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import require
-from nocap.config.outward import redact, visible
 from nocap.report import forest, page
 from nocap.report.table import Column, Table, tame
+from nocap.report.words import amount
 from nocap.store.files import write_file
-from nocap.store.formats import count
 from nocap.store.metrics import METRICS, Scale
-from nocap.study import pages, words
-from nocap.study.pages import COLUMNS, WORDS, Row, Standing, counted, rows
+from nocap.study import pages
 from nocap.study.spec import FILE, load
-from nocap.study.words import Json
+from nocap.study.words import PROJECT, STAND_IN, THERE, Row, counted, expected, is_exact, measured, rows
 
 NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
 START, END = "<!-- board: written by python -m nocap.study --board -->", "<!-- end of board -->"
@@ -86,14 +85,9 @@ def first(every: Sequence[Row]) -> list[Row]:
     return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
 
 
-def sections(every: Sequence[Row]) -> dict[Standing, list[Row]]:
-    found = {standing: [row for row in every if row.standing is standing] for standing in Standing}
-    return {standing: some for standing, some in found.items() if some}
-
-
 def errors(every: Sequence[Row]) -> str:
     """How many false verdicts are to be expected."""
-    noisy = sum(not words.is_exact(row.claim) for row in every)
+    noisy = sum(not is_exact(row.claim) for row in every)
     return (
         f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to {ERROR * noisy:.1f} false verdicts are to be expected "
         "among them: reached if every true value lay at the edge of what is stated and the noise were as skewed as the rule allows for."
@@ -102,8 +96,9 @@ def errors(every: Sequence[Row]) -> str:
 
 def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, str]]) -> str:
     lines = [f"# {title}", "", *textwrap.wrap(INTRO, width=138), "", *textwrap.wrap(errors(every), width=138), ""]
-    for standing, some in sections(every).items():
-        lines += [f"## {len(some)} {standing.value}", "", *pages.claims(some, HEAD, link=_link).markdown(), ""]
+    for about in (THERE, STAND_IN, PROJECT):
+        if some := [row for row in every if row.about == about]:
+            lines += [f"## {len(some)} {about}", "", *pages.claims(some, HEAD, link=_link).markdown(), ""]
     columns = {"id": "claim", "statement": "statement", "expected": "expected", "bound": "arithmetic allows", "why": "why"}
     cells = [[one.get(key) for key in columns] for one in missing]
     table = Table(title="Not built, or nothing to measure", columns=[Column(title=name) for name in columns.values()], rows=cells)
@@ -115,11 +110,9 @@ def _link(row: Row, *, root: str = "") -> str:
 
 
 def _item(row: Row) -> list[str]:
-    caution = f" ({row.caution})" if row.caution else ""
     item = f"* {_link(row, root='experiments/')}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
-    item += f"Measured: {words.measured(row.claim)}{caution}."
-    if row.elsewhere:
-        item += f" Depends on shape: {'; '.join(one.removesuffix(', CPU') for one in row.elsewhere)}."
+    item += f"Measured: {measured(row.claim)}{f' ({row.caution})' if row.caution else ''}."
+    item += f" Depends on shape: {row.elsewhere.replace(', CPU', '')}." if row.elsewhere else ""
     return textwrap.wrap(item, width=140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
@@ -127,15 +120,9 @@ def _item(row: Row) -> list[str]:
 
 
 def html(title: str, every: Sequence[Row]) -> str:
-    """It has no script: CSS hides what a filter leaves out."""
-    verdicts = [(word, word, sum(row.word == word for row in every)) for word in WORDS]
-    about = [(standing.name, standing.value, len(some)) for standing, some in sections(every).items()]
-    filters = [("verdict", verdicts), ("about", about)]
-    hidden = [
-        f'.claims:has([name="{name}"][value="{value}"]:checked) .claim:not([data-{name}="{value}"]) {{ display: none; }}'
-        for name, choices in filters
-        for value, _, _ in choices
-    ]
+    """It has no script: CSS hides what the filter leaves out."""
+    words = Counter(row.word for row in every)
+    hidden = [f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"]) {{ display: none; }}' for word in words]
     return page.render(
         "board",
         kind="nocap leaderboard",
@@ -143,8 +130,9 @@ def html(title: str, every: Sequence[Row]) -> str:
         note=errors(every),
         hidden=Markup("\n".join(hidden)),
         first=first(every),
-        filters=filters,
-        rows=[(row, [(name, COLUMNS[name](row)) for name in DETAILS]) for row in every],
+        words=words,
+        rows=every,
+        details=DETAILS,
         plots=plots(every),
         bare=[row.claim["statement"] for row in every if row.claim["measured"] is None],
     )
@@ -155,52 +143,35 @@ def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
     units: dict[str, list[Row]] = {}
     for row in every:
         if row.claim["measured"] is not None:
-            units.setdefault(_unit(row.claim), []).append(row)
+            units.setdefault(_unit(row), []).append(row)
     return [(title, _plot(title, some)) for title, some in units.items()]
 
 
-def _unit(claim: Json) -> str:
+def _unit(row: Row) -> str:
     """What an axis counts, and which way is better. Rows of one unit share a plot."""
-    of, scale = METRICS[claim["metric"]], Scale(claim["scale"])
-    if scale is Scale.ratio:
-        fast = of.gain.startswith("faster") or of.gain == "less time"
-        what = {"train": " to the target loss", "decoding": " in decoding"}.get(of.made_by, "")
-        return (
-            f"times as fast{what} as the baseline; right is faster" if fast else f"the baseline's use over the arm's{what}; right is less"
-        )
+    of, scale = METRICS[row.claim["metric"]], Scale(row.claim["scale"])
+    if scale is Scale.value:
+        return of.title if of.unit in of.title else f"{of.title}, {of.unit}"
     if scale is Scale.difference:
-        return f"{of.title} against the baseline, {of.unit}; right is better"
-    return {"share": "share of the time", "MiB": "MiB", "ms": "ms", "MB": "MB"}.get(of.unit, of.title)
+        return f"{of.title}: {of.gain}, {of.unit}; right is better"
+    fast = of.gain.startswith("faster") or of.gain == "less time"
+    return "times as fast as the baseline; right is faster" if fast else "the baseline's use over the arm's; right is less"
 
 
 def _plot(title: str, some: Sequence[Row]) -> Markup:
-    lines, ratio = list(map(_line, some)), some[0].claim["scale"] == Scale.ratio.value
-    ends = [x for line in lines for x in (line.mid, line.low, line.high, line.bound, *line.stated) if x is not None and math.isfinite(x)]
-    return forest.svg(lines, forest.axis(ends, ratio=ratio), title=title, tick=_tick(some[0].claim))
+    of, scale = METRICS[some[0].claim["metric"]], Scale(some[0].claim["scale"])
+    if scale is Scale.value:
+        return forest.svg(list(map(_line, some)), title=title, tick=partial(amount, metric=of))
+    return forest.svg(list(map(_line, some)), title=title, ratio=scale is Scale.ratio)
 
 
 def _line(row: Row) -> forest.Line:
-    claim, found = row.claim, row.claim["measured"]
-    told = f"{claim['statement']}: {row.verdict}. Measured: {row.measured}. Expected: {words.expected(claim)}."
-    low, high = claim["expected"]
+    claim, cells = row.claim, row.cells
     return forest.Line(
-        label=visible(redact(row.name)),
-        title=visible(redact(told)),
+        label=f"{claim['arm']}, {METRICS[claim['metric']].title}",
+        title=f"{claim['statement']}: {row.verdict}. Measured: {cells['measured']}. Expected: {expected(claim)}.",
         look=row.word,
-        mid=found["mid"],
-        low=found["low"],
-        high=found["high"],
-        stated=(low, high),
+        **claim["measured"],
+        stated=claim["expected"],
         bound=claim["bound"],
     )
-
-
-def _tick(claim: Json) -> Callable[[float], str]:
-    of, scale = METRICS[claim["metric"]], Scale(claim["scale"])
-    if scale is Scale.ratio:
-        return lambda x: f"{x:g}×"
-    if scale is Scale.difference:
-        return lambda x: "0" if x == 0 else f"{abs(x):g} {(of.gain if x > 0 else of.loss).split()[0]}"
-    if of.unit == "parameters":
-        return count
-    return lambda x: f"{100 * x:g}%" if of.name == "share" else f"{x:,g}"

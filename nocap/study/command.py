@@ -19,7 +19,7 @@ from nocap.config.trainer import Device
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.study import board as leaderboard
-from nocap.study import conduct, evidence, log, pages, preview, results, rows, spec
+from nocap.study import conduct, log, pages, preview, results, rows, spec
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.propose import answer
 from nocap.study.spec import Study
@@ -95,11 +95,10 @@ def _study(folder: Path, plan: StudyPlan, asked: argparse.Namespace) -> int:
             write_file(folder / spec.FILE, (source / spec.FILE).read_bytes())
             print(f"written: {folder / spec.FILE}, as it comes with nocap")
         done = conduct.carry_out(plan, run=run)
-        evidence.check_targets(plan.study, done.evidence)
         steps = "" if (given := _given(asked)[1].steps) is None else f" steps={given}"
         command = f"python -m nocap.study {folder} scale={plan.scale}{steps}"
         content = results.results(done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command)
-        print(pages.render(content, pages.rows([content], {plan.study.name: plan.study})))
+        print(pages.render(content, plan.study))
         written = pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
         for path in [*written, *([rows.write(plan, done.records)] if asked.rows else [])]:
             print(f"written: {path}")

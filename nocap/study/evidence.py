@@ -15,6 +15,7 @@ from nocap.judge.verdict import Verdict
 from nocap.judge.verdict import judge as verdict_on
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
 from nocap.store.runs import Record, dig
+from nocap.store.runs import measurements as of_run
 from nocap.study.spec import Study
 
 Json = Mapping[str, Any]
@@ -40,9 +41,6 @@ class Evidence:
     def first(self, place: str, arm: str) -> Json | None:
         """Of the first session; what is counted is equal in all."""
         return next((row for _, row in self.of_arm(place, arm)), None)
-
-    def arms_of(self, arm: str) -> dict[str, Sequence[Composed]]:
-        return {place: arms[arm] for place, arms in self.arms.items() if arm in arms}
 
     def whole(self, arm: str, seed: int) -> bool:
         """Whether all its shorter runs are there: one that is missing might have been the one."""
@@ -74,19 +72,6 @@ def judge(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict
     claim = replace(claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit))
     noise = study.scales[scale].noise
     return verdict_on(claim, measurements(claim, study, evidence), against=study.against(claim), at=scale, noise=noise)
-
-
-def check_targets(study: Study, evidence: Evidence) -> None:
-    """Refuse a target that the first validation already met: every run would reach it at once.
-
-    Errors:
-        ValueError: that, with claim and losses.
-    """
-    firsts = [run.curve.val_loss[0] for run in evidence.runs.values() if run.curve.val_loss]
-    for claim in study.claims:
-        for first in firsts if claim.target not in (None, BASELINE) else []:
-            if claim.target >= first:
-                raise ValueError(f"claim {claim.id}: target must be below the first validation loss, {first:.4f}, got {claim.target}")
 
 
 # --- bounds ------------------------------------------------------------------------------------------------------------------------
@@ -134,28 +119,13 @@ def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measure
     for metric in claim.metrics:
         if metric.made_by != "train":
             rows += _timed(claim, metric, sides, evidence, place=PLACE_OF[metric.made_by])
-        elif metric.name not in TO_TARGET:
-            keys = [(arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in evidence.runs]
-            rows += [row for key in keys if (row := _final(key, metric, evidence)) is not None]
-        else:
+        elif metric.name in TO_TARGET:
             steps = steps_to_target(claim, study, evidence)
-            if metric.name == "steps_to_target":
-                rows += [_of_run(key, metric, evidence, *ended) for key, ended in steps.items()]
-            else:
-                rows += _times(claim, metric, sides, steps, evidence)
+            rows += steps if metric.name == "steps_to_target" else _times(claim, metric, sides, steps, evidence)
+        else:
+            keys = [(arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in evidence.runs]
+            rows += [replace(m, arm=arm) for arm, seed in keys for m in of_run(evidence.runs[arm, seed]) if m.metric is metric]
     return sorted(rows, key=lambda row: sides.index(row.arm))
-
-
-def _of_run(key: tuple[str, int], metric: Metric, evidence: Evidence, value: float | None, ending: Ending = Ending.measured) -> Measurement:
-    (arm, seed), run = key, evidence.runs[key]
-    return Measurement(arm=arm, repeat=seed, metric=metric, value=value, ending=ending, where=run.machine[0], when=run.started)
-
-
-def _final(key: tuple[str, int], metric: Metric, evidence: Evidence) -> Measurement | None:
-    run = evidence.runs[key]
-    if run.status == "diverged":
-        return _of_run(key, metric, evidence, None, Ending.diverged)
-    return None if (value := run.number(metric.name)) is None else _of_run(key, metric, evidence, value)
 
 
 def _timed(claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence, *, place: str) -> list[Measurement]:
@@ -193,45 +163,48 @@ def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
 # --- steps and time to a loss ------------------------------------------------------------------------------------------------------
 
 
-def _times(
-    claim: Claim, metric: Metric, sides: Sequence[str], steps: Mapping[tuple[str, int], Steps], evidence: Evidence
-) -> list[Measurement]:
+def _times(claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[Measurement], evidence: Evidence) -> list[Measurement]:
     """Steps are seeds', the time of a step is a session's: both are dealt into as many groups as there are of the fewer."""
     step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place="pace")
     paces, rows = {arm: [one for one in step_ms if one.arm == arm] for arm in sides}, []
     groups = min(len(claim.seeds), *map(len, paces.values()))
     for arm, pace in paces.items():
-        ends = [steps[arm, seed] for seed in claim.seeds if (arm, seed) in steps]
+        ends = [one for one in steps if one.arm == arm]
         if len(ends) < len(claim.seeds):
             continue
         ms = group_means([math.log(one.value) for one in pace if one.value], groups)
         for group in range(groups):
-            values, endings = [value for value, _ in ends[group::groups]], [ending for _, ending in ends[group::groups]]
-            ending = next((ending for ending in (Ending.diverged, Ending.censored, Ending.at_most) if ending in endings), Ending.measured)
-            logs = [math.log(value) for value in values if value is not None]
+            dealt = ends[group::groups]
+            endings = {one.ending for one in dealt}
+            ending = next((end for end in (Ending.diverged, Ending.censored, Ending.at_most) if end in endings), Ending.measured)
+            logs = [math.log(one.value) for one in dealt if one.value is not None]
             value = None if ending is Ending.diverged else math.exp(fmean(logs) + ms[group]) / 1e3
             rows.append(replace(pace[group], repeat=group + 1, metric=metric, value=value, ending=ending))
     return rows
 
 
-def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> dict[tuple[str, int], Steps]:
-    """(arm, seed) → steps to the claim's target: a loss on the curve of validations, or the loss that both arms' schedules end at."""
+def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
+    """Steps to the claim's target: a loss on the curve of validations, or the loss that both arms' schedules end at."""
     sides, runs = (claim.arm, study.against(claim)), evidence.runs
-    if claim.target != BASELINE:
-        return {(arm, seed): _crossing(runs[arm, seed], claim.target) for arm in sides for seed in claim.seeds if (arm, seed) in runs}
     there = [seed for seed in claim.seeds if all((arm, seed) in runs for arm in sides)]
-    steps: dict[tuple[str, int], Steps] = {}
-    for seed in there:
-        diverged = [runs[arm, seed].status == "diverged" for arm in sides]
-        if any(diverged):
-            steps[sides[0], seed] = None, Ending.diverged
-            steps[sides[1], seed] = (None, Ending.diverged) if diverged[1] else (float(steps_of(runs[sides[1], seed])), Ending.measured)
-    seeds = [seed for seed in there if (claim.arm, seed) not in steps and all(evidence.whole(arm, seed) for arm in sides)]
+    ends: dict[tuple[str, int], Steps] = {}
+    if claim.target != BASELINE:
+        ends = {(arm, seed): _crossing(runs[arm, seed], claim.target) for arm in sides for seed in claim.seeds if (arm, seed) in runs}
+        there = []
+    lost = {seed for seed in there if any(runs[arm, seed].status == "diverged" for arm in sides)}
+    for seed in sorted(lost):
+        base = runs[sides[1], seed]
+        ends[sides[0], seed] = None, Ending.diverged
+        ends[sides[1], seed] = (None, Ending.diverged) if base.status == "diverged" else (float(steps_of(base)), Ending.measured)
+    seeds = [seed for seed in there if seed not in lost and all(evidence.whole(arm, seed) for arm in sides)]
     if seeds:
-        curves = [_curve(arm, seeds, evidence) for arm in sides]
-        for arm, finish in zip(sides, race(*curves), strict=True):
-            steps |= {(arm, seed): (n, finish.ending) for seed, n in zip(seeds, finish.steps, strict=True)}
-    return steps
+        for arm, finish in zip(sides, race(*(_curve(arm, seeds, evidence) for arm in sides)), strict=True):
+            ends |= {(arm, seed): (n, finish.ending) for seed, n in zip(seeds, finish.steps, strict=True)}
+    rows = []
+    for arm, seed in ((arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in ends):
+        run, (value, ending), metric = runs[arm, seed], ends[arm, seed], METRICS["steps_to_target"]
+        rows.append(Measurement(arm=arm, repeat=seed, metric=metric, value=value, ending=ending, where=run.machine[0], when=run.started))
+    return rows
 
 
 def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list[float]]:
@@ -246,10 +219,12 @@ def steps_of(run: Record) -> int:
 
 
 def _crossing(run: Record, target: float) -> Steps:
+    """What the first validation already met was reached there at the latest."""
     if run.status == "diverged":
         return None, Ending.diverged
-    at = crossing([float(x) for x in run.curve.step], run.curve.val_loss, target=target)
-    return (float(run.curve.step[-1]), Ending.censored) if at is None else (at, Ending.measured)
+    steps = [float(x) for x in run.curve.step]
+    at = crossing(steps, run.curve.val_loss, target=target)
+    return (steps[-1], Ending.censored) if at is None else (at, Ending.at_most if at == steps[0] else Ending.measured)
 
 
 def group_means(values: Sequence[float], groups: int) -> list[float]:

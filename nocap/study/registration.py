@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
 from nocap.config.compose import Composed
@@ -71,12 +70,8 @@ def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[Any]:
 
 
 def _plain(tree: Any) -> Any:
-    """As JSON has it."""
-    if isinstance(tree, dict):
-        return {str(key): _plain(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_plain(value) for value in tree]
-    return tree.value if isinstance(tree, Enum) else tree
+    """As JSON has it, options by their values."""
+    return json.loads(json.dumps(tree, default=lambda option: option.value))
 
 
 def content_of(plan: StudyPlan, arm: Composed, place: str) -> str:
@@ -99,34 +94,51 @@ class Provenance:
 
 def provenance(plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[Log], *, machine: str) -> Provenance:
     """`logs`: the study's own, then those of the studies beside it."""
-    own, mine = logs[0], _registration(plan, claim)
+    own, mine, known, others = logs[0], _registration(plan, claim), list[str](), set[str]()
     kept = {i for i, line in enumerate(own.lines) if line["event"] == "registration" and line["hash"] == mine.hash}
     first = own.lines[min(kept)] if kept else None
     at = first["at"] if first else None
-    composed = {place: arms for place, arms in evidence.arms_of(claim.arm).items() if place in places(claim)}
-    contents = {place: {content_of(plan, arm, place) for arm in arms} for place, arms in composed.items()}
-    known, others = list[str](), set[str]()
-    for number, log in enumerate(logs):
-        for line in _unknowing(log, number, first, kept):
+    contents = {place: {content_of(plan, arm, place) for arm in evidence.arms.get(place, {}).get(claim.arm, ())} for place in places(claim)}
+    for log in logs:
+        for line, after in zip(log.lines, log.after, strict=True):
+            # A line of its own log knew of the registration by the chain, one of another study's by its date.
+            if after & kept if log is own else at is not None and not _before(line["at"], at):
+                continue
             # What is timed is timed anew in each study; what another study trained is the same run.
-            if _is_of(line, claim, contents) and (number == 0 or line["event"] == "run"):
+            if _is_of(line, claim, contents) and (log is own or line["event"] == "run"):
                 known.append(name_of({**line, "arm": claim.arm}))  # by the name that it has now, as evidence has it
             elif line["event"] == "registration" and line["subject"] == mine.subject and line["hash"] != mine.hash:
                 together = first is not None and (line["at"], line["machine"]) == (first["at"], first["machine"])  # knowing nothing
                 others |= set() if together else {line["hash"]}
-    known += [name for name, arm, started in evidence.used(claim, plan.study) if arm == claim.arm and _before(started, at)]
+    older = [(name, arm) for name, arm, started in evidence.used(claim, plan.study) if _before(started, at)]
+    known += [name for name, arm in older if arm == claim.arm]
     reasons = [] if at else ["not registered"]
     if known:
         reasons.append(f"{'registered after' if at else 'after'} {_counts(known)} ({shorten(sorted(set(known)), most=2)})")
     reasons += [f"its arms and metric were registered before with other ends, margins or seeds ({len(others)})"] if others else []
     reasons += [f"its log's line {number} does not follow: edited, or one is gone" for number in own.broken[:1]]
-    older = sorted({name for name, arm, started in evidence.used(claim, plan.study) if arm != claim.arm and _before(started, at)})
-    notes = [f"older baseline: {shorten(older, most=2)}"] if older and at else []
-    analyses = {line["number"] for line in own.of("analysis", hash=mine.hash, machine=machine)}
-    notes += [*_again(claim, contents, own, machine), *([f"{len(analyses)} analyses"] if len(analyses) > 1 else [])]
-    elsewhere = {line["machine"]: line["word"] for line in own.of("analysis", hash=mine.hash) if line["machine"] != machine}
-    notes += [f"{word} on another machine ({name})" for name, word in elsewhere.items()]
+    baseline = sorted({name for name, arm in older if arm != claim.arm})
+    notes = [f"older baseline: {shorten(baseline, most=2)}"] if baseline else []
+    notes += [*_again(claim, own.of("run", "session", machine=machine), contents), *_said(own.of("analysis", hash=mine.hash), machine)]
     return Provenance(hash=mine.hash, at=at, exploratory="; ".join(reasons) or None, notes=notes)
+
+
+def _again(claim: Claim, lines: Sequence[Line], contents: Mapping[str, set[str]]) -> list[str]:
+    """What was measured more than once on a machine, and did not come out alike."""
+    outcomes: dict[str, set[str]] = {}
+    for line in lines:
+        if _is_of(line, claim, contents):
+            outcomes.setdefault(name_of({**line, "arm": claim.arm}), set()).add(str(line.get("val_loss", line.get("measured"))))
+    again = [name for name, some in outcomes.items() if len(some) > 1]
+    return [f"measured again, and otherwise: {shorten(again, most=2)}"] if again else []
+
+
+def _said(analyses: Sequence[Line], machine: str) -> list[str]:
+    """How often a claim was analysed here, and what came out on other machines."""
+    here = {line["number"] for line in analyses if line["machine"] == machine}
+    elsewhere = {line["machine"]: line["word"] for line in analyses if line["machine"] != machine}
+    several = [f"{len(here)} analyses"] if len(here) > 1 else []
+    return [*several, *(f"{word} on another machine ({name})" for name, word in elsewhere.items())]
 
 
 def _before(started: str, at: str | None) -> bool:
@@ -138,24 +150,6 @@ def _is_of(line: Line, claim: Claim, contents: Mapping[str, set[str]]) -> bool:
     if line["event"] == "run":
         return line["seed"] in claim.seeds and line["content"] in contents.get("train", ())
     return line["event"] == "session" and bool({*line["contents"].values()} & contents.get(line["place"], set()))
-
-
-def _unknowing(log: Log, number: int, registration: Line | None, kept: set[int]) -> Iterator[Line]:
-    """The lines that do not follow the claim's registration: of its own log by the chain, of another study's (a `number` above 0) by
-    date."""
-    for line, after in zip(log.lines, log.after, strict=True):
-        if (number == 0 and not after & kept) or (number > 0 and (registration is None or _before(line["at"], registration["at"]))):
-            yield line
-
-
-def _again(claim: Claim, contents: Mapping[str, set[str]], log: Log, machine: str) -> list[str]:
-    """`2 outcomes of mqa, seed 0`: what was measured again and came out otherwise."""
-    lines = [line for line in log.lines if line["machine"] == machine and _is_of(line, claim, contents)]
-    named = [(name_of({**line, "arm": claim.arm}), line) for line in lines]
-    outcomes = dict.fromkeys((name, str(line["val_loss"] if line["event"] == "run" else line["measured"])) for name, line in named)
-    slots = Counter(name for name, _ in outcomes)
-    times = sorted({n for n in slots.values() if n > 1})
-    return [f"{n} outcomes of {shorten([slot for slot in slots if slots[slot] == n], most=2)}" for n in times]
 
 
 def name_of(line: Line) -> str:

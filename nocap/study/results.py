@@ -19,10 +19,10 @@ from nocap.store.identity import git_state
 from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale, is_log
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done
-from nocap.study.evidence import Evidence, bound, judge, measurements
+from nocap.study.evidence import bound, judge, measurements
 from nocap.study.log import Log
 from nocap.study.plan import StudyPlan
-from nocap.study.spec import ScaleConfig, Study
+from nocap.study.spec import ScaleConfig
 
 Results = dict[str, Any]
 
@@ -68,21 +68,7 @@ def shape(arm: Composed) -> Results:
 
 
 def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
-    study, verdict = plan.study, judge(claim, plan.study, plan.scale, done.evidence)
-    stands = done.stands[claim.id]
-    return {
-        **_as_stated(claim, bound(claim, study, done.evidence), study),
-        **verdict_json(verdict, damaged=done.evidence.damaged),
-        "hash": stands.hash,
-        "registered": stands.at,
-        "exploratory": stands.exploratory,
-        "notes": stands.notes,
-        "where": _where(claim, plan.at, study.sides(claim), {"train": plan.train, "bench": plan.bench}),
-    }
-
-
-def _as_stated(claim: Claim, limit: float | None, study: Study) -> Results:
-    """As the study has it."""
+    study, evidence, stands = plan.study, done.evidence, done.stands[claim.id]
     return {
         "id": claim.id,
         "statement": claim.statement,
@@ -97,20 +83,32 @@ def _as_stated(claim: Claim, limit: float | None, study: Study) -> Results:
         "threshold": claim.threshold.value,
         "two_sided": claim.two_sided,
         "target": claim.target,
-        "bound": limit,
+        "bound": bound(claim, study, evidence),
         "bound_rule": claim.mechanism.rule.value,
         "bound_formula": claim.mechanism.formula,
+        **verdict_json(claim, judge(claim, study, plan.scale, evidence), plan.scale, plan.at.noise, damaged=evidence.damaged),
+        "hash": stands.hash,
+        "registered": stands.at,
+        "exploratory": stands.exploratory,
+        "notes": stands.notes,
+        "where": _where(claim, plan.at, study.sides(claim), {"train": plan.train, "bench": plan.bench}),
     }
 
 
-def verdict_json(verdict: Verdict, *, damaged: Collection[tuple[str, int]] = ()) -> Results:
-    """A verdict's fields, with the interval that decided and each guard's. `damaged`: arms and seeds of runs whose records were changed."""
+def verdict_json(
+    claim: Claim, verdict: Verdict, at: str, noise: Mapping[str, Declared], *, damaged: Collection[tuple[str, int]] = ()
+) -> Results:
+    """A verdict's fields, with the interval that decided and each guard's. `noise`: what was declared of each metric; `damaged`: arms and
+    seeds of runs whose records were changed."""
     return {
         "word": verdict.word.value,
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
-        **_gain(verdict.primary),
-        "guards": [_guard(guard) for guard in verdict.guards],
+        **_gain(verdict.primary, noise),
+        "guards": [
+            {"metric": guard.metric, "scale": guard.scale.value, "margin": guard.margin(at), **_gain(gain, noise)}
+            for guard, gain in zip(claim.guards, verdict.guards, strict=True)
+        ],
         "beyond_bound": verdict.beyond_bound,
         "missing": [{**asdict(one), "damaged": (one.arm, one.repeat) in damaged and one.per == Per.seed.value} for one in verdict.missing],
         **verdict.endings,
@@ -118,23 +116,13 @@ def verdict_json(verdict: Verdict, *, damaged: Collection[tuple[str, int]] = ())
     }
 
 
-def _gain(gain: Gain) -> Results:
-    """`per`: what the n are: seeds, sessions, or one exact count. An interval without a middle is not shown."""
+def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
+    """`per`: what the n are: seeds, sessions, or one exact count. An interval without a middle is not shown. `noise`: where it was used."""
     found = gain.interval() if gain.enough else None
-    ends = (found.exp() if is_log(gain.metric, gain.scale) else found).ends() if found and math.isfinite(found.mid) else None
-    return {"n": len(gain.least), "per": gain.per.value, "analysis": gain.analysis, "noise": _noise(gain), "measured": ends}
-
-
-def _noise(gain: Gain) -> Results | None:
-    """The declared noise, where it was used."""
-    used = gain.declared is not None and gain.enough and gain.measured and gain.interval().method.endswith("declared")
-    return gain.declared.json() if used and gain.declared else None
-
-
-def _guard(guard: Gain) -> Results:
-    ratio = guard.scale is Scale.ratio
-    margin = math.exp(-guard.ends[0]) if ratio else -guard.ends[0]
-    return {"metric": guard.metric.name, "scale": guard.scale.value, "margin": margin, **_gain(guard)}
+    used = noise[gain.metric.name].json() if found and found.method.endswith("declared") else None
+    shown = found.exp() if found and is_log(gain.metric, gain.scale) else found
+    ends = {"mid": shown.mid, "low": shown.low, "high": shown.high} if shown and math.isfinite(shown.mid) else None
+    return {"n": len(gain.least), "per": gain.per.value, "analysis": gain.analysis, "noise": used, "measured": ends}
 
 
 def _where(claim: Claim, at: ScaleConfig, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]) -> dict[str, list[Results]]:
@@ -173,7 +161,7 @@ def judged(results: Results, log: Log) -> Results:
             require(not known or m.value in known, f"claim {claim['id']}", f"have the losses of its study's log, {known}", m.value)
         said = log.of("analysis", hash=claim["hash"], machine=machine)
         label = (said[-1]["exploratory"] or None) if said else claim["exploratory"] or "not in its study's log"
-        verdict = verdict_json(_judged(claim, rows, results["baseline"]))
+        verdict = _judged(claim, rows, results["baseline"])
         verdict |= {"missing": claim["missing"]} if claim["reason"] == "missing" else {}
         claims.append({**claim, **verdict, "exploratory": label})
     return {**results, "claims": claims}
@@ -184,22 +172,19 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
     return Measurement(arm=row["arm"], repeat=row["repeat"], metric=metric, value=row["value"], ending=ending, per=per)
 
 
-def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: str) -> Verdict:
-    """The claim as it is stored, judged anew."""
-    noise = {
-        one["metric"]: Declared(**{**known, "df": known["df"] or math.inf}) for one in (claim, *claim["guards"]) if (known := one["noise"])
-    }
-    guards = [Guard(metric=one["metric"], scale=Scale(one["scale"]), margins={"": one["margin"]}) for one in claim["guards"]]
-    keys = ("id", "statement", "source", "arm", "metric", "parts", "of", "expected", "two_sided", "target")
+def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: str) -> Results:
+    """The verdict on a claim as it is stored."""
+    effects = [claim, *claim["guards"]]
+    noise = {one["metric"]: Declared(**{**known, "df": known["df"] or math.inf}) for one in effects if (known := one["noise"])}
     seeds = sorted({m.repeat for m in found if m.per is Per.seed})
     stated = Claim(
-        **{key: claim[key] for key in keys},
+        **{key: claim[key] for key in ("id", "statement", "source", "arm", "metric", "parts", "of", "expected", "two_sided", "target")},
         scale=Scale(claim["scale"]),
-        guards=guards,
+        guards=[Guard(metric=one["metric"], scale=Scale(one["scale"]), margins={"": one["margin"]}) for one in claim["guards"]],
         mechanism=Mechanism(bound=claim["bound"], formula=claim["bound_formula"]),
         seeds=seeds if len(seeds) >= LEAST_PAIRS else list(range(LEAST_PAIRS)),
     )
-    return judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise)
+    return verdict_json(stated, judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise), "", noise)
 
 
 # --- an arm: the fairness columns --------------------------------------------------------------------------------------------------
@@ -209,32 +194,29 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
     study, evidence = plan.study, done.evidence
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
     ends = [run.val_loss for run in runs if run.status == "finished" and run.val_loss is not None]  # a diverged one has its last
-    places = ("pace", "curve", "decoding") if runs else ("pace", "bench", "curve", "decoding")
-    known: Mapping[str, Any] = next((row for place in places if (row := evidence.first(place, name))), {})
+    timed = {place: [row for _, row in evidence.of_arm(place, name)] for place in ("pace", "bench", "curve", "decoding")}
+    known: Mapping[str, Any] = next((rows[0] for place, rows in timed.items() if rows and not (runs and place == "bench")), {})
     trials = [trial for trial in done.trials if trial.arm == name]
     return {
         "arm": name,
         "words": [*study.arms[name], *plan.at.own.get(name, [])],
         "tuned": next((trial.words for trial in trials if trial.picked), []),
         "n_trials": len(trials),
-        "params": known.get("params") or dig(runs[0].summary, "params", "total") if runs or known else None,
+        "params": known.get("params") or (dig(runs[0].summary, "params", "total") if runs else None),
         "flops_per_token": known.get("flops_per_token") or (runs[0].number("flops_per_token") if runs else None),
         "kernel": known.get("kernel"),
         "tokens": runs[0].number("tokens") if runs else None,
         "val_loss": {"mean": fmean(ends), "all": ends} if ends else None,
         "diverged": [run.seed for run in runs if run.status == "diverged"],
-        "pace": _speed("pace", name, evidence),
-        "bench": _speed("bench", name, evidence),
+        **{place: _speed(timed[place]) for place in ("pace", "bench")},
         "runs": [run.identity for run in runs],
     }
 
 
-def _speed(place: str, name: str, evidence: Evidence) -> Results | None:
-    rows = [row for _, row in evidence.of_arm(place, name)]
-    if not rows:
-        return None
-    memory = rows[0]["memory_mib"]["peak"] if rows[0]["memory_mib"] else None
-    return {"tokens_per_s": [row["tokens_per_s"] for row in rows], "memory_mib": memory, "step_ms": [row["step_ms"] for row in rows]}
+def _speed(rows: Sequence[Mapping[str, Any]]) -> Results | None:
+    memory = dig(rows[0], "memory_mib", "peak") if rows else None
+    speeds = {key: [row[key] for row in rows] for key in ("tokens_per_s", "step_ms")}
+    return {"memory_mib": memory, **speeds} if rows else None
 
 
 def sigma(runs: Mapping[tuple[str, int], Record]) -> float | None:

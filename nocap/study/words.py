@@ -1,141 +1,182 @@
-"""What a claim says, expects and measured, in words. From the results' JSON."""
+"""A row of results: a claim at one scale on one machine, and what a reader is told of it. From the results' JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from nocap.judge.claim import Threshold
 from nocap.judge.interval import Estimate
+from nocap.judge.verdict import Word
 from nocap.report import words
+from nocap.report.table import one_line
 from nocap.store.formats import NONE, plural, shorten
-from nocap.store.metrics import METRICS, Per, Scale, part_title
+from nocap.store.metrics import METRICS, Metric, Per, Scale, part_title
+from nocap.study.spec import Study
 
 Json = Mapping[str, Any]
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
-
-
-def metric(claim: Json) -> str:
-    """What a claim measures, parts and all."""
-    name, parts, of = METRICS[claim["metric"]].title, claim["parts"], claim["of"]
-    if not parts:
-        return name
-    title = f"{name} of {' + '.join(part_title(part) for part in parts)}"
-    return f"{title}, of {' + '.join(part_title(part) for part in of)}" if of else title
-
-
-def is_exact(claim: Json) -> bool:
-    """Whether its figure was counted, and is the same each time: there is no noise for an interval to hold."""
-    return bool(claim["per"] == Per.exact.value and claim["measured"])
-
-
-def pairs(claim: Json) -> str:
-    """How many, and of what."""
-    return "counted" if is_exact(claim) else f"n={claim['n']} sessions" if claim["per"] == Per.session.value else f"n={claim['n']}"
+# What a row says about its claim.
+THERE = "on the machine they are about, or counted on any"
+STAND_IN = "on a CPU in place of the GPU or the larger model they are about"
+PROJECT = "by this project's own thresholds"
+ANYWHERE = ("params", "kv_bytes", "part_params")  # counts that no machine changes; so are the bytes held of these parts:
+HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
+BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
+ENDINGS = {
+    "diverged": "diverged, counted as worst",
+    "censored": "never reached the loss",
+    "at_most": "reached the loss in the shortest schedule, so steps are at most that",
+}
 
 
 def expected(claim: Json) -> str:
     low, high = claim["expected"]
-    return words.stated(low, high, METRICS[claim["metric"]], Scale(claim["scale"]))
-
-
-def measured(claim: Json) -> str:
-    """The gain in words with its interval, or that it was counted."""
-    if claim["measured"] is None:
-        return NONE
-    drawn = words.measured(Estimate(**claim["measured"], n=claim["n"]), METRICS[claim["metric"]], Scale(claim["scale"]))
-    return f"{drawn.text}, exact" if is_exact(claim) else str(drawn)
+    return words.stated(low, high, *_of(claim))
 
 
 def allowed(claim: Json) -> str:
     """What arithmetic allows: `at most 7.9% faster`, `no gain`, `at best 4.3% slower`."""
-    x, of, scale = claim["bound"], METRICS[claim["metric"]], Scale(claim["scale"])
-    if x is None:
-        return NONE
-    worse = not words.is_plain(of, scale) and x < (1 if scale is Scale.ratio else 0)
-    return f"at best {words.gain(x, of, scale)}" if worse else words.at_most(x, of, scale)
+    return NONE if claim["bound"] is None else words.limit(claim["bound"], *_of(claim), least=False).replace("at least", "at best")
+
+
+def measured(one: Json) -> str:
+    """A claim's or a guard's gain with its interval over so many pairs, or that it was counted."""
+    drawn = NONE if one["measured"] is None else str(words.measured(Estimate(**one["measured"], n=one["n"]), *_of(one)))
+    per = " sessions" if one["per"] == Per.session.value else ""
+    return f"{drawn}, exact" if is_exact(one) else f"{drawn}, n={one['n']}{per}"
+
+
+def is_exact(one: Json) -> bool:
+    """Whether its figure was counted, and is the same each time: there is no noise for an interval to hold."""
+    return bool(one["per"] == Per.exact.value and one["measured"])
 
 
 def guard(one: Json) -> str:
-    """How much better or worse the arm is, beside how much worse it may be."""
-    of, scale = METRICS[one["metric"]], Scale(one["scale"])
-    limit = 1 / one["margin"] if scale is Scale.ratio else -one["margin"]
-    return f"{of.title}: {measured(one)}, allowed: {words.at_least(limit, of, scale)}{noise(one)}"
+    """How much better or worse the arm is, beside how much worse it may be, and the declared noise that this rests on."""
+    metric, scale = _of(one)
+    worst = 1 / one["margin"] if scale is Scale.ratio else -one["margin"]
+    return f"{metric.title}: {measured(one)}, allowed: {words.limit(worst, metric, scale, least=True)}{noise(one)}"
 
 
 def noise(one: Json) -> str:
-    """The declared noise that a verdict or a guard rests on."""
-    prior = one["noise"]
-    if not prior:
+    if not (known := one["noise"]):
         return ""
-    freedom = "no limit to its" if prior["df"] is None else f"{prior['df']:.3g}"
-    return f", noise of a pair declared as {prior['sd']:.3g} with {freedom} degrees of freedom ({prior['source']})"
+    freedom = "no limit to its" if known["df"] is None else f"{known['df']:.3g}"
+    return f", noise of a pair declared as {known['sd']:.3g} with {freedom} degrees of freedom ({known['source']})"
 
 
-# --- where ---------------------------------------------------------------------------------------------------------------------------
+def _of(one: Json) -> tuple[Metric, Scale]:
+    return METRICS[one["metric"]], Scale(one["scale"])
 
 
-def shape(one: Json) -> str:
-    """`12 layers, 768 wide, T=512, gpt2 tokens, 2,048 a step, bf16, cpu`."""
-    parts = [plural(one["layers"], "layer"), f"{one['width']} wide", f"T={' to '.join(map(str, _ends(one)))}"]
-    batch = [f"{one['tokenizer']} tokens, {one['batch_tokens']:,} a step"] if one["batch_tokens"] else []
-    return ", ".join([*parts, *batch, *([one["precision"]] if one["precision"] else []), one["device"]])
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A claim of one study's results."""
 
+    one: Json
+    claim: Json
+    caution: str = ""  # what its author says of the row
+    elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
 
-def _ends(one: Json) -> list[int]:
-    return list(dict.fromkeys((one["T"][0], one["T"][-1])))
+    @property
+    def word(self) -> str:
+        return str(self.claim["word"])
 
+    @property
+    def about(self) -> str:
+        if self.claim["threshold"] == Threshold.project.value:
+            return PROJECT
+        name, parts = self.claim["metric"], self.claim["parts"]
+        anywhere = name in ANYWHERE or (name == "held_mib" and HELD_ANYWHERE.issuperset(parts))
+        on_cpu = self.one["hardware"].get("device", "cpu") == "cpu"
+        return STAND_IN if self.one["limitations"] and on_cpu and not anywhere else THERE
 
-def where(claim: Json) -> str:
-    """The claim's shapes, each arm's own."""
-    return "; its loss at ".join(", against ".join(map(shape, shapes)) for shapes in claim["where"].values())
+    @property
+    def measures(self) -> str:
+        """What the claim measures, parts and all."""
+        parts, of = (" + ".join(map(part_title, self.claim[key])) for key in ("parts", "of"))
+        return METRICS[self.claim["metric"]].title + (f" of {parts}" if parts else "") + (f", of {of}" if of else "")
 
+    @property
+    def at(self) -> str:
+        """`1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and its tokens; of a curve its lengths."""
+        shapes = [first for first, *_ in self.claim["where"].values()]
+        if not shapes:
+            return f"scale {self.one['scale']}"
+        first, last, trained = shapes[0], shapes[-1], METRICS[self.claim["metric"]].made_by == "train"
+        device, T = DEVICES[first["device"]], first["T"]
+        if len(T) > 1:
+            return f"{T[0]:,} to {T[-1]:,} tokens, {device}"
+        if not trained and first["batch_tokens"]:
+            return f"{first['batch_tokens'] // T[0]} × {T[0]:,} tokens, {device}"
+        tokens = next((arm["tokens"] for arm in self.one["arms"] if trained and arm["arm"] == self.claim["arm"]), None)
+        length = f"{tokens / 1e3:,.0f}k tokens" if tokens else f"T={T[0]:,}"
+        return f"{plural(last['layers'], 'layer')}, {last['width']} wide, {length}, {device}"
 
-def short(one: Json, claim: Json) -> str:
-    """`1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and its tokens; of a curve its lengths."""
-    shapes = [first for first, *_ in claim["where"].values()]
-    if not shapes:
-        return f"scale {one['scale']}"
-    first = shapes[0]
-    device, ends = DEVICES[first["device"]], _ends(first)
-    if len(ends) > 1:
-        return f"{ends[0]:,} to {ends[1]:,} tokens, {device}"
-    if METRICS[claim["metric"]].made_by != "train" and first["batch_tokens"]:
-        return f"{first['batch_tokens'] // ends[0]} × {ends[0]:,} tokens, {device}"
-    size, tokens = f"{plural(shapes[-1]['layers'], 'layer')}, {shapes[-1]['width']} wide", None
-    if METRICS[claim["metric"]].made_by == "train":
-        tokens = next((arm["tokens"] for arm in one["arms"] if arm["arm"] == claim["arm"]), None)
-    return f"{size}, {f'{tokens / 1e3:,.0f}k tokens' if tokens else f'T={ends[0]:,}'}, {device}"
+    @property
+    def where(self) -> str:
+        """The claim's shapes, each arm's own."""
+        return "; its loss at ".join(", against ".join(map(_shape, shapes)) for shapes in self.claim["where"].values())
 
+    @property
+    def verdict(self) -> str:
+        """`refuted at 1 × 512 tokens, CPU: worse than stated`."""
+        reason = self._reason()
+        return f"{self.word} at {self.at}{f': {reason}' if reason else ''}"
 
-# --- the verdict --------------------------------------------------------------------------------------------------------------------
+    def _reason(self) -> str:
+        claim, reason = self.claim, self.claim["reason"]
+        if reason in ("below", "above") and claim["scale"] == Scale.value.value:
+            return f"{reason} the stated range"
+        if reason == "guard":
+            return f"its {', '.join(METRICS[name].title for name in claim['failed'])} is worse"
+        if reason == "missing":
+            said = list(dict.fromkeys(map(_missing, claim["missing"])))
+            damaged = sum(one["damaged"] for one in claim["missing"])
+            counts = [f"{n} {word}" for n, word in ((damaged, "damaged"), (len(said) - damaged, "missing")) if n]
+            return f"{', '.join(counts)} ({shorten(said, most=2)})"
+        if reason == "undecided":
+            more = " and ".join(plural(n, f"more {unit}") for unit, n in (claim["more"] or {}).items())
+            return next(iter(self.endings), f"{more or 'no affordable number of pairs'} would decide")
+        return {"below": "worse than stated", "above": "better than stated", None: ""}[reason]
 
-BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
+    @property
+    def endings(self) -> list[str]:
+        return [f"{told}: {shorten(self.claim[ending])}" for ending, told in ENDINGS.items() if self.claim[ending]]
 
+    @property
+    def notes(self) -> list[str]:
+        claim = self.claim
+        said = [
+            f"depends on shape: {self.elsewhere}" if self.elsewhere else "",
+            BEYOND if claim["beyond_bound"] else "",
+            self.caution,
+            *self.endings,
+            f"exploratory: {claim['exploratory']}" if claim["exploratory"] else "",
+            *claim["notes"],
+        ]
+        return [note for note in said if note]
 
-def verdict(claim: Json, *, at: str = "") -> str:
-    """The word, at which shape, and why."""
-    reason = _reason(claim)
-    return f"{claim['word']}{f' at {at}' if at else ''}{f': {reason}' if reason else ''}"
-
-
-def _reason(claim: Json) -> str:
-    if claim["reason"] in (None, "above", "below", "guard"):
-        plain = claim["scale"] == Scale.value.value
-        below, above = ("below the stated range", "above the stated range") if plain else ("worse than stated", "better than stated")
-        worse = f"its {', '.join(METRICS[n].title for n in claim['failed'])} is worse"
-        return {None: "", "below": below, "above": above, "guard": worse}[claim["reason"]]
-    if claim["reason"] == "missing":
-        said = list(dict.fromkeys(map(_missing, claim["missing"])))
-        damaged = sum(one["damaged"] for one in claim["missing"])
-        counts = [f"{n} {word}" for n, word in ((damaged, "damaged"), (len(said) - damaged, "missing")) if n]
-        return f"{', '.join(counts)} ({shorten(said, most=2)})"
-    endings = {"diverged": "diverged", "censored": "never reached the loss", "at_most": "reached the loss in the shortest schedule"}
-    for ending, reason in endings.items():
-        if claim[ending]:
-            return f"{reason}: {shorten(claim[ending])}"
-    if not claim["more"]:
-        return "no affordable number of pairs would decide"
-    return f"{' and '.join(plural(n, f'more {unit}') for unit, n in claim['more'].items())} would decide"
+    @cached_property
+    def cells(self) -> dict[str, str]:
+        """All that a table can say of it, by column."""
+        claim, one = self.claim, self.one
+        return {
+            "claim": str(claim["id"]),
+            "statement": str(claim["statement"]),
+            "expected": f"{self.measures}: {expected(claim)}",
+            "arithmetic allows": f"{allowed(claim)} ({claim['bound_formula']})",
+            "measured": measured(claim),
+            "guards": "; ".join(map(guard, claim["guards"])),
+            "verdict": self.verdict,
+            "notes": "; ".join(self.notes),
+            "where": self.where,
+            "machine, date": f"{one['hardware']['name']}, {one['date']}",
+            "command": f"`{one_line(one['command'])}`",
+        }
 
 
 def _missing(one: Json) -> str:
@@ -143,6 +184,28 @@ def _missing(one: Json) -> str:
     return f"{one['metric']}{'' if one['per'] == 'session' else ' of ' + one['arm']}, {one['per']} {one['repeat']}"
 
 
-def stamps(claim: Json) -> list[str]:
-    """Whether the verdict is exploratory, and what else its study's log says."""
-    return [*([f"exploratory: {claim['exploratory']}"] if claim["exploratory"] else []), *claim["notes"]]
+def _shape(one: Json) -> str:
+    """`12 layers, 768 wide, T=512, gpt2 tokens, 2,048 a step, bf16, cpu`."""
+    T, batch = one["T"], one["batch_tokens"]
+    parts = [plural(one["layers"], "layer"), f"{one['width']} wide", f"T={T[0]}" + (f" to {T[-1]}" if len(T) > 1 else "")]
+    parts += [f"{one['tokenizer']} tokens", f"{batch:,} a step"] if batch else []
+    return ", ".join([*parts, *filter(None, (one["precision"], one["device"]))])
+
+
+def rows(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Row]:
+    """Every claim of these results, in their order. `studies`: as their folders have them now."""
+    some = []
+    for one in every:
+        notes = studies[one["study"]].notes if one["study"] in studies else {}
+        some += [Row(one=one, claim=claim, caution=notes.get(claim["id"], "")) for claim in one["claims"]]
+    return [replace(row, elsewhere=", ".join(_differing(row, some))) for row in some]
+
+
+def _differing(row: Row, every: Iterable[Row]) -> list[str]:
+    same = [other for other in every if other.claim["id"] == row.claim["id"] and other.where != row.where]
+    return [f"{other.word} at {other.at}" for other in same if other.word != row.word]
+
+
+def counted(some: Iterable[Row]) -> str:
+    """`12 confirmed, 3 refuted`."""
+    return words.counted((row.word for row in some), [word.value for word in Word])

@@ -22,12 +22,13 @@ TESTS = {"interval": OF_CLAIMS, "verdict": OF_CLAIMS[1:], "compare": ("tests/tes
 MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, what the mutant has
     # the interval
     ("interval", "1 + CAUTION / math.sqrt(n)", "1 + CAUTION / n"),
-    ("interval", "quantile(n - 1, TAIL)", "quantile(n - 1, TAIL / 2)"),
-    ("interval", "quantile(n - 1, TAIL)", "quantile(n, TAIL)"),
-    ("interval", "tail / (analysis**2 * comparisons)", "tail / (analysis * comparisons)"),
-    ("interval", "tail / (analysis**2 * comparisons)", "tail / analysis**2"),
+    ("interval", "quantile(n - 1, TAIL / share)", "quantile(n - 1, TAIL / 2 / share)"),
+    ("interval", "quantile(n - 1, TAIL / share)", "quantile(n, TAIL / share)"),
+    ("interval", "share = analysis**2 * comparisons", "share = analysis * comparisons"),
+    ("interval", "share = analysis**2 * comparisons", "share = analysis**2"),
+    ("interval", "DECLARED_TAIL / share", "DECLARED_TAIL"),
     ("interval", "min(declared.df, CAP)", "declared.df"),
-    ("interval", "quantile(df + n - 1, DECLARED_TAIL)", "quantile(df, DECLARED_TAIL)"),
+    ("interval", "quantile(df + n - 1, DECLARED_TAIL / share)", "quantile(df, DECLARED_TAIL / share)"),
     ("interval", "np.maximum(sd, declared.sd)", "declared.sd"),
     ("interval", "np.maximum(sd, declared.sd)", "sd"),
     ("interval", ">= CONTRADICTED", ">= 0"),
@@ -99,7 +100,7 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("compare", "if arm.diverged or base.diverged:", "if base.diverged:"),
     ("compare", "if spoilt := confounders(arm, base, allowed=allow):", "if spoilt := []:"),
     ("compare", "CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0", "0.0"),
-    ("compare", "shared(arm.values(metric), base.values(metric)) or arm.seeds", "arm.seeds"),
+    ("compare", "shared(arm.values[metric], base.values[metric]) or arm.seeds", "arm.seeds"),
 ]
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("interval", "if size > n and", "if"): "an interval that did not decide is narrower than those of fewer pairs",
