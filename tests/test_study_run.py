@@ -21,7 +21,7 @@ from nocap.store.record import read_json
 from nocap.study.__main__ import main
 from nocap.study.log import FILE, read
 from nocap.study.registration import name_of
-from nocap.study.rows import FILE as ROWS
+from nocap.study.tasks import ROWS
 from tests import soak
 from tests.attempts import wait_until
 from tests.conftest import REPO, Door, Finished, called, shared_folder
