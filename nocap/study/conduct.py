@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,7 +26,7 @@ from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trial_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
-from nocap.study.tasks import KIND, FailedError, Session, StoppedError, Training, sessions, taken, train, trainings
+from nocap.study.tasks import KIND, FailedError, Session, StoppedError, Training, loss_of, sessions, taken, train, trainings
 
 FIGURE = {"steps": "tokens_per_s", "parts": "step_ms", "lengths": "exponent", "decoding": "decode_tokens_per_s"}  # of a kind, for the log
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes
@@ -69,9 +70,15 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
         if run:
             log(f"not decided, and another analysis follows: {', '.join(further)}")
         numbers |= {name: numbers[name] + 1 for name in further}
-    seeds = plan.study.seeds[: max(len(claim.seeds) for claim in part.study.claims)]
-    problems = list(dict.fromkeys(study.problems))
-    return Done(part=part, evidence=evidence, stands=stands, seeds=seeds, trials=trials, records=study.records, problems=problems)
+    return Done(
+        part=part,
+        evidence=evidence,
+        stands=stands,
+        seeds=plan.study.seeds[: max(len(claim.seeds) for claim in part.study.claims)],
+        trials=trials,
+        records=study.records,
+        problems=list(dict.fromkeys(study.problems)),
+    )
 
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:
@@ -151,8 +158,7 @@ class _Conductor:
         tune, trials = self.plan.study.tune, list[dict[str, Any]]()
         made = compose_trials(self.plan.study, self.plan.train)
         ended = self._trained(trainings(made, {seed: [*made] for seed in tune.seeds}))
-        diverged = {(run.arm, run.seed): math.inf for run, record in ended if record.status == "diverged" or record.val_loss is None}
-        losses = {(run.arm, run.seed): record.val_loss for run, record in ended if record.val_loss is not None} | diverged
+        losses = {(run.arm, run.seed): loss_of(record) for run, record in ended}
         for arm in [arm for arm in tune.trials if arm in self.plan.train]:
             listed = {trial_of(arm, i): words for i, words in enumerate(tune.trials[arm])}
             means = {name: fmean(losses.get((name, seed), math.nan) for seed in tune.seeds) for name in listed}
@@ -223,8 +229,7 @@ class _Conductor:
 
     def _hold(self, plan: StudyPlan, asked: Sequence[Session], *, wait: bool) -> None:
         """The sessions that are due, or all that are left. A place of which one fails has no more."""
-        numbers = [(n, session) for n in range(1, plan.at.sessions + 1) for session in asked] if self.run else []
-        for n, session in numbers:
+        for n, session in product(range(1, plan.at.sessions + 1), asked) if self.run else ():
             if session.path(plan.folder, n).exists() or session.place in self.failed:
                 continue
             before = [one["ended"] for other in asked for one in other.results(plan.folder) if one["number"] < n]

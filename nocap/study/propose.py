@@ -28,7 +28,7 @@ from nocap.store.source import source_hashes
 from nocap.study.log import FILE, Line, append, read
 from nocap.study.plan import check_fair, compose_arms, training_overrides
 from nocap.study.spec import CLOSED, Propose, Study
-from nocap.study.tasks import FailedError, train, trainings
+from nocap.study.tasks import FailedError, loss_of, train, trainings
 
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
 MOST = 200  # proposals of one study: for so many the error budget was simulated
@@ -170,5 +170,5 @@ def _losses(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) -> 
     for run in runs:
         if (record := run.record([])) is None:
             raise FailedError(f"{label} {run.arm}, seed {run.seed}: {results[run.plan.identity].reason}")
-        losses[run.arm, run.seed] = math.inf if record.status == "diverged" or record.val_loss is None else record.val_loss
+        losses[run.arm, run.seed] = loss_of(record)
     return {seed: (losses[PROPOSAL, seed], losses[BASELINE, seed]) for seed in seeds}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import socket
 import subprocess
@@ -77,6 +78,11 @@ class Training:
         """
         ended = read_ended(self.plan.run_dir, identity=self.plan.identity)
         return None if ended is None else read(self.plan.run_dir, problems=problems)
+
+
+def loss_of(record: Record) -> float:
+    """The final one; infinite where it diverged."""
+    return math.inf if record.status == "diverged" or record.val_loss is None else record.val_loss
 
 
 def trainings(arms: Mapping[str, Composed], seeds: Mapping[int, Sequence[str]], *, short: bool = False) -> list[Training]:
