@@ -28,7 +28,7 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(preview, "_imports_s", lambda: 7.0)
+    monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
     monkeypatch.chdir(tmp_path)
     words = [*WORDS, "attention=flash,gqa", "seed=0,1", "trainer.keep_checkpoints=2", "trainer.batch_tokens=1024"]
     assert multirun(words, look=preview.of_grid) == 0
@@ -50,7 +50,7 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
 
 def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(preview, "_imports_s", lambda: 7.0)
+    monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
     trials = {arm: [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]] for arm in ("mha", "mqa")}
     raced = study(claims=[RACE, LOSS], scales=at(lengths=[0.25, 0.5]), tune={"seeds": [7], "trials": trials}, seeds=list(range(6)))
     out = preview.render(prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))).splitlines()

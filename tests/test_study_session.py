@@ -15,7 +15,6 @@ import pytest
 
 from nocap.config.compose import compose, composed
 from nocap.config.run import Run
-from nocap.measure import bench as measure
 from nocap.study import session
 from nocap.study.tasks import Session
 from tests.attempts import spawn, wait_until
@@ -33,13 +32,13 @@ def runs(**overrides: str) -> dict[str, Run]:
 
 @pytest.mark.slow
 def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch):
-    asked, real = [], measure.bench
+    asked, real = [], session.bench
 
     def bench(arms: Any, **how: Any) -> dict[str, Any]:
         asked.append([arm.label for arm in arms])
         return real(arms, **how)
 
-    monkeypatch.setattr(measure, "bench", bench)
+    monkeypatch.setattr(session, "bench", bench)
     found = session.steps(
         runs(mha="attention=flash", late="attention=flash schedule=cosine seed=7", mqa="attention=mqa", few="attention=mqa data=synthetic"),
         rounds=1,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +25,7 @@ from nocap.study.tasks import Session, grid_of, sessions, trainings
 from nocap.study.words import expected
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps
+IMPORTS_S = 5.0  # a guess at the start of a process that imports torch, as COLD_S is one at compilation
 
 
 def of_grid(grid: Grid) -> str:
@@ -43,8 +40,7 @@ def of_grid(grid: Grid) -> str:
     todo = {arm: [cell for cell in cells if outcome(cell.plan) is None] for arm, cells in arms.items()}
     first = {arm: cells[0] for arm, cells in todo.items() if cells}
     timed = _timed(first, grid.folder.parents[1] / "plans" / grid.name) if first else {}
-    start_s = _imports_s() if first else 0.0
-    run_s = {arm: _run_s(cell, timed[arm], start_s) for arm, cell in first.items()}
+    run_s = {arm: _run_s(cell, timed[arm]) for arm, cell in first.items()}
     kept = {arm: len(todo[arm]) * _checkpoints(cell, timed[arm]) for arm, cell in first.items()}
     rows = []
     for arm, cells in arms.items():
@@ -72,18 +68,10 @@ def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _run_s(cell: Cell, timed: dict[str, Any], imports_s: float) -> float | None:
-    """With its start: a process that imports torch, and a guess at what compilation takes."""
+def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
     run, speed = cell.plan.run, timed.get("tokens_per_s")
-    start_s = imports_s + (0.0 if run.trainer.compile is Compile.off else COLD_S)
+    start_s = IMPORTS_S + (0.0 if run.trainer.compile is Compile.off else COLD_S)
     return run.tokens_before(run.trainer.steps) / speed * OVERHEAD + start_s if speed else None
-
-
-def _imports_s() -> float:
-    began = time.monotonic()
-    command = [sys.executable, "-c", "import nocap.launch.worker"]
-    subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdin=subprocess.DEVNULL, capture_output=True, check=True)
-    return time.monotonic() - began
 
 
 def _checkpoints(cell: Cell, timed: dict[str, Any]) -> float:

@@ -43,7 +43,7 @@ class Campaign:
     def __init__(self, rules: Propose, *, lines: Iterable[Line], write: Callable[[Line], None]) -> None:
         self.rules, self._write = rules, write
         self.proposals, self.answers = dict[str, Line](), dict[str, Line]()
-        self._pairs: dict[str, dict[int, Line]] = {}
+        self._gains: dict[tuple[str, int], float] = {}
         self._baseline: dict[tuple[str, int], float | None] = {}
         for line in lines:
             self._know(line)
@@ -61,15 +61,18 @@ class Campaign:
             number = len(self.proposals) + 1
             require(number <= MOST, "--propose", f"be one of {MOST} at most: more wear the error budget out", f"proposal {number}")
             self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
-        pairs = self._pairs.setdefault(arm, {})
+        gains: list[float] = []
         for seeds in self.rules.batches:
-            missing = [seed for seed in seeds if seed not in pairs]
+            missing = [seed for seed in seeds if (arm, seed) not in self._gains]
             for seed, (mine, theirs) in (measure(missing) if missing else {}).items():
                 base = self._baseline.get((against, seed), _plain(theirs))
                 self._add({"event": "pair", "arm": arm, "against": against, "seed": seed, "loss": _plain(mine), "baseline": base})
-            if not batches_above(self._gains(pairs, seeds), self.rules.gain):
+            gains += [self._gains[arm, seed] for seed in seeds]
+            if not batches_above(gains, self.rules.gain):
                 break
-        return self._add({"event": "answer", "arm": arm, "number": self.proposals[arm]["number"], **self._answer(pairs)})
+        word = ACCEPTED if len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain) else NOT_SHOWN
+        said = {"word": word, "pairs": len(gains), "gain": _plain(fmean(gains)), "diverged": -math.inf in gains}
+        return self._add({"event": "answer", "arm": arm, "number": self.proposals[arm]["number"], **said})
 
     def _add(self, line: Line) -> Line:
         self._write(line)
@@ -77,25 +80,16 @@ class Campaign:
         return line
 
     def _know(self, line: Line) -> None:
-        """Of two lines of one thing the first counts."""
+        """Of two lines of one thing the first counts. A gain is minus infinity where the proposal diverged, nan where only the baseline
+        did."""
         if line["event"] == "pair":
-            self._pairs.setdefault(line["arm"], {}).setdefault(line["seed"], line)
-            self._baseline.setdefault((line["against"], line["seed"]), line["baseline"])
-        elif line["event"] in ("proposal", "answer"):
-            known = self.proposals if line["event"] == "proposal" else self.answers
-            known.setdefault(line["arm"], line)
-
-    @staticmethod
-    def _gains(pairs: Mapping[int, Line], seeds: Sequence[int]) -> list[float]:
-        """Nats that each pair gained: minus infinity where the proposal diverged, nan where only the baseline did."""
-        known = [(pairs[seed]["loss"], pairs[seed]["baseline"]) for seed in seeds if seed in pairs]
-        return [-math.inf if mine is None else math.nan if base is None else base - mine for mine, base in known]
-
-    def _answer(self, pairs: Mapping[int, Line]) -> dict[str, Any]:
-        gains = self._gains(pairs, [seed for seeds in self.rules.batches for seed in seeds])
-        word = ACCEPTED if len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain) else NOT_SHOWN
-        mean = fmean(gains) if gains else math.nan
-        return {"word": word, "pairs": len(gains), "gain": _plain(mean), "diverged": -math.inf in gains}
+            loss, base = line["loss"], line["baseline"]
+            gain = -math.inf if loss is None else math.nan if base is None else base - loss
+            self._gains.setdefault((line["arm"], line["seed"]), gain)
+            self._baseline.setdefault((line["against"], line["seed"]), base)
+        for event, known in (("proposal", self.proposals), ("answer", self.answers)):
+            if line["event"] == event:
+                known.setdefault(line["arm"], line)
 
 
 def _plain(value: float) -> float | None:

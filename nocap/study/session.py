@@ -18,13 +18,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.option import declared
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.measure.arms import step_config
+from nocap.measure.bench import bench
+from nocap.measure.decode import Cached, Engine, Recompute
+from nocap.measure.generation import Sampler, generate
+from nocap.measure.parts import allocated_bytes, part_of
+from nocap.measure.profile import profile
+from nocap.measure.steps import attention_ms, exponent, with_window
+from nocap.measure.timed import TimedArm
 from nocap.model.flops import component_flops
+from nocap.model.gpt import build_model
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.measurement import now
 from nocap.store.record import write_json
@@ -50,9 +60,6 @@ def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
     Errors:
         nocap.measure.bench.BaselineError: the baseline cannot be timed.
     """
-    from nocap.measure.bench import bench
-    from nocap.measure.timed import TimedArm
-
     first: dict[str, str] = {}
     twins = {name: first.setdefault(repr(step_config(run)), name) for name, run in runs.items()}
     result = bench([TimedArm(name, runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
@@ -75,8 +82,6 @@ def counts(run: Run) -> dict[str, Any]:
 
 def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
     """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
-    from nocap.measure.profile import profile
-
     return {name: _parts(run, profile(run, [], compose, repeats=repeats, trace=None, ceilings=False)) for name, run in runs.items()}
 
 
@@ -96,11 +101,6 @@ def _parts(run: Run, seen: Mapping[str, Any]) -> dict[str, Any]:
 
 def part_params(run: Run) -> dict[str, int]:
     """Parameters by part, a tied head's with the embedding."""
-    import torch
-
-    from nocap.measure.parts import part_of
-    from nocap.model.gpt import build_model
-
     with torch.device("meta"):
         model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     modules, found = dict(model.named_modules()), dict[str, int]()
@@ -114,8 +114,6 @@ def part_params(run: Run) -> dict[str, int]:
 
 def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
     """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward. A window does not grow."""
-    from nocap.measure.steps import attention_ms, exponent, with_window
-
     found: Seen = {}
     for name, run in runs.items():
         window = first_window(run)
@@ -132,13 +130,6 @@ TEXTS = 3  # each engine writes so many in a session, in turns
 
 def decoding(runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int) -> Seen:
     """Speed and allocations of decoding: weights are random, and the engines must write the same text."""
-    import torch
-
-    from nocap.measure.decode import Cached, Engine, Recompute
-    from nocap.measure.generation import Sampler, generate
-    from nocap.measure.parts import allocated_bytes
-    from nocap.model.gpt import build_model
-
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)
     prompt_1T = torch.randint(vocab_size, (1, prompt), generator=torch.Generator().manual_seed(0))
 

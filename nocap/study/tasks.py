@@ -280,16 +280,15 @@ def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Tra
         ValueError: a row whose loss the study's log has not.
     """
     path, records = Path(plan.study.folder) / ROWS, list[tuple[Training, Record]]()
-    machines: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in _rows(path):
-        machines.setdefault(row["machine"], {})[row["key"]] = row
+    rows = {(row["machine"], row["key"]): row for row in _rows(path)}
     known = {(line["content"], line["seed"], line["val_loss"]) for line in log.of("run")}
-    for seed in dict.fromkeys(run.seed for run in runs) if machines else ():
+    for seed in dict.fromkeys(run.seed for run in runs) if rows else ():
         wanted = {_key(plan, run): run for run in runs if run.seed == seed}
-        rows = next((rows for rows in machines.values() if wanted.keys() <= rows.keys()), {})
-        for key, run in wanted.items() if rows else ():
-            row, loss = rows[key]["record"], rows[key]["record"]["summary"]["val_loss"]
-            rule = "have a loss that the study's log has"
-            require((rows[key]["content"], seed, loss) in known, f"{path}: {run.arm}, seed {seed}", rule, loss)
-            records.append((run, Record(**{**row, "folder": Path(row["folder"]), "curve": Curve(**row["curve"])})))
+        whole = [machine for machine, _ in rows if all((machine, key) in rows for key in wanted)]
+        for key, run in wanted.items() if whole else ():
+            row = rows[whole[0], key]
+            kept, rule = row["record"], "have a loss that the study's log has"
+            loss = kept["summary"]["val_loss"]
+            require((row["content"], seed, loss) in known, f"{path}: {run.arm}, seed {seed}", rule, loss)
+            records.append((run, Record(**{**kept, "folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])})))
     return records
