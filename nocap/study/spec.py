@@ -31,7 +31,7 @@ ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm choose
 # Kind of a task → the key of a scale with its settings there.
 KEY_OF = {"train": "train", "steps": "bench", "parts": "bench", "lengths": "curve", "decoding": "decode"}
 
-Rule = tuple[object, str, str, object]  # whether it holds, the place in the file, the rule, and what is there
+Check = tuple[object, str, str, object]  # whether it holds, the place in the file, the rule, and what is there
 
 
 @dataclass(kw_only=True, slots=True)
@@ -157,8 +157,8 @@ def load(folder: Path) -> Study:
         plain = parse_yaml(read_text(path))
         require(isinstance(plain, dict), "a study", "hold keys and values", plain)
         refuse_interpolations(plain)
-        for name in ("name", "folder"):
-            require(name not in plain, name, "be left out: it is the folder's", plain.get(name))
+        own = [name for name in ("name", "folder") if name in plain]
+        require(not own, " and ".join(own), "be left out: they are the folder's", "one")
         study: Study = _typed(Study, {**plain, "claims": []})
         study.name, study.folder = folder.resolve().name, str(folder.resolve())
         listed = plain.get("claims", [])
@@ -201,7 +201,7 @@ def check(study: Study) -> None:
     for place, names, known in _names(study, scales):
         unknown = [name for name in names if name not in known]
         require(not unknown, place, f"be one of {', '.join(known)}", ", ".join(unknown))
-    for holds, place, rule, got in (*_rules_of_scales(study), *_rules(study)):
+    for holds, place, rule, got in (*_rules(study), *_rules_of_scales(study)):
         require(bool(holds), place, rule, got)
     lists = [study.overrides, *study.arms.values(), *(trial for trials in study.tune.trials.values() for trial in trials)]
     lists += [words for at in scales.values() for words in (at.overrides, at.train, at.bench, *at.own.values())]
@@ -226,26 +226,23 @@ def _names(study: Study, scales: Mapping[str, ScaleConfig]) -> list[tuple[str, I
     ]
 
 
-def _rules(study: Study) -> list[Rule]:
+def _rules(study: Study) -> list[Check]:
     claims, tune, ids = study.claims, study.tune, [claim.id for claim in study.claims]
     odd = [name for name in (*study.arms, *study.scales) if not (re.fullmatch(r"\w[^/\\]{0,99}", name) and name.isprintable())]
     idle = [arm for arm in study.arms if arm != study.baseline and not any(arm in study.sides(claim) for claim in claims)]
     sizes, searched = {len(trials) for trials in tune.trials.values()}, tune != Tune()
     shared, bare = [seed for seed in tune.seeds if seed in study.seeds], [arm for arm in study.trained if arm not in tune.trials]
     even = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
+    enough, alone = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", "not be its own baseline"
     return [
         (study.question.strip(), "question", "be given", repr(study.question)),
         (study.arms, "arms", "be given", "none"),
         (study.scales, "scales", "be given", "none"),
         (not odd, "arms and scales", "have names of up to 100 characters, without / and first a letter or digit", odd[:1]),
         (claims or study.propose, "claims", "have at least one, unless propose is given", "none"),
-        (
-            len(study.seeds) >= LEAST_PAIRS or not claims,
-            "seeds",
-            f"be at least {LEAST_PAIRS}: fewer pairs have no verdict",
-            len(study.seeds),
-        ),
+        (not claims or len(study.seeds) >= LEAST_PAIRS, "seeds", enough, len(study.seeds)),
         (len({*ids}) == len(ids), "claims", "each have an id of their own", ", ".join(ids)),
+        *((not claim.compares or study.against(claim) != claim.arm, f"claim {claim.id}: arm", alone, claim.arm) for claim in claims),
         (not idle, "arms", "each be in a claim", ", ".join(idle)),
         (not searched or tune.seeds, "tune.seeds", "have at least one", "none"),
         (not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared),
@@ -254,22 +251,20 @@ def _rules(study: Study) -> list[Rule]:
     ]
 
 
-def _rules_of_scales(study: Study) -> list[Rule]:
+def _rules_of_scales(study: Study) -> list[Check]:
     """What a claim needs of each scale that it is about."""
-    rules: list[Rule] = []
+    rules: list[Check] = []
     for name, at in study.scales.items():
-        least = not at.curve or len({*at.curve}) >= 3
-        rules.append((least, f"scales.{name}.curve", "be at least 3 lengths, in tokens", at.curve))
-        for claim in (claim for claim in study.claims if not at.claims or claim.id in at.claims):
-            why, own = f"be given for claim {claim.id}", claim.compares and study.against(claim) == claim.arm
-            rules.append((not own, f"claim {claim.id}: arm", "not be its own baseline", claim.arm))
-            for metric in claim.metrics:
-                place = KEY_OF[metric.made_by]
-                rules.append((getattr(at, place), f"scales.{name}.{place}", f"{why}, about {metric.name}", "none"))
+        place, some = f"scales.{name}", [claim for claim in study.claims if not at.claims or claim.id in at.claims]
+        rules.append((not at.curve or len({*at.curve}) >= 3, f"{place}.curve", "be at least 3 lengths, in tokens", at.curve))
+        for claim in some:
+            needed = {metric: KEY_OF[metric.made_by] for metric in claim.metrics}
+            why = f"be given for claim {claim.id}"
+            rules += [(getattr(at, key), f"{place}.{key}", f"{why}, about {metric.name}", "none") for metric, key in needed.items()]
+            ends = claim.target == BASELINE
+            rules.append((not ends or at.lengths, f"{place}.lengths", f"{why}: the shortest schedule that ends there", "none"))
             for guard in claim.guards:
                 guard.margin(name)
-            races = claim.target == BASELINE
-            rules.append((not races or at.lengths, f"scales.{name}.lengths", f"{why}: the shortest schedule that ends there", "none"))
     return rules
 
 
