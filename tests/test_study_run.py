@@ -255,8 +255,8 @@ def test_planning_trains_nothing_and_counts_what_is_there(copied: Carried, capsy
     out = capsys.readouterr().out
     assert ": 6 cells, 6 done, 0 to train" in out
     assert "sigma of one run's final loss: 0.0" in out
-    (row,) = (line.split() for line in out.splitlines() if line.startswith("bench sessions"))
-    assert ([word.strip(",") for word in row[2:4]], row[-2:]) == (["mha", "mqa"], ["3", "3"])
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("bench "))
+    assert ([word.strip(",") for word in row[1:3]], row[-2:]) == (["mha", "mqa"], ["3", "3"])
     assert tree(copied.out) == before
 
 

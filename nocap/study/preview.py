@@ -18,7 +18,6 @@ from nocap.launch.plan import outcome
 from nocap.report.table import aligned
 from nocap.store.formats import BYTES, NONE, duration, size, three_digits
 from nocap.study.conduct import seeds_of, up_to
-from nocap.study.evidence import places
 from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.results import sigma
 from nocap.study.tasks import Session, grid_of, sessions, trainings
@@ -103,15 +102,15 @@ def render(plan: StudyPlan) -> str:
             *([aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"] if rows else []),
             *([f"{first} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"] if last > 1 else []),
             f"\nsigma of one run's final loss: {f'{noise:.4f}, measured' if noise else 'not known yet'}",
-            *(_power(claim, plan, noise) for claim in study.claims),
+            *(_power(claim, plan, noise) for claim in plan.study.claims),
         ]
     )
 
 
 def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
-    """What a claim expects, and what it can see of a loss with its seeds."""
+    """What a claim expects, and what it can see of a loss with all its seeds."""
     line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected({**asdict(claim), 'scale': claim.scale.value})}"
-    line += f", n={len(claim.seeds)}" if "train" in places(claim) else ""  # sessions are in the table
+    line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""  # sessions are in the table
     if noise and any(metric.name == "val_loss" for metric in claim.metrics):
         visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), declared=plan.at.noise.get("val_loss"))
         line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
