@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -217,6 +218,7 @@ def timing() -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file, also by a kill
         yield
+    time.sleep(0.5)  # who waits for it goes first, on a busy machine too
 
 
 def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
