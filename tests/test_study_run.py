@@ -25,7 +25,7 @@ from nocap.study.tasks import ROWS
 from tests import soak
 from tests.attempts import wait_until
 from tests.conftest import REPO, Door, Finished, called, shared_folder
-from tests.studies import LOSS, SPEED, Json, claim, study, tree, written
+from tests.studies import LOSS, SPEED, Json, at, claim, study, tree, written
 
 MADE = study()
 
@@ -330,7 +330,8 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     """In one output_dir, where the baseline is trained once for both."""
     arms = {"made": "attention=mqa", "other": "mlp=relu2"}
     for name, arm in arms.items():
-        written(tmp_path / "root" / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}))
+        apart = at(apart_min=0.05)  # sessions lie between the runs
+        written(tmp_path / "root" / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}, scales=apart))
     commands = [soak.start(["-m", "nocap.study", name, "scale=cpu", "output_dir=out"], tmp_path / "root") for name in arms]
     assert [command.wait(soak.DEADLINE_S) for command in commands] == [0, 0], (tmp_path / "root.err").read_text()
     logs = {name: read(tmp_path / "root" / name / FILE) for name in arms}
