@@ -7,7 +7,7 @@ import os
 import pickle
 import platform
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from nocap.study.conduct import Done, carry_out
 from nocap.study.log import FILE, read
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.results import results
-from nocap.study.tasks import Session, Training, Trainings
+from nocap.study.tasks import KIND, Session, Training
 from tests.studies import SEEN, Json, loaded, record, study
 
 RECORD = "record.pickle"  # of a made run, in its folder
@@ -106,18 +106,11 @@ class Lab:
         with (self.root / "tasks.txt").open("a") as file:
             file.write(task + "\n")
 
-    def train(
-        self,
-        group: Trainings,
-        *,
-        between: Callable[[], None] = lambda: None,
-        without: Collection[int] = (),
-        watch: Callable[..., None] | None = None,
-    ) -> dict[str, Any]:
-        runs = [(run, cell.plan) for run, cell in group.cells if run.seed not in without]
-        for seed in dict.fromkeys(run.seed for run, _ in runs) if any(outcome(made) is None for _, made in runs) else ():
+    def train(self, runs: Sequence[Training], label: str, *, between: Callable[[], None]) -> dict[str, Any]:
+        for seed in dict.fromkeys(run.seed for run in runs) if any(outcome(run.plan) is None for run in runs) else ():
             between()
-            for run, made in runs:
+            for run in runs:
+                made = run.plan
                 if run.seed == seed and outcome(made) is None:
                     self._begin()
                     steps, machine = run.composed.run.trainer.steps, hardware.describe(run.composed.run.trainer.device, 1)
@@ -128,41 +121,40 @@ class Lab:
                     self._end(f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else ""))
         return {}
 
-    def time(self, one: Session, folder: Path) -> Json:
-        if one.result(folder) is None:
+    def time(self, one: Session, folder: Path, number: int) -> Json:
+        path = one.path(folder, number)
+        if not path.exists():
             self._begin()
             started = self.now()
             self._clock.value += SESSION_S
-            rows = {arm: {**SEEN, "kv_bytes": 8.0, "tokens_per_s": self.speed(arm, one.number), "step_ms": 1.0} for arm in one.arms}
-            asked = {"kind": one.kind, "place": one.place, "key": one.key, "number": one.number, "how": dict(one.how)}
+            rows = {arm: {**SEEN, "kv_bytes": 8.0, "tokens_per_s": self.speed(arm, number), "step_ms": 1.0} for arm in one.arms}
+            asked = {"kind": KIND[one.place], "place": one.place, "key": one.key, "number": number, "how": dict(one.how)}
             words = {arm: list(made.overrides) for arm, made in one.arms.items()}
             times = {"started": started, "ended": self.now()}
-            write_json(one.path(folder), {**asked, **times, "arms": words, "measured": {"arms": rows}})
-            self._end(f"{one.place} session {one.number}")
-        return read_json(one.path(folder)) or {}
+            write_json(path, {**asked, **times, "arms": words, "measured": {"arms": rows}})
+            self._end(f"{one.place} session {number}")
+        return read_json(path) or {}
 
 
-def outcome(plan: Plan) -> str | None:
-    return "finished" if (plan.run_dir / RECORD).exists() else None
+def outcome(plan: Plan) -> Json | None:
+    return {"status": "finished"} if (plan.run_dir / RECORD).exists() else None
 
 
-def records(group: Trainings, problems: list[str]) -> list[tuple[Training, Record]]:
-    ended = [(run, cell.plan) for run, cell in group.cells if outcome(cell.plan)]
-    return [(run, pickle.loads((made.run_dir / RECORD).read_bytes())) for run, made in ended]
+def record_of(run: Training, problems: list[str]) -> Record | None:
+    return pickle.loads((run.plan.run_dir / RECORD).read_bytes()) if outcome(run.plan) else None
 
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
-    monkeypatch.setattr(Trainings, "train", lambda group, **how: made.train(group, **how))
-    monkeypatch.setattr(Trainings, "records", records)
-    monkeypatch.setattr(Session, "run", lambda one, folder: made.time(one, folder))
-    for place in ("conduct", "tasks"):
-        monkeypatch.setattr(f"nocap.study.{place}.outcome", outcome)
+    monkeypatch.setattr("nocap.study.conduct.train", made.train)
+    monkeypatch.setattr("nocap.study.conduct.outcome", outcome)
+    monkeypatch.setattr(Training, "record", record_of)
+    monkeypatch.setattr(Session, "run", lambda one, folder, number: made.time(one, folder, number))
     monkeypatch.setattr("nocap.study.log.now", made.now)
     monkeypatch.setattr("nocap.study.conduct.datetime", SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat))
     monkeypatch.setattr("nocap.study.conduct.time", SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0))
     monkeypatch.setattr(platform, "node", lambda: made.host)
-    for place in ("nocap.study.tasks", "nocap.study.rows", "nocap.store.identity"):  # a third of the time; what comes out is the same
+    for place in ("nocap.study.tasks", "nocap.store.identity"):  # a third of the time; what comes out is the same
         monkeypatch.setattr(f"{place}.source_hashes", lambda run, of="identity": {})
     return made

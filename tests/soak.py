@@ -154,7 +154,7 @@ def at_a_moment(process: subprocess.Popen[bytes], root: Path, chance: random.Ran
 
 
 def _worked_since(root: Path, wall: float) -> bool:
-    signs = itertools.chain(root.glob("out/runs/*/metrics.jsonl"), root.glob("out/studies/*/*/sessions/.*.request.json"))
+    signs = itertools.chain(root.glob("out/runs/*/metrics.jsonl"), root.glob("out/studies/*/*/sessions/*.log"))
     return any(_changed(path) > wall for path in signs)
 
 

@@ -11,7 +11,9 @@ from nocap.config.defaults import COLD_S
 from nocap.launch.multirun import multirun
 from nocap.store.formats import duration
 from nocap.study import preview
+from nocap.study.plan import prepare
 from nocap.study.tasks import Session
+from tests.studies import LOSS, RACE, at, loaded, study
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.steps=20", "trainer.threads=1")
 TIMED = {"tokens_per_s": 1024.0, "step_ms": 1000.0, "memory_mib": {"parameters": 100.0, "optimizer": 200.0, "peak": 900.0}}
@@ -19,14 +21,14 @@ LOST = {"tokens_per_s": None, "step_ms": None, "memory_mib": None}
 
 
 def measured(session: Session, folder: Path) -> dict[str, Any]:
-    return {"measured": {"arms": {arm: LOST if "-mqa-" in arm else TIMED for arm in session.arms}}}
+    return {"measured": {"arms": {arm: LOST if "mqa" in arm else TIMED for arm in session.arms}}}
 
 
 def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(preview, "_imports_s", lambda: 7.0)
+    monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
     monkeypatch.chdir(tmp_path)
     words = [*WORDS, "attention=flash,gqa", "seed=0,1", "trainer.keep_checkpoints=2", "trainer.batch_tokens=1024"]
     assert multirun(words, look=preview.of_grid) == 0
@@ -44,3 +46,19 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     assert f" {duration(30 + COLD_S)} " in capsys.readouterr().out  # and a guess at compilation
     with pytest.raises(ValueError, match="--plan must be left out of a search"):
         multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=preview.of_grid)
+
+
+def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "run", measured)
+    monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
+    trials = {arm: [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]] for arm in ("mha", "mqa")}
+    raced = study(claims=[RACE, LOSS], scales=at(lengths=[0.25, 0.5]), tune={"seeds": [7], "trials": trials}, seeds=list(range(6)))
+    out = preview.render(prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))).splitlines()
+    assert out[1].endswith(": 22 cells, 0 done, 22 to train")  # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too
+    rows = {row.split("  ")[0]: row.split() for row in out[3:]}
+    assert rows["made mqa at 6 steps"][5:7] == rows["made mha"][2:4] == ["3", "0"]
+    assert rows["made mha, trial 2"][4:6] == ["1", "0"]
+    assert rows["pace"][1:] == ["mha,", "mqa", "3", "0"]
+    assert "3 pairs in analysis 1; claims that it does not decide go on, to 2 analyses" in out
+    assert "M.loss: val_loss of mqa, expected" in out[-1]
+    assert not (tmp_path / "out" / "runs").exists()

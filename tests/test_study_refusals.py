@@ -21,7 +21,7 @@ def steps_to(target: float) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal that comes too late fails here, not minutes later."""
-    for place in ("tasks.Trainings.train", "tasks.Session.run"):
+    for place in ("conduct.train", "tasks.Session.run"):
         monkeypatch.setattr(f"nocap.study.{place}", lambda *args, **more: pytest.fail("something was started"))
 
 
@@ -77,7 +77,10 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "engine=warp"]}}, "arm mqa: engine must be one of"),
         ({"claims": [steps_to(5.6)]}, "claim M.loss: target must be below the first validation loss, about ln(vocabulary) = 5.55, got 5.6"),
         ({"claims": [steps_to(-1)]}, "claim M.loss: target must be a loss above 0"),
-        ({"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "data.train_tokens=50000"]}}, "arm mqa: data must be the baseline's (mha: "),
+        (
+            {"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "data.train_tokens=50000"]}},
+            "arm mqa: data.train_tokens must be the baseline's (mha: ",
+        ),
         ({"arms": {**STUDY["arms"], "mqa": ["trainer.val_tokens=2048"]}}, "arm mqa: trainer.val_tokens must be the baseline's (mha: 1024)"),
         (
             {"arms": {**STUDY["arms"], "mqa": ["model.seq_len=64"]}},
@@ -85,7 +88,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ),
         ({"arms": {**STUDY["arms"], "mqa": ["tokenizer=gpt2"]}}, "arm mqa: tokenizer.vocabulary must be the baseline's (mha: "),
         ({"metod": "a slip"}, "metod is no key of study (did you mean method?)"),
-        ({"scales": at(round=3)}, "scales.cpu.round is no key of a scale (did you mean rounds?)"),
+        ({"scales": at(round=3)}, "scales.cpu.round is no key of scaleconfig (did you mean rounds?)"),
         ({"claims": [claim(LOSS), claim(LOSS, expcted=[1, 2])]}, "claims[1].expcted is no key of claim (did you mean expected?)"),
         ({"claims": [claim(LOSS, expected=1.2)]}, "claims[0].expected must be a list, as in [a, b]"),
         ({"claims": [claim(LOSS, scale="rato")]}, "claims[0].scale: Invalid value 'rato', expected one of "),
@@ -137,7 +140,10 @@ TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
             {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [["optimizer.lr=-1"], ["optimizer.lr=1e-3"]]}},
             "mqa, trial 1: optimizer.lr must be above 0",
         ),
-        ({"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS[:1], ["data.train_tokens=50000"]]}}, "mqa, trial 2: data must be"),
+        (
+            {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS[:1], ["data.train_tokens=50000"]]}},
+            "mqa, trial 2: data.train_tokens must be",
+        ),
     ],
 )
 def test_invalid_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str], tune: dict[str, Any], reason: str):

@@ -21,11 +21,11 @@ from nocap.store.record import read_json
 from nocap.study.__main__ import main
 from nocap.study.log import FILE, read
 from nocap.study.registration import name_of
-from nocap.study.rows import FILE as ROWS
+from nocap.study.tasks import ROWS
 from tests import soak
 from tests.attempts import wait_until
 from tests.conftest import REPO, Door, Finished, called, shared_folder
-from tests.studies import LOSS, SPEED, Json, claim, study, tree, written
+from tests.studies import LOSS, SPEED, Json, at, claim, study, tree, written
 
 MADE = study()
 
@@ -255,8 +255,8 @@ def test_planning_trains_nothing_and_counts_what_is_there(copied: Carried, capsy
     out = capsys.readouterr().out
     assert ": 6 cells, 6 done, 0 to train" in out
     assert "sigma of one run's final loss: 0.0" in out
-    (row,) = (line.split() for line in out.splitlines() if line.startswith("bench sessions"))
-    assert ([word.strip(",") for word in row[2:4]], row[-2:]) == (["mha", "mqa"], ["3", "3"])
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("bench "))
+    assert ([word.strip(",") for word in row[1:3]], row[-2:]) == (["mha", "mqa"], ["3", "3"])
     assert tree(copied.out) == before
 
 
@@ -330,7 +330,8 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     """In one output_dir, where the baseline is trained once for both."""
     arms = {"made": "attention=mqa", "other": "mlp=relu2"}
     for name, arm in arms.items():
-        written(tmp_path / "root" / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}))
+        apart = at(apart_min=0.05)  # sessions lie between the runs
+        written(tmp_path / "root" / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}, scales=apart))
     commands = [soak.start(["-m", "nocap.study", name, "scale=cpu", "output_dir=out"], tmp_path / "root") for name in arms]
     assert [command.wait(soak.DEADLINE_S) for command in commands] == [0, 0], (tmp_path / "root.err").read_text()
     logs = {name: read(tmp_path / "root" / name / FILE) for name in arms}

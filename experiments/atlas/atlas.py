@@ -42,8 +42,8 @@ from nocap.launch.grid import Cell
 from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
-from nocap.study.plan import more, with_seed
-from nocap.study.tasks import StoppedError, Training, Trainings
+from nocap.study.plan import more
+from nocap.study.tasks import StoppedError, Training, train, trainings
 
 POINTS = 16  # of a training curve
 TAUGHT = "{taught}"  # in an arm's overrides: the folder of the teacher's run, on this machine
@@ -58,26 +58,26 @@ def of_arm(arm: str, output_dir: str) -> Composed:
 
 def with_teacher(words: str, output_dir: str) -> str:
     """Overrides as they are here."""
-    return words.replace(TAUGHT, str(teacher(output_dir).cells[0][1].plan.run_dir)) if TAUGHT in words else words
+    return words.replace(TAUGHT, str(teacher(output_dir).plan.run_dir)) if TAUGHT in words else words
 
 
 @cache
-def teacher(output_dir: str) -> Trainings:
-    return Trainings([wanted(TEACHER, output_dir)], label="atlas")
+def teacher(output_dir: str) -> Training:
+    return wanted(TEACHER, output_dir)
 
 
 def teach(asked: Iterable[str], output_dir: str) -> None:
     """Train the run that some overrides name, if it is missing."""
     if any(TAUGHT in words for words in asked):
-        teacher(output_dir).train()
+        train([teacher(output_dir)], "atlas")
 
 
 def wanted(job: jobs.Job, output_dir: str) -> Training:
     seed, share, arm = job
     whole = of_arm(arm, output_dir)
-    steps = round(whole.run.trainer.steps * share)
-    short = 0 if share == jobs.WHOLE else steps
-    return Training(arm=arm, seed=seed, short=short, composed=with_seed(more(whole, f"trainer.steps={steps}") if short else whole, seed))
+    short = share != jobs.WHOLE
+    made = more(whole, f"trainer.steps={round(whole.run.trainer.steps * share)}") if short else whole
+    return trainings({arm: made}, {seed: [arm]}, short=short)[0]
 
 
 def run_phase(phase: str, output_dir: str) -> int:
@@ -105,18 +105,18 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
     for share in dict.fromkeys(share for _, share, _ in todo):
         alike = [job for job in todo if job[1] == share]
 
-        runs = Trainings([wanted(job, output_dir) for job in alike], label="atlas")
-        by_identity = {cell.plan.identity: run for run, cell in runs.cells}
+        runs = [wanted(job, output_dir) for job in alike]
+        by_identity = {run.plan.identity: run for run in runs}
 
         def watch(cell: Cell, event: str, share: float = share, by_identity: Mapping[str, Training] = by_identity) -> None:
             if event in ("finished", "diverged"):
                 add(compact(by_identity[cell.plan.identity], read(cell.plan.run_dir), share=share))
 
         written = {(one["identity"], one["machine"]) for one in jobs.known()}
-        for run_, record in runs.records([]):  # trained before, and killed before its line
-            if (record.identity, here) not in written:
-                add(compact(run_, record, share=share))
-        failed += sum(result.status == "failed" for result in runs.train(watch=watch).values())
+        for one in runs:  # trained before, and killed before its line
+            if (record := one.record([])) is not None and (record.identity, here) not in written:
+                add(compact(one, record, share=share))
+        failed += sum(result.status == "failed" for result in train(runs, "atlas", watch=watch).values())
     return 1 if failed else 0
 
 

@@ -19,7 +19,7 @@ from nocap.config.trainer import Device
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.study import board as leaderboard
-from nocap.study import conduct, log, pages, preview, results, rows, spec
+from nocap.study import conduct, log, pages, preview, results, spec, tasks
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.propose import answer
 from nocap.study.spec import Study
@@ -50,8 +50,7 @@ def _given(asked: argparse.Namespace) -> tuple[list[Path], Options]:
 
 def _loaded(folder: Path, options: Options) -> tuple[Study, str]:
     """A folder's study, and the scale that is asked for."""
-    study = spec.load(spec.source_of(folder))
-    study.folder = str(folder.resolve())
+    study = replace(spec.load(spec.source_of(folder)), folder=str(folder.resolve()))
     on_gpu = defaults.device() is Device.cuda and "gpu" in study.scales
     return study, options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales)))
 
@@ -65,12 +64,15 @@ def studies(asked: argparse.Namespace) -> int:
     folders, options = _given(asked)
     plans, codes = [_prepared(folder, options) for folder in folders], []
     for folder, plan in zip(folders, plans, strict=True):
+        if asked.plan:
+            print(preview.render(plan))
+            continue
         try:
-            codes.append(_study(folder, plan, asked))
+            codes.append(_carried_out(folder, plan, asked, options))
         except FailedError as failed:
             print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
             codes.append(failed.code)
-    return max(codes)
+    return max(codes, default=EXIT_CODES["finished"])
 
 
 def _prepared(folder: Path, options: Options) -> StudyPlan:
@@ -80,27 +82,24 @@ def _prepared(folder: Path, options: Options) -> StudyPlan:
     if options.sessions is not None and scale in study.scales:
         at = study.scales[scale]
         require(options.sessions > at.sessions, "sessions", f"be more than the {at.sessions} that scale {scale} has", options.sessions)
-        study.scales[scale] = replace(at, sessions=options.sessions)
+        at.sessions = options.sessions
     return prepare(study, scale, output_dir=options.output_dir, steps=options.steps)
 
 
-def _study(folder: Path, plan: StudyPlan, asked: argparse.Namespace) -> int:
+def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, options: Options) -> int:
     """Its results, printed as text or JSON and written; the exit code."""
-    if asked.plan:
-        print(preview.render(plan))
-        return EXIT_CODES["finished"]
-    run = not asked.judge
+    run, source = not asked.judge, spec.source_of(folder)
     with redirect_stdout(sys.stderr if asked.json else sys.stdout):
-        if run and (source := spec.source_of(folder)) != folder:
+        if run and source != folder:
             write_file(folder / spec.FILE, (source / spec.FILE).read_bytes())
             print(f"written: {folder / spec.FILE}, as it comes with nocap")
         done = conduct.carry_out(plan, run=run)
-        steps = "" if (given := _given(asked)[1].steps) is None else f" steps={given}"
+        steps = "" if options.steps is None else f" steps={options.steps}"
         command = f"python -m nocap.study {folder} scale={plan.scale}{steps}"
         content = results.results(done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command)
         print(pages.render(content, plan.study))
         written = pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
-        for path in [*written, *([rows.write(plan, done.records)] if asked.rows else [])]:
+        for path in [*written, *([tasks.write_rows(plan, done.records)] if asked.rows else [])]:
             print(f"written: {path}")
         for problem in done.problems:
             print(f"nocap: {problem}", file=sys.stderr)
@@ -116,18 +115,14 @@ def propose(asked: argparse.Namespace) -> int:
     require(len(folders) == 1, "FOLDER", "be one with --propose", ", ".join(map(str, folders)))
     require(options.sessions is None, "sessions", "be left out with --propose: losses are compared", options.sessions)
     study, scale = _loaded(folders[0], options)
-    proposals = [_words(text) for text in asked.propose]
+    try:
+        proposals = [shlex.split(text) for text in asked.propose]
+    except ValueError as error:
+        raise ValueError(f"--propose must be overrides, with quotes in pairs, got {shlex.join(asked.propose)}") from error
     with lease.acquire(folders[0]):
         for line in answer(study, scale, proposals, output_dir=options.output_dir, steps=options.steps):
             print(json.dumps(line) if asked.json else _said(line), flush=True)
     return EXIT_CODES["finished"]
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"--propose must be overrides, with quotes in pairs, got {text!r}") from error
 
 
 def _said(line: dict[str, object]) -> str:

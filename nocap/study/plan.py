@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import compose as composing
-from nocap.config.compose import Composed, as_in, composed, to_plain
-from nocap.config.keys import require
-from nocap.config.paths import expanded
+from nocap.config.compose import Composed, as_in, to_plain
+from nocap.config.keys import flat, require
 from nocap.config.run import keys_that_count
 from nocap.config.trainer import Trainer
-from nocap.judge.claim import BASELINE, Rule
+from nocap.judge.claim import BASELINE
 from nocap.store.identity import OF_THE_MACHINE
-from nocap.study.spec import ENGINE, ENGINES, ScaleConfig, Study, select_claims
+from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
 
-# What two arms must share for their losses to mean the same: their data, and every key declared so.
-SAME = ("data", *keys_that_count("losses"))
+SAME = keys_that_count("losses")  # what two arms must share for their losses to mean the same, beside their data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +34,6 @@ class StudyPlan:
     @property
     def at(self) -> ScaleConfig:
         return self.study.scales[self.scale]
-
-    @property
-    def runs(self) -> Path:
-        return expanded(str(self.folder.parents[2])).absolute() / "runs"
 
     @property
     def trainer(self) -> Trainer:
@@ -65,27 +59,20 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     study = select_claims(study, scale)
     at = study.scales[scale]
-    place = [*at.train, f"output_dir='{output_dir}'", *([] if steps is None else [f"trainer.steps={steps}"])]
-    train = compose_arms(study, at, study.trained, place)
-    if train:
-        check_fair(train, baseline=study.baseline if study.baseline in train else next(iter(train)))
-        compose_trials(study, train)
-    for claim in study.claims if train else ():
+    train = compose_arms(study, at, study.trained, training_overrides(at, output_dir, steps))
+    bench = compose_arms(study, at, study.needing(lambda metric: metric.made_by != "train"), at.bench)
+    trials = compose_trials(study, train)
+    check_fair({**train, **trials})
+    for claim in study.claims:
         if claim.target not in (None, BASELINE):
             first = math.log(train[claim.arm].run.tokenizer.vocab_size)  # nats of an untrained model
             rule = f"be below the first validation loss, about ln(vocabulary) = {first:.2f}"
             require(claim.target < first, f"claim {claim.id}: target", rule, claim.target)
-    bench = compose_arms(study, at, study.needing(lambda metric: metric.made_by != "train"), at.bench, train.get(study.baseline))
-    for claim in study.claims:
-        if claim.mechanism.rule is Rule.amdahl and (base := study.against(claim)) not in bench:
-            bench[base] = composed(arm_overrides(study, at, base, at.bench))
-    for arm in study.arms:
-        engine_of(study, at, arm)
-    for arm in study.needing(lambda metric: metric.made_by == "decoding") if at.decode is not None else []:
+    for arm in study.needing(lambda metric: metric.made_by == "decoding") if at.decode is not None else ():
         T, text = bench[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
         require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
     words = [word for arm in study.arms for word in arm_overrides(study, at, arm, [*at.train, *at.bench])]
-    words += [word for trials in (study.tune.trials.values() if study.tune else ()) for trial in trials for word in trial]
+    words += [word for listed in study.tune.trials.values() for trial in listed for word in trial]
     typed = frozenset(name.removeprefix("trainer.") for name in composing.keys(words)).intersection(OF_THE_MACHINE)
     folder = Path(output_dir) / "studies" / study.name / scale
     plan = StudyPlan(study=study, scale=scale, folder=folder, train=train, bench=bench, typed=typed)
@@ -106,57 +93,36 @@ def more(arm: Composed, *overrides: str) -> Composed:
     return as_in(arm, [*arm.overrides, *overrides]) if overrides else arm
 
 
-def arm_overrides(study: Study, at: ScaleConfig, arm: str, place: Sequence[str]) -> list[str]:
-    """The study's, the scale's, the place's (`at.train` or `at.bench`), and the arm's own."""
-    own = [word for word in (*study.arms[arm], *at.own.get(arm, ())) if not word.startswith(ENGINE)]
-    return [*study.overrides, *at.overrides, *place, *own]
+def training_overrides(at: ScaleConfig, output_dir: str, steps: int | None) -> list[str]:
+    return [*at.train, f"output_dir='{output_dir}'", *([] if steps is None else [f"trainer.steps={steps}"])]
 
 
-def engine_of(study: Study, at: ScaleConfig, arm: str) -> str:
-    """How an arm decodes: its engine=…, or with a cache.
-
-    Errors:
-        ValueError: no such engine.
-    """
-    named = [word.removeprefix(ENGINE) for word in (*study.arms[arm], *at.own.get(arm, ())) if word.startswith(ENGINE)]
-    engine = named[-1] if named else "cache"
-    require(engine in ENGINES, f"arm {arm}: engine", f"be one of {'; '.join(ENGINES)}", engine)
-    return engine
-
-
-def compose_arms(
-    study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str], trained: Composed | None = None
-) -> dict[str, Composed]:
-    """Arm → its composition, with the baseline's precision and compilation; those that it is `trained` with, where the shape is the same.
+def compose_arms(study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str]) -> dict[str, Composed]:
+    """Arm → its composition, the baseline first, whose precision and compilation the others have.
 
     Errors:
         ValueError: an arm does not compose; the arm is named.
     """
     made: dict[str, Composed] = {}
-    first: Composed | None = None
     for arm in sorted(arms, key=lambda name: name != study.baseline):
-        made[arm] = _named(arm, first, arm_overrides(study, at, arm, place))
-        if first is None and trained is not None and trained.run.model == made[arm].run.model:
-            made[arm] = as_in(trained, made[arm].overrides)
-        first = first or made[arm]
-    return {arm: made[arm] for arm in arms}
+        made[arm] = _named(arm, next(iter(made.values()), None), arm_overrides(study, at, arm, place))
+    return made
 
 
-def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[tuple[str, int], Composed]:
-    """(arm, number of its trial) → its composition.
+def trial_of(arm: str, i: int) -> str:
+    """The name of an arm's trial."""
+    return f"{arm}, trial {i + 1}"
+
+
+def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Composed]:
+    """Name of a trial → its composition, of these arms.
 
     Errors:
-        ValueError: a trial that does not compose, or is no fair comparison.
+        ValueError: a trial that does not compose.
     """
-    trials = study.tune.trials if study.tune else {}
-    made = {
-        (arm, i): _named(f"{arm}, trial {i + 1}", arms[arm], [*arms[arm].overrides, *words])
-        for arm, listed in trials.items()
-        for i, words in enumerate(listed)
-    }
-    if made:
-        check_fair({f"{arm}, trial {i + 1}": one for (arm, i), one in made.items()}, baseline=f"{next(iter(trials))}, trial 1")
-    return made
+    trials = {arm: trials for arm, trials in study.tune.trials.items() if arm in arms}
+    listed = [(arm, trial_of(arm, i), words) for arm, trials_ in trials.items() for i, words in enumerate(trials_)]
+    return {name: _named(name, arms[arm], [*arms[arm].overrides, *words]) for arm, name, words in listed}
 
 
 def _named(name: str, first: Composed | None, overrides: Sequence[str]) -> Composed:
@@ -166,31 +132,19 @@ def _named(name: str, first: Composed | None, overrides: Sequence[str]) -> Compo
         raise ValueError(f"arm {name}: {error}") from error
 
 
-def check_fair(arms: Mapping[str, Composed], *, baseline: str) -> None:
-    """Refuse arms whose losses would mean different things.
+def check_fair(arms: Mapping[str, Composed]) -> None:
+    """Refuse arms whose losses would mean different things than the first one's.
 
     Errors:
-        ValueError: the first key in which an arm's data or validation is not the baseline's.
+        ValueError: the first key in which an arm's data or validation is another.
     """
-    plain = {name: to_plain(arm.run) for name, arm in arms.items()}
-    for name, arm in plain.items():
-        for key in SAME:
-            a, b = _at(arm, key), _at(plain[baseline], key)
-            rule = f"be the baseline's ({baseline}: {_differing(b, a)}), or losses mean different things"
-            require(a == b, f"arm {name}: {key}", rule, _differing(a, b))
-
-
-def _at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part)
-    return tree
-
-
-def _differing(value: Any, other: Any) -> Any:
-    """Of two dicts the keys that differ."""
-    if not isinstance(value, dict) or not isinstance(other, dict):
-        return value
-    return ", ".join(f"{key}={value[key]}" for key in value if value.get(key) != other.get(key))
+    plain = {name: dict(flat(to_plain(arm.run))) for name, arm in arms.items()}
+    for name, config in plain.items():
+        first, baseline = next(iter(plain.items()))
+        for key in dict.fromkeys((*baseline, *config)):
+            if key in SAME or key.startswith("data."):
+                rule = f"be the baseline's ({first}: {baseline.get(key)}), or losses mean different things"
+                require(config.get(key) == baseline.get(key), f"arm {name}: {key}", rule, config.get(key))
 
 
 def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
@@ -203,7 +157,5 @@ def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
     counts = [max(1, round(share * steps)) for share in shares]
     ok = len({*counts, steps}) == len(counts) + 1
     require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", shares)
-    return [
-        _named(f"at {n} of {steps} steps", arm, [*arm.overrides, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"])
-        for n in counts
-    ]
+    words = [[f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"] for n in counts]
+    return [_named(f"at {n} of {steps} steps", arm, [*arm.overrides, *more]) for n, more in zip(counts, words, strict=True)]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from nocap.config.compose import Composed
@@ -20,14 +17,14 @@ from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
 from nocap.report.table import aligned
 from nocap.store.formats import BYTES, NONE, duration, size, three_digits
-from nocap.study.conduct import Timings, seeds_of, up_to
-from nocap.study.evidence import Evidence, bound
-from nocap.study.plan import StudyPlan, shorter
+from nocap.study.conduct import seeds_of, up_to
+from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.results import sigma
-from nocap.study.tasks import Session, Trainings, trainings
-from nocap.study.words import allowed, expected
+from nocap.study.tasks import Session, grid_of, sessions, trainings
+from nocap.study.words import expected
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps
+IMPORTS_S = 5.0  # a guess at the start of a process that imports torch, as COLD_S is one at compilation
 
 
 def of_grid(grid: Grid) -> str:
@@ -36,36 +33,27 @@ def of_grid(grid: Grid) -> str:
     Errors:
         nocap.study.tasks.FailedError: the first arm cannot be timed.
     """
-    arms = dict[str, list[Cell]]()
+    arms: dict[str, list[Cell]] = {}
     for cell in grid.cells:
-        arms.setdefault(cell.plan.arm, []).append(cell)
+        arms.setdefault(re.sub(r" ?\bseed=\d+$", "", cell.label) or cell.plan.arm, []).append(cell)
     todo = {arm: [cell for cell in cells if outcome(cell.plan) is None] for arm, cells in arms.items()}
     first = {arm: cells[0] for arm, cells in todo.items() if cells}
-    measured = _measured(grid, first) if first else {}
-    start_s = _imports_s() if first else 0.0
-    run_s = {arm: _run_s(cell, measured[arm], start_s) for arm, cell in first.items()}
-    kept = {arm: len(todo[arm]) * _checkpoints(cell, measured[arm]) for arm, cell in first.items()}
+    timed = _timed(first, grid.folder.parents[1] / "plans" / grid.name) if first else {}
+    run_s = {arm: _run_s(cell, timed[arm]) for arm, cell in first.items()}
+    kept = {arm: len(todo[arm]) * _checkpoints(cell, timed[arm]) for arm, cell in first.items()}
     rows = []
     for arm, cells in arms.items():
-        step_ms = measured.get(arm, {}).get("step_ms")
-        costs = [
-            NONE if step_ms is None else f"{three_digits(step_ms)} ms",
-            duration(run_s.get(arm)),
-            size(kept[arm]) if arm in kept else NONE,
-        ]
-        label = " ".join(word for word in cells[0].label.split() if not word.startswith("seed=")) or arm
-        rows.append([label, str(len(cells)), str(len(cells) - len(todo[arm])), *costs])
-    n = sum(map(len, todo.values()))
-    lines = [
-        f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - n} done, {n} to train",
-        aligned(["arm", "cells", "done", "a step", "a run", "checkpoints"], rows),
-    ]
+        step_ms = timed.get(arm, {}).get("step_ms")
+        step, disk = NONE if step_ms is None else f"{three_digits(step_ms)} ms", size(kept[arm]) if arm in kept else NONE
+        rows.append([arm, str(len(cells)), str(len(cells) - len(todo[arm])), step, duration(run_s.get(arm)), disk])
+    n, all_s = sum(map(len, todo.values())), sum(len(todo[arm]) * (seconds or 0.0) for arm, seconds in run_s.items())
+    table = aligned(["arm", "cells", "done", "a step", "a run", "checkpoints"], rows)
+    lines = [f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - n} done, {n} to train", table]
     if n:
-        runs = grid.cells[0].plan.run_dir.parent
-        free = shutil.disk_usage(next(part for part in (runs, *runs.parents) if part.exists())).free
+        free = shutil.disk_usage(next(part for part in grid.folder.parents if part.exists())).free
         untimed = [arm for arm, seconds in run_s.items() if seconds is None]
         lines += [
-            f"together {duration(sum(len(todo[arm]) * (seconds or 0.0) for arm, seconds in run_s.items()))}, one cell after the other",
+            f"together {duration(all_s)}, one cell after the other",
             f"checkpoints {size(sum(kept.values()))} at most, free {size(free)}{': not enough' if sum(kept.values()) > free else ''}",
             *([f"not in it, for its step could not be timed: {', '.join(untimed)}"] if untimed else []),
             "measured: a step of each arm on this machine; nothing was trained",
@@ -73,84 +61,57 @@ def of_grid(grid: Grid) -> str:
     return "\n".join(lines)
 
 
-def _measured(grid: Grid, first: dict[str, Cell]) -> dict[str, dict[str, Any]]:
+def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
     arms = {arm: Composed(overrides=cell.overrides, run=cell.plan.run, choices={}) for arm, cell in first.items()}
-    session = Session(place="plan", kind="steps", number=1, arms=arms, how={"rounds": 1})
-    rows: dict[str, dict[str, Any]] = session.run(grid.folder.parents[1] / "plans" / grid.name)["measured"]["arms"]
+    rows: dict[str, dict[str, Any]] = Session(place="pace", arms=arms, how={"rounds": 1}).run(folder)["measured"]["arms"]
     return rows
 
 
-def _run_s(cell: Cell, measured: dict[str, Any], imports_s: float) -> float | None:
-    """With its start: a process that imports torch, and a guess at what compilation takes."""
-    run, speed = cell.plan.run, measured.get("tokens_per_s")
-    start_s = imports_s + (0.0 if run.trainer.compile is Compile.off else COLD_S)
+def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
+    run, speed = cell.plan.run, timed.get("tokens_per_s")
+    start_s = IMPORTS_S + (0.0 if run.trainer.compile is Compile.off else COLD_S)
     return run.tokens_before(run.trainer.steps) / speed * OVERHEAD + start_s if speed else None
 
 
-def _imports_s() -> float:
-    began = time.monotonic()
-    command = [sys.executable, "-c", "import nocap.launch.worker"]
-    subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdin=subprocess.DEVNULL, capture_output=True, check=True)
-    return time.monotonic() - began
-
-
-def _checkpoints(cell: Cell, measured: dict[str, Any]) -> float:
+def _checkpoints(cell: Cell, timed: dict[str, Any]) -> float:
     """Bytes of weights and the optimizer's state, as often as they are kept."""
-    mib, t = measured.get("memory_mib") or {}, cell.plan.run.trainer
+    mib, t = timed.get("memory_mib") or {}, cell.plan.run.trainer
     return sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer")) * BYTES["M"] * (t.keep_checkpoints + len(t.keep_steps))
 
 
-# --- a study -------------------------------------------------------------------------------------------------------------------------
-
-
 def render(plan: StudyPlan) -> str:
-    """
+    """Of a study: all runs and sessions of its first analyses, and what its claims can see with their seeds.
+
     Errors:
         nocap.study.tasks.FailedError: the first arm cannot be timed.
     """
-    last = analysis_of(len(plan.study.seeds))
     part = up_to(plan, {claim.id: 1 for claim in plan.study.claims})
-    needed = seeds_of(part, list(plan.train))
-    group = Trainings(trainings(plan.train, needed), label=plan.study.name) if needed else None
-    lines = [f"{plan.study.name}, scale {plan.scale}: {plan.study.question}", *([of_grid(group.grid), ""] if group else [])]
-    if rows := list(_beside(part)):
-        lines.append(aligned(["beside it", "of", "count", "done"], rows))
-    if last > 1:
-        lines.append(f"{len(part.study.claims[0].seeds)} pairs in analysis 1; claims that it does not decide go on, to {last} analyses")
-    return "\n".join([*lines, "", *_power(plan, group)])
+    study, trials = part.study, compose_trials(plan.study, plan.train)
+    short = {f"{arm} at {one.run.trainer.steps} steps": one for arm in study.racing for one in shorter(plan, plan.train[arm])}
+    seeds = {seed: [*arms, *short] for seed, arms in seeds_of(study).items()} | {seed: [*trials] for seed in study.tune.seeds}
+    runs = trainings({**trials, **plan.train, **short}, seeds)
+    asked, numbers = sessions(part, plan.train), range(1, plan.at.sessions + 1)
+    done = [str(sum(one.path(plan.folder, n).exists() for n in numbers)) for one in asked]
+    rows = [[one.name, ", ".join(one.arms), str(len(numbers)), n] for one, n in zip(asked, done, strict=True)]
+    noise = sigma({(run.arm, run.seed): record for run in runs if run.arm in plan.train and (record := run.record()) is not None})
+    last, first = analysis_of(len(plan.study.seeds)), len(study.claims[0].seeds)
+    return "\n".join(
+        [
+            f"{study.name}, scale {plan.scale}: {study.question}",
+            *([of_grid(grid_of(runs, study.name)), ""] if runs else []),
+            *([aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"] if rows else []),
+            *([f"{first} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"] if last > 1 else []),
+            f"\nsigma of one run's final loss: {f'{noise:.4f}, measured' if noise else 'not known yet'}",
+            *(_power(claim, plan, noise) for claim in plan.study.claims),
+        ]
+    )
 
 
-def _beside(plan: StudyPlan) -> Iterator[list[str]]:
-    """What is run besides the runs of whole length."""
-    tune, racing = plan.study.tune, plan.study.racing
-    if racing:
-        n = sum(len(shorter(plan, plan.train[arm])) for arm in racing) * len(plan.study.claims[0].seeds)
-        yield ["shorter schedules", f"{', '.join(racing)} at {plan.at.lengths} of the steps", str(n), ""]
-    if tune is not None and plan.train:
-        n = sum(len(trials) for trials in tune.trials.values()) * len(tune.seeds)
-        yield ["tuning", f"{len(tune.trials)} arms, seeds {tune.seeds}", str(n), ""]
-    sessions: dict[tuple[str, str], list[bool]] = {}
-    for session, path in Timings(plan, plan.train).wanted():
-        sessions.setdefault((session.name, ", ".join(session.arms)), []).append(path.exists())
-    for (name, arms), done in sessions.items():
-        apart = f", {plan.at.apart_min:g} min apart" if len(done) > 1 else ""
-        yield [f"{name} sessions", f"{arms}{apart}", str(len(done)), str(sum(done))]
-
-
-def _power(plan: StudyPlan, group: Trainings | None) -> Iterator[str]:
-    """What each claim about a loss can see with its seeds, and what the others expect."""
-    noise = sigma({(run.arm, run.seed): record for run, record in group.records([])}) if group else None
-    yield f"sigma of one run's final loss: {f'{noise:.4f}, measured' if noise else 'not known yet'}"
-    for claim in plan.study.claims:
-        limit = bound(claim, plan.study, Evidence())
-        line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(_json(claim))}"
-        line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""  # sessions are in the table
-        line += "" if limit is None else f", arithmetic allows {allowed({**_json(claim), 'bound': limit})}"
-        if noise and any(metric.name == "val_loss" for metric in claim.metrics):
-            visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), declared=plan.at.noise.get("val_loss"))
-            line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
-        yield line
-
-
-def _json(claim: Claim) -> dict[str, object]:
-    return {**asdict(claim), "scale": claim.scale.value}
+def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
+    """What a claim expects, and what it can see of a loss with all its seeds."""
+    line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected({**asdict(claim), 'scale': claim.scale.value})}"
+    line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""  # sessions are in the table
+    if noise and any(metric.name == "val_loss" for metric in claim.metrics):
+        visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), declared=plan.at.noise.get("val_loss"))
+        line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
+    return line

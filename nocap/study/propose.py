@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,13 +22,12 @@ from nocap.config import hardware
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import require
 from nocap.judge.interval import BATCH, BATCHES, batches_above
-from nocap.launch.plan import outcome
 from nocap.model.flops import component_flops
 from nocap.store.identity import config_that_counts, digest, source_hashes
 from nocap.study.log import FILE, Line, append, read
-from nocap.study.plan import arm_overrides, check_fair
+from nocap.study.plan import check_fair, compose_arms, training_overrides
 from nocap.study.spec import CLOSED, Propose, Study
-from nocap.study.tasks import FailedError, Trainings, trainings
+from nocap.study.tasks import FailedError, loss_of, train, trainings
 
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
 MOST = 200  # proposals of one study: for so many the error budget was simulated
@@ -42,7 +42,7 @@ class Campaign:
     def __init__(self, rules: Propose, *, lines: Iterable[Line], write: Callable[[Line], None]) -> None:
         self.rules, self._write = rules, write
         self.proposals, self.answers = dict[str, Line](), dict[str, Line]()
-        self._pairs: dict[str, dict[int, Line]] = {}
+        self._gains: dict[tuple[str, int], float] = {}
         self._baseline: dict[tuple[str, int], float | None] = {}
         for line in lines:
             self._know(line)
@@ -60,15 +60,18 @@ class Campaign:
             number = len(self.proposals) + 1
             require(number <= MOST, "--propose", f"be one of {MOST} at most: more wear the error budget out", f"proposal {number}")
             self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
-        pairs = self._pairs.setdefault(arm, {})
+        gains: list[float] = []
         for seeds in self.rules.batches:
-            missing = [seed for seed in seeds if seed not in pairs]
+            missing = [seed for seed in seeds if (arm, seed) not in self._gains]
             for seed, (mine, theirs) in (measure(missing) if missing else {}).items():
                 base = self._baseline.get((against, seed), _plain(theirs))
                 self._add({"event": "pair", "arm": arm, "against": against, "seed": seed, "loss": _plain(mine), "baseline": base})
-            if not batches_above(self._gains(pairs, seeds), self.rules.gain):
+            gains += [self._gains[arm, seed] for seed in seeds]
+            if not batches_above(gains, self.rules.gain):
                 break
-        return self._add({"event": "answer", "arm": arm, "number": self.proposals[arm]["number"], **self._answer(pairs)})
+        word = ACCEPTED if len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain) else NOT_SHOWN
+        said = {"word": word, "pairs": len(gains), "gain": _plain(fmean(gains)), "diverged": -math.inf in gains}
+        return self._add({"event": "answer", "arm": arm, "number": self.proposals[arm]["number"], **said})
 
     def _add(self, line: Line) -> Line:
         self._write(line)
@@ -76,26 +79,16 @@ class Campaign:
         return line
 
     def _know(self, line: Line) -> None:
-        """Of two lines of one thing the first counts."""
-        if line["event"] == "proposal":
-            self.proposals.setdefault(line["arm"], line)
-        elif line["event"] == "answer":
-            self.answers.setdefault(line["arm"], line)
-        elif line["event"] == "pair":
-            self._pairs.setdefault(line["arm"], {}).setdefault(line["seed"], line)
-            self._baseline.setdefault((line["against"], line["seed"]), line["baseline"])
-
-    @staticmethod
-    def _gains(pairs: Mapping[int, Line], seeds: Sequence[int]) -> list[float]:
-        """Nats that each pair gained: minus infinity where the proposal diverged, nan where only the baseline did."""
-        known = [(pairs[seed]["loss"], pairs[seed]["baseline"]) for seed in seeds if seed in pairs]
-        return [-math.inf if mine is None else math.nan if base is None else base - mine for mine, base in known]
-
-    def _answer(self, pairs: Mapping[int, Line]) -> dict[str, Any]:
-        gains = self._gains(pairs, [seed for seeds in self.rules.batches for seed in seeds])
-        word = ACCEPTED if len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain) else NOT_SHOWN
-        mean = fmean(gains) if gains else math.nan
-        return {"word": word, "pairs": len(gains), "gain": _plain(mean), "diverged": -math.inf in gains}
+        """Of two lines of one thing the first counts. A gain is minus infinity where the proposal diverged, nan where only the baseline
+        did."""
+        if line["event"] == "pair":
+            loss, base = line["loss"], line["baseline"]
+            gain = -math.inf if loss is None else math.nan if base is None else base - loss
+            self._gains.setdefault((line["arm"], line["seed"]), gain)
+            self._baseline.setdefault((line["against"], line["seed"]), base)
+        for event, known in (("proposal", self.proposals), ("answer", self.answers)):
+            if line["event"] == event:
+                known.setdefault(line["arm"], line)
 
 
 def _plain(value: float) -> float | None:
@@ -113,29 +106,27 @@ def answer(
             is no fair comparison, or has too many FLOPs a token.
         tasks.StoppedError, tasks.FailedError: somebody asked to stop, or a run failed; the same command goes on.
     """
-    if study.propose is None:
+    if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
-    require(study.tune is None, "tune", "be left out of a study with propose: nothing is searched", "one")
+    require(not study.tune.trials, "tune", "be left out of a study with propose: nothing is searched", "one")
     at, path = study.scales[scale], Path(study.folder) / FILE
-    place = [*at.train, f"output_dir='{output_dir}'", *([] if steps is None else [f"trainer.steps={steps}"])]
-    baseline = as_in(None, arm_overrides(study, at, study.baseline, place))
-    sides = [(list(words), _composed(study.propose, baseline, words)) for words in proposals]
+    baseline = compose_arms(study, at, [study.baseline], training_overrides(at, output_dir, steps))[study.baseline]
+    sides = [(list(words), _composed(rules, baseline, words)) for words in proposals]
     known = read(path)
     require(not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken)
-    rules = digest({**asdict(study.propose), "baseline": {**config_that_counts(baseline.run), "seed": None}})
-    begun = [line["rules"] for line in known.of("rules")]
+    fixed = digest({**asdict(rules), "baseline": {**config_that_counts(baseline.run), "seed": None}})
     rule = "be what its proposals began with; another baseline, gain or limit is another study, in a folder of its own"
-    require(all(one == rules for one in begun), str(path.parent), rule, "another one")
+    require(all(line["rules"] == fixed for line in known.of("rules")), str(path.parent), rule, "another one")
     t = baseline.run.trainer
     common = {"machine": hardware.describe(t.device, t.threads)["fingerprint"], "scale": scale}
-    campaign = Campaign(study.propose, lines=known.lines, write=lambda line: append(path, lambda log: [line], common))
-    if sides and not begun:
-        append(path, lambda log: [{"event": "rules", "rules": rules}], common)
+    campaign = Campaign(rules, lines=known.lines, write=lambda line: append(path, lambda log: [line], common))
+    if sides:
+        append(path, lambda log: [] if log.of("rules") else [{"event": "rules", "rules": fixed}], common)
     for words, proposal in sides:
         with redirect_stdout(sys.stderr):
-            measure = _measure(study.name, baseline, proposal)
-            found = campaign.propose(_arm(proposal), words, measure, against=_arm(baseline))
+            losses = partial(_losses, study.name, {PROPOSAL: proposal, BASELINE: baseline})
+            found = campaign.propose(_arm(proposal), words, losses, against=_arm(baseline))
         yield _shown(found, words)
     for line in [] if sides else campaign.answers.values():
         yield _shown(line, campaign.proposals[line["arm"]]["overrides"])
@@ -156,7 +147,7 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
         (name,) = composing.keys([word])
         require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
     proposal = as_in(baseline, [*baseline.overrides, *words])
-    check_fair({BASELINE: baseline, PROPOSAL: proposal}, baseline=BASELINE)
+    check_fair({BASELINE: baseline, PROPOSAL: proposal})
     mine, theirs = (side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline))
     require(mine == theirs, "trainer.steps × trainer.batch_tokens", f"be the baseline's {theirs:,} tokens", f"{mine:,}")
     if rules.flops is not None:
@@ -166,19 +157,11 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
     return proposal
 
 
-def _measure(label: str, baseline: Composed, proposal: Composed) -> Callable[[Sequence[int]], Losses]:
-    def losses(seeds: Sequence[int]) -> Losses:
-        group = Trainings(trainings({PROPOSAL: proposal, BASELINE: baseline}, dict.fromkeys(seeds, (PROPOSAL, BASELINE))), label=label)
-        ended = group.train()
-        for _, cell in group.cells:
-            if outcome(cell.plan) is None:
-                result = ended.get(cell.plan.identity)
-                raise FailedError(f"{cell.label}: {result.reason if result else 'no result'}")
-        problems: list[str] = []
-        runs = {(one.arm, one.seed): record for one, record in group.records(problems)}
-        if problems:
-            raise FailedError(problems[0])
-        found = {key: math.inf if r.status == "diverged" or r.val_loss is None else r.val_loss for key, r in runs.items()}
-        return {seed: (found[PROPOSAL, seed], found[BASELINE, seed]) for seed in seeds}
-
-    return losses
+def _losses(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) -> Losses:
+    runs, losses = trainings(sides, {seed: [*sides] for seed in seeds}), dict[tuple[str, int], float]()
+    results = train(runs, label)
+    for run in runs:
+        if (record := run.record()) is None:
+            raise FailedError(f"{label} {run.arm}, seed {run.seed}: {results[run.plan.identity].reason}")
+        losses[run.arm, run.seed] = loss_of(record)
+    return {seed: (losses[PROPOSAL, seed], losses[BASELINE, seed]) for seed in seeds}

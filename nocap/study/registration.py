@@ -14,7 +14,8 @@ from nocap.store.formats import listed, plural, shorten
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
 from nocap.study.log import Line, Log
-from nocap.study.plan import StudyPlan, compose_trials, engine_of
+from nocap.study.plan import StudyPlan, compose_trials
+from nocap.study.spec import engine_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +61,9 @@ def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[Any]:
     tune, side = plan.study.tune, list[Any]()
     if arm in plan.train and used & {"train", "pace"}:
         side.append(plan.content(plan.train[arm], "identity"))
-        if tune is not None:
-            trials = compose_trials(plan.study, plan.train)
-            side.append([tune.seeds, [plan.content(made, "identity") for (name, _), made in trials.items() if name == arm]])
+        if tune.trials:
+            trials = compose_trials(plan.study, {arm: plan.train[arm]})
+            side.append([tune.seeds, [plan.content(made, "identity") for made in trials.values()]])
     if arm in plan.bench and used - {"train", "pace"}:
         side.append(plan.content(plan.bench[arm], "step"))
         side.append(engine_of(plan.study, plan.at, arm) if "decoding" in used else None)

@@ -46,7 +46,7 @@ def results(done: Done, *, hardware: Mapping[str, Any], command: str) -> Results
         "claims": [_claim(claim, plan, done) for claim in study.claims],
         "measurements": [{"claim": claim.id, **one.json()} for claim in study.claims for one in measurements(claim, study, done.evidence)],
         "arms": [_arm(name, plan, done) for name in study.arms],
-        "trials": [asdict(trial) for trial in done.trials],
+        "trials": done.trials,
     }
 
 
@@ -196,11 +196,11 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
     ends = [run.val_loss for run in runs if run.status == "finished" and run.val_loss is not None]  # a diverged one has its last
     timed = {place: [row for _, row in evidence.of_arm(place, name)] for place in ("pace", "bench", "curve", "decoding")}
     known: Mapping[str, Any] = next((rows[0] for place, rows in timed.items() if rows and not (runs and place == "bench")), {})
-    trials = [trial for trial in done.trials if trial.arm == name]
+    trials = [trial for trial in done.trials if trial["arm"] == name]
     return {
         "arm": name,
         "words": [*study.arms[name], *plan.at.own.get(name, [])],
-        "tuned": next((trial.words for trial in trials if trial.picked), []),
+        "tuned": next((trial["words"] for trial in trials if trial["picked"]), []),
         "n_trials": len(trials),
         "params": known.get("params") or (dig(runs[0].summary, "params", "total") if runs else None),
         "flops_per_token": known.get("flops_per_token") or (runs[0].number("flops_per_token") if runs else None),

@@ -1,4 +1,4 @@
-"""One measurement of a study, in a process of its own: `python -m nocap.study.session REQUEST RESULT`, both JSON files.
+"""One measurement of a study, in a process of its own: `python -m nocap.study.session RESULT`, which gets what is asked on stdin.
 
 A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are timed interleaved by
 `nocap.measure`, and profiled. Decoding takes turns, too.
@@ -7,6 +7,7 @@ A session is what a seed means for everything but training: the same arms again,
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import sys
@@ -17,63 +18,57 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.option import declared
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.measure.arms import step_config
+from nocap.measure.bench import bench
+from nocap.measure.decode import Cached, Engine, Recompute
+from nocap.measure.generation import Sampler, generate
+from nocap.measure.parts import allocated_bytes, part_of
+from nocap.measure.profile import profile
+from nocap.measure.steps import attention_ms, exponent, with_window
+from nocap.measure.timed import TimedArm
 from nocap.model.flops import component_flops
+from nocap.model.gpt import build_model
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.metrics import now
-from nocap.store.record import read_json, write_json
+from nocap.store.record import write_json
 from nocap.training.process import die_with_parent
 
-Seen = dict[str, Any]  # what was measured, as the file has it: "arms" → name → key → number
-Arms = Mapping[str, Sequence[str]]  # name → all its overrides
+Seen = dict[str, dict[str, Any]]  # what was measured, as the file has it: name of an arm → key → number
 
 
-def main(argv: list[str] | None = None) -> int:
-    request_path, result_path = map(Path, sys.argv[1:] if argv is None else argv)
-    request = read_json(request_path)
-    assert request is not None
-    measured = KINDS[request["kind"]](request["arms"], **request["how"])
-    device = next(iter(composed(request["arms"]).values())).trainer
-    write_json(result_path, {**request, "ended": now(), "hardware": hardware.describe(device.device, device.threads), "measured": measured})
-    return 0
-
-
-def composed(arms: Arms) -> dict[str, Run]:
-    return {name: compose(list(overrides)) for name, overrides in arms.items()}
+def main(path: Path) -> None:
+    asked = json.load(sys.stdin)
+    runs = {name: compose(overrides) for name, overrides in asked["arms"].items()}
+    measured = KINDS[asked["kind"]](runs, **asked["how"])
+    t = next(iter(runs.values())).trainer
+    write_json(path, {**asked, "ended": now(), "hardware": hardware.describe(t.device, t.threads), "measured": {"arms": measured}})
 
 
 # --- timed steps -------------------------------------------------------------------------------------------------------------------
 
 
-def steps(arms: Arms, *, rounds: int) -> Seen:
+def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
     """Speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same are timed once.
 
     Errors:
         nocap.measure.bench.BaselineError: the baseline cannot be timed.
     """
-    from nocap.measure.bench import bench
-    from nocap.measure.timed import TimedArm
-
-    runs = composed(arms)
     first: dict[str, str] = {}
-    for name, run in runs.items():
-        first.setdefault(repr(step_config(run)), name)
-    twins = {name: first[repr(step_config(run))] for name, run in runs.items()}
+    twins = {name: first.setdefault(repr(step_config(run)), name) for name, run in runs.items()}
     result = bench([TimedArm(name, runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
     timed = {arm["label"]: arm for arm in result["arms"]}
-    counted = {name: counts(run) for name, run in runs.items()}
     keys = ("status", "reason", "tokens_per_s", "step_ms", "flops_per_token", "params", "kernel", "memory_mib", "tokens_per_step")
-    found = {name: {**{key: timed[twins[name]][key] for key in keys}, **counted[name]} for name in runs}
-    instances = [result["control"]["tokens_per_s"], timed[next(iter(runs))]["tokens_per_s"]]  # what is timed first is slow
-    return {"arms": found, "control": {"tokens_per_s": instances}, "clock": result["clock"], "rounds": result["rounds"]}
+    return {name: {key: timed[twins[name]][key] for key in keys} | counts(run) for name, run in runs.items()}
 
 
-def counts(run: Run) -> Seen:
+def counts(run: Run) -> dict[str, Any]:
     """What needs no clock: FLOPs of a token by part, bytes of a token in the cache."""
     m, T = run.model, run.model.seq_len
     held = declared(run.attention, "cache_slots", of=("build", "mixer"))
@@ -85,36 +80,27 @@ def counts(run: Run) -> Seen:
 # --- parts of a step ----------------------------------------------------------------------------------------------------------------
 
 
-def parts(arms: Arms, *, repeats: int) -> Seen:
+def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
     """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
-    from nocap.measure.profile import profile
+    return {name: _parts(run, profile(run, [], compose, repeats=repeats, trace=None, ceilings=False)) for name, run in runs.items()}
 
-    def never(overrides: Sequence[str]) -> Run:
-        raise AssertionError(f"nothing else is composed, got {overrides}")
 
-    found = {}
-    for name, run in composed(arms).items():
-        seen = profile(run, list(arms[name]), never, repeats=repeats, trace=None, ceilings=False)
-        found[name] = {
-            "ms": {row["part"]: row["ms"] for row in seen["parts"]},
-            "mib": seen["memory_mib"]["measured"]["kept"],
-            "memory_mib": {key: value for key, value in seen["memory_mib"]["measured"].items() if key != "kept"},
-            "params": part_params(run),
-            "step_ms": seen["step"]["ms"],
-            "unattributed_ms": seen["step"]["unattributed_ms"],
-            "kernel": seen["kernel"],
-            "component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size),
-        }
-    return {"arms": found}
+def _parts(run: Run, seen: Mapping[str, Any]) -> dict[str, Any]:
+    memory = seen["memory_mib"]["measured"]
+    return {
+        "ms": {row["part"]: row["ms"] for row in seen["parts"]},
+        "mib": memory["kept"],
+        "memory_mib": {key: value for key, value in memory.items() if key != "kept"},
+        "params": part_params(run),
+        "step_ms": seen["step"]["ms"],
+        "unattributed_ms": seen["step"]["unattributed_ms"],
+        "kernel": seen["kernel"],
+        "component_flops": counts(run)["component_flops"],
+    }
 
 
 def part_params(run: Run) -> dict[str, int]:
     """Parameters by part, a tied head's with the embedding."""
-    import torch
-
-    from nocap.measure.parts import part_of
-    from nocap.model.gpt import build_model
-
     with torch.device("meta"):
         model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     modules, found = dict(model.named_modules()), dict[str, int]()
@@ -126,27 +112,15 @@ def part_params(run: Run) -> dict[str, int]:
     return found
 
 
-def lengths(arms: Arms, *, T: Sequence[int]) -> Seen:
+def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
     """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward. A window does not grow."""
-    from nocap.measure.steps import attention_ms, exponent, with_window
-
-    found = {}
-    for name, run in composed(arms).items():
+    found: Seen = {}
+    for name, run in runs.items():
         window = first_window(run)
         ms = [attention_ms(with_window(run, t, window=window or 1)) for t in T]
-        found[name] = {
-            "T": list(T),
-            "attention_ms": ms,
-            **exponent(T, ms),
-            "window": window,
-            "params": sum(part_params(run).values()),
-            "kernel": kernel(run),
-        }
-    return {"arms": found}
-
-
-def kernel(run: Run) -> str:
-    return kernel_name(run, run.trainer.precision)
+        known = {"params": sum(part_params(run).values()), "kernel": kernel_name(run, run.trainer.precision)}
+        found[name] = {"T": list(T), "attention_ms": ms, **exponent(T, ms), "window": window, **known}
+    return found
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------------------------
@@ -154,58 +128,49 @@ def kernel(run: Run) -> str:
 TEXTS = 3  # each engine writes so many in a session, in turns
 
 
-def decoding(arms: Arms, *, engines: Mapping[str, str], prompt: int, new: int, vocab: int) -> Seen:
+def decoding(runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int) -> Seen:
     """Speed and allocations of decoding: weights are random, and the engines must write the same text."""
-    import torch
-
-    from nocap.measure.decode import Cached, Engine, Recompute
-    from nocap.measure.generation import Sampler, generate
-    from nocap.measure.parts import allocated_bytes
-    from nocap.model.gpt import build_model
-
-    runs = composed(arms)
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)
-    prompt_1T = torch.randint(vocab, (1, prompt), generator=torch.Generator().manual_seed(0))
-    models = {name: build_model(run, vocab_size=vocab).eval() for name, run in runs.items()}
+    prompt_1T = torch.randint(vocab_size, (1, prompt), generator=torch.Generator().manual_seed(0))
+
+    models = {name: build_model(run, vocab_size=vocab_size).eval() for name, run in runs.items()}
 
     def made(name: str) -> Engine:
         if engines[name] == "no cache":
             return Recompute(models[name])
         return Cached(models[name], runs[name], batch=1, capacity=prompt + new, compiled=engines[name] == "cache, compiled")
 
-    def write(engine: Engine, text: int, n: int) -> tuple[list[int], list[float]]:
+    def write(engine: Engine, text: int, n: int = new) -> tuple[list[int], list[float]]:
         """A token and n more, and the seconds of each of these: `int` waits for the device, as a reader of the text would."""
         sampler = Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1)
         pairs = [(int(token), time.perf_counter()) for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1)]
         return [token for token, _ in pairs], [end - begin for (_, begin), (_, end) in pairwise(pairs)]
 
     built = {name: made(name) for name in runs}
-    seen: dict[str, dict[str, list[float]]] = {name: {"token_s": [], "text_s": [], "collections": []} for name in built}
+    texts: dict[str, list[tuple[list[int], list[float]]]] = {name: [] for name in built}
+    collections: dict[str, list[int]] = {name: [] for name in built}
     for engine in built.values():
         write(engine, 0, 2)
     for text in range(TEXTS):
-        written = set()
         for name, engine in built.items():
             before = _collections()
-            tokens, token_s = write(engine, text, new)
-            seen[name]["collections"].append(_collections() - before)
-            seen[name]["token_s"] += token_s
-            seen[name]["text_s"].append(sum(token_s))
-            written.add((repr(arms[name]), str(tokens)))
-        assert len(written) == len({overrides for overrides, _ in written}), "engines of one model must write the same text"
-    found = {}
+            texts[name].append(write(engine, text))
+            collections[name].append(_collections() - before)
+    found: Seen = {}
     for name, engine in built.items():
-        whole = allocated_bytes(write, engine, 0, new)
+        alike = [other for other in built if repr(runs[other]) == repr(runs[name])]
+        same = all([tokens for tokens, _ in texts[other]] == [tokens for tokens, _ in texts[name]] for other in alike)
+        assert same, "engines of one model must write the same text"
         found[name] = {
-            "decode_tokens_per_s": new / median(seen[name]["text_s"]),
-            "decode_ms": median(seen[name]["token_s"]) * 1e3,
-            "decode_mb": whole / (new + 1) / 1e6,
-            "collections": median(seen[name]["collections"]),
+            "decode_tokens_per_s": new / median(sum(token_s) for _, token_s in texts[name]),
+            "decode_ms": median(second for _, token_s in texts[name] for second in token_s) * 1e3,
+            "decode_mb": allocated_bytes(write, engine, 0) / (new + 1) / 1e6,
+            "collections": median(collections[name]),
             "engine": engines[name],
             "params": sum(p.numel() for p in models[name].parameters()),
-            "kernel": kernel(runs[name]),
+            "kernel": kernel_name(runs[name], runs[name].trainer.precision),
         }
-    return {"arms": found}
+    return found
 
 
 def _collections() -> int:
@@ -218,4 +183,4 @@ KINDS: dict[str, Callable[..., Seen]] = {"steps": steps, "parts": parts, "length
 if __name__ == "__main__":
     die_with_parent(int(os.environ["NOCAP_PARENT"]))
     with guarded():
-        raise SystemExit(main())
+        main(Path(sys.argv[1]))

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import math
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from nocap.config import hardware
+from nocap.config.bounded import parse_json, read_text
 from nocap.config.compose import Composed, to_plain
 from nocap.config.errors import EXIT_CODES, EndedError
+from nocap.config.keys import require
+from nocap.config.outward import redact
 from nocap.config.paths import cache_root
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
-from nocap.launch.grid import Cell, RefusedError, Result, check, key_of
-from nocap.launch.plan import DAMAGED, outcome, plan
+from nocap.launch.grid import Cell, Datasets, Grid, Result, dataset_of, key_of
+from nocap.launch.plan import Plan, outcome
+from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
+from nocap.store.files import not_elsewhere, write_file
 from nocap.store.identity import digest, source_hashes
-from nocap.store.record import read_ended, read_json, write_json
-from nocap.store.runs import Record, read
-from nocap.study.plan import StudyPlan, engine_of, with_seed
+from nocap.store.metrics import now
+from nocap.store.record import read_ended, read_json
+from nocap.store.runs import Curve, Record, read
+from nocap.study.log import Log
+from nocap.study.plan import StudyPlan, with_seed
+from nocap.study.registration import content_of
+from nocap.study.spec import engine_of
 
 WORKER = "nocap.study.session"
 PROFILE_REPEATS = 2  # of a step, in each session
+KIND = {"pace": "steps", "bench": "steps", "parts": "parts", "curve": "lengths", "decoding": "decoding"}  # place of a session → of what
 
 
 class StoppedError(EndedError):
@@ -52,118 +65,104 @@ class Training:
     arm: str
     seed: int
     composed: Composed  # with the seed
+    plan: Plan
     short: int = 0  # the steps of a shorter schedule
+
+    def record(self) -> Record | None:
+        """Of a run that finished or diverged.
+
+        Errors:
+            ValueError: it was changed.
+        """
+        ended = read_ended(self.plan.run_dir, identity=self.plan.identity)
+        return None if ended is None else read(self.plan.run_dir)
+
+
+def loss_of(record: Record) -> float:
+    """The final one; infinite where it diverged."""
+    return math.inf if record.status == "diverged" or record.val_loss is None else record.val_loss
 
 
 def trainings(arms: Mapping[str, Composed], seeds: Mapping[int, Sequence[str]], *, short: bool = False) -> list[Training]:
-    """`seeds`: seed → arms."""
-    return [
-        Training(arm=arm, seed=seed, composed=with_seed(arms[arm], seed), short=arms[arm].run.trainer.steps if short else 0)
-        for seed, names in seeds.items()
-        for arm in names
-        if arm in arms
-    ]
-
-
-class Trainings:
-    """Runs that belong together: the cells of one grid, beside all other runs.
+    """`seeds`: seed → arms.
 
     Errors:
-        ValueError: an invalid run; the first is named, with how many there are.
+        ValueError: a run that cannot be planned.
     """
+    runs, datasets = list[Training](), Datasets()
+    for seed, arm in ((seed, arm) for seed, names in seeds.items() for arm in names if arm in arms):
+        made = with_seed(arms[arm], seed)
+        plan = planned(made.run, choices=made.choices, dataset=dataset_of(made.run, datasets))
+        runs.append(Training(arm=arm, seed=seed, composed=made, plan=plan, short=made.run.trainer.steps if short else 0))
+    return runs
 
-    def __init__(self, runs: Sequence[Training], *, label: str) -> None:
-        known = {run.composed.overrides: run.composed for run in runs}
-        try:
-            overrides = [run.composed.overrides for run in runs]
-            grid = check(overrides, swept=("seed",), compose=lambda words: known[tuple(words)], log=lambda line: None)
-        except RefusedError as refused:
-            raise ValueError(refused.lines[0]) from refused
-        dataset = grid.cells[0].plan.dataset
-        identities = [plan(run.composed.run, choices=run.composed.choices, dataset=dataset).identity for run in runs]
-        names: dict[str, list[str]] = {}  # two arms may be the same run
-        for run, identity in zip(runs, identities, strict=True):
-            names.setdefault(identity, []).append(run.arm)
-        common = set.intersection(*map(set, overrides))
-        swept = tuple(dict.fromkeys(key_of(word) for words in overrides for word in words if word not in common))
-        cells = [
-            replace(
-                cell,
-                label=f"{label} {'='.join(dict.fromkeys(names[cell.plan.identity]))} seed={cell.plan.run.seed}",
-                plan=replace(cell.plan, swept=swept),
-            )
-            for cell in grid.cells
-        ]
-        by_identity = {cell.plan.identity: cell for cell in cells}
-        self.grid, self.damaged = replace(grid, cells=tuple(cells)), set[tuple[str, int]]()
-        self.cells: list[tuple[Training, Cell]] = [(run, by_identity[i]) for run, i in zip(runs, identities, strict=True)]
 
-    def missing(self, seed: int | None = None) -> list[Cell]:
-        return [cell for cell in self.grid.cells if seed in (None, cell.plan.run.seed) and outcome(cell.plan) is None]
+def grid_of(runs: Sequence[Training], label: str) -> Grid:
+    """Runs as the cells of a grid, where two arms may be the same run."""
+    overrides = [run.composed.overrides for run in runs]
+    common = set.intersection(*map(set, overrides))
+    swept = tuple(dict.fromkeys(key_of(word) for words in overrides for word in words if word not in common))
+    distinct = {run.plan.identity: run for run in reversed(runs)}
+    name = f"{label}-{digest(sorted(distinct))[:8]}"
+    cells = [
+        Cell(
+            overrides=run.composed.overrides,
+            label=f"{label} {run.arm} {f'steps={run.short} ' if run.short else ''}seed={run.seed}",
+            plan=replace(run.plan, grid=name, swept=swept),
+        )
+        for run in runs
+        if distinct[run.plan.identity] is run
+    ]
+    return Grid(name=name, folder=runs[0].plan.run_dir.parents[1] / "grids" / name, swept=swept, cells=tuple(cells))
 
-    def train(
-        self,
-        *,
-        between: Callable[[], None] = lambda: None,
-        without: Collection[int] = (),
-        watch: Callable[[Cell, str], None] = lambda cell, event: None,
-    ) -> dict[str, Result]:
-        """Train what is missing, a seed's cells at once as far as the machine has room, but `without` these seeds. Identity → how it
-        ended. `between`: called before each seed's. `watch`: told of each cell that it is begun, and how it ended.
 
-        Errors:
-            StoppedError: somebody asked to stop.
-        """
-        results: dict[str, Result] = {}
-        seeds = [seed for seed in dict.fromkeys(cell.plan.run.seed for cell in self.grid.cells) if seed not in without]
-        if not any(map(self.missing, seeds)):
-            return results
-        self.grid.write()
-        for seed in seeds:
-            between()
-            cells = tuple(cell for cell in self.grid.cells if cell.plan.run.seed == seed)
-            runner = Runner(replace(self.grid, cells=cells), Devices(), watch=watch)
-            results |= runner.run()
-            if runner.stopping:
-                raise StoppedError("stopped; what was trained is saved, and the same command goes on")
+def train(
+    runs: Sequence[Training],
+    label: str,
+    *,
+    between: Callable[[], None] = lambda: None,
+    watch: Callable[[Cell, str], None] = lambda cell, event: None,
+) -> dict[str, Result]:
+    """Train what is missing, a seed's runs at once as far as the machine has room. Identity → how it ended. `between`: called before each
+    seed's. `watch`: told of each cell that it is begun, and how it ended.
+
+    Errors:
+        StoppedError: somebody asked to stop.
+    """
+    results: dict[str, Result] = {}
+    if not any(outcome(run.plan) is None for run in runs):
         return results
-
-    def records(self, problems: list[str]) -> list[tuple[Training, Record]]:
-        """Of the runs that finished or diverged. What cannot be read of a record goes into `problems`, and who is `damaged`."""
-        records = []
-        for run, cell in self.cells:
-            try:
-                ended = read_ended(cell.plan.run_dir, identity=cell.plan.identity)
-            except ValueError as error:
-                problems.append(f"{DAMAGED}: {error}")
-                self.damaged.add((run.arm, run.seed))
-                continue
-            if ended is not None:
-                records.append((run, read(cell.plan.run_dir)))
-        return records
+    grid = grid_of(runs, label)
+    grid.write()
+    for seed in dict.fromkeys(run.seed for run in runs):
+        between()
+        cells = tuple(cell for cell in grid.cells if cell.plan.run.seed == seed)
+        runner = Runner(replace(grid, cells=cells), Devices(), watch=watch)
+        results |= runner.run()
+        if runner.stopping:
+            raise StoppedError("stopped; what was trained is saved, and the same command goes on")
+    return results
 
 
 # --- sessions ------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Session:
-    """A measurement in a process of its own: all its arms, interleaved."""
+    """A measurement in a process of its own, all its arms interleaved; it may be repeated, under numbers from 1."""
 
-    place: str  # pace, bench, parts, curve, decoding: the field of the evidence that it fills
-    kind: str  # steps, parts, lengths, decoding
-    number: int  # which repetition, from 1
+    place: str  # a key of KIND: the field of the evidence that it fills
     arms: Mapping[str, Composed]
     how: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Twelve hex digits: the same where another session would measure the same."""
         runs = {name: arm.run for name, arm in self.arms.items()}
         t = next(iter(runs.values())).trainer
         return digest(
             {
-                "kind": self.kind,
+                "kind": KIND[self.place],
                 "how": dict(self.how),
                 "arms": {name: run.that_count("step", to_plain(run)) for name, run in runs.items()},
                 "source": {name: source_hashes(run, of="step") for name, run in runs.items()},
@@ -175,44 +174,36 @@ class Session:
     def name(self) -> str:
         return f"{self.place}{f'-{next(iter(self.arms))}' if self.place == 'parts' else ''}"
 
-    def path(self, folder: Path) -> Path:
-        return folder / "sessions" / f"{self.name}-{self.number}-{self.key}.json"
+    def path(self, folder: Path, number: int) -> Path:
+        return folder / "sessions" / f"{self.name}-{number}-{self.key}.json"
 
-    def result(self, folder: Path) -> dict[str, Any] | None:
-        return read_json(self.path(folder))
+    def results(self, folder: Path) -> list[dict[str, Any]]:
+        """Of all its numbers that there are, in their order."""
+        paths = [path for path in (folder / "sessions").glob(f"*-{self.key}.json") if path.name.startswith(self.name)]
+        return sorted((file for path in paths if (file := read_json(path)) is not None), key=lambda file: int(file["number"]))
 
-    def run(self, folder: Path) -> dict[str, Any]:
+    def run(self, folder: Path, number: int = 1) -> dict[str, Any]:
         """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the same time.
 
         Errors:
             FailedError: the process ended without a result.
         """
-        if (result := self.result(folder)) is not None:
-            return result
-        path = self.path(folder)
-        request, log = path.with_name(f".{path.stem}.request.json"), path.with_suffix(".log")
-        arms = {name: list(arm.overrides) for name, arm in self.arms.items()}
-        t = next(iter(self.arms.values())).run.trainer
+        path, t = self.path(folder, number), next(iter(self.arms.values())).run.trainer
         env = {"GOMP_SPINCOUNT": "1000", "KINETO_LOG_LEVEL": "99", **os.environ, "OMP_NUM_THREADS": str(t.threads)}
-        env["NOCAP_PARENT"] = str(os.getpid())
-        if t.device is Device.cpu:
-            env["CUDA_VISIBLE_DEVICES"] = ""
+        env |= {"NOCAP_PARENT": str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {})
         with timing():
-            if (result := self.result(folder)) is not None:  # another command's, while this one waited
+            if (result := read_json(path)) is not None:  # maybe another command's, while this one waited
                 return result
-            started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            asked = {"kind": self.kind, "place": self.place, "key": self.key, "number": self.number, "how": dict(self.how)}
-            write_json(request, {**asked, "started": started, "arms": arms})
-            log.unlink(missing_ok=True)  # whatever it is
-            with log.open("x") as file:
-                command = [sys.executable, "-m", WORKER, str(request), str(path)]
-                code = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False).returncode
-        result = self.result(folder)
-        if code != 0 or result is None:
+            names = {"kind": KIND[self.place], "place": self.place, "key": self.key, "number": number, "how": dict(self.how)}
+            asked = {**names, "started": now(), "arms": {name: list(arm.overrides) for name, arm in self.arms.items()}}
+            (log := path.with_suffix(".log")).parent.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-m", WORKER, str(path)]
+            with open(log, "w", opener=not_elsewhere) as file:
+                done = subprocess.run(command, env=env, input=json.dumps(asked), text=True, stdout=file, stderr=file, check=False)
+        if (result := read_json(path)) is None:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise FailedError(f"{self.name}, session {self.number}: {lines[-1] if lines else f'exit code {code}'}; see {log}")
-        for left in (request, log):
-            left.unlink(missing_ok=True)
+            raise FailedError(f"{self.name}, session {number}: {lines[-1] if lines else f'exit code {done.returncode}'}; see {log}")
+        log.unlink(missing_ok=True)
         return result
 
 
@@ -224,30 +215,79 @@ def timing() -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file, also by a kill
         yield
+    time.sleep(0.5)  # who waits for it goes first, on a busy machine too
 
 
-def sessions(plan: StudyPlan, arms: Mapping[str, Composed], number: int) -> list[Session]:
+def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     """All that one repetition of the timing measures. `arms`: as they are trained."""
     study, at, bench = plan.study, plan.at, plan.bench
 
-    def ask(place: str, kind: str, made: Mapping[str, Composed], names: Sequence[str], **how: object) -> list[Session]:
-        first = {arm: made[arm] for arm in sorted(names, key=lambda arm: arm != study.baseline) if arm in made}  # it is the control
-        return [Session(place=place, kind=kind, number=number, arms=first, how=how)] if first else []
+    def of(kind: str) -> list[str]:
+        return study.needing(lambda metric: metric.made_by == kind)
 
-    by = {kind: study.needing(lambda metric, kind=kind: metric.made_by == kind) for kind in ("steps", "parts", "lengths", "decoding")}  # type: ignore[misc]
-    paced = study.needing(lambda metric: metric.name == "time_to_target_s")
-    profiled = [arm for arm in study.arms if arm in by["parts"] or arm in _bounding(plan)]
-    decode = {} if at.decode is None else {"prompt": at.decode.prompt, "new": at.decode.new, "vocab": at.decode.vocab_size}
-    engines = {arm: engine_of(study, at, arm) for arm in by["decoding"]}
-    return [
-        *ask("pace", "steps", arms, paced, rounds=at.rounds),
-        *ask("bench", "steps", bench, by["steps"], rounds=at.rounds),
-        *(one for arm in profiled for one in ask("parts", "parts", bench, [arm], repeats=PROFILE_REPEATS)),
-        *ask("curve", "lengths", bench, by["lengths"], T=at.curve),
-        *ask("decoding", "decoding", bench, by["decoding"], **decode, engines=engines),
+    bounding = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]  # their profile bounds a claim
+    profiled = [arm for arm in study.arms if arm in {*of("parts"), *bounding}]
+    text = {**asdict(at.decode), "engines": {arm: engine_of(study, at, arm) for arm in of("decoding")}} if at.decode else {}
+    made = list[Session]()
+    asked: list[tuple[str, Mapping[str, Composed], list[str], dict[str, Any]]] = [
+        ("pace", arms, study.needing(lambda metric: metric.name == "time_to_target_s"), {"rounds": at.rounds}),
+        ("bench", bench, of("steps"), {"rounds": at.rounds}),
+        *(("parts", bench, [arm], {"repeats": PROFILE_REPEATS}) for arm in profiled),
+        ("curve", bench, of("lengths"), {"T": at.curve}),
+        ("decoding", bench, of("decoding"), text),
     ]
+    for place, composed, names, how in asked:
+        control_first = sorted(names, key=lambda arm: arm != study.baseline)
+        if chosen := {arm: composed[arm] for arm in control_first if arm in composed}:
+            made.append(Session(place=place, arms=chosen, how=how))
+    return made
 
 
-def _bounding(plan: StudyPlan) -> list[str]:
-    """Baselines whose profile bounds a claim."""
-    return [plan.study.against(claim) for claim in plan.study.claims if claim.mechanism.rule is Rule.amdahl]
+# --- rows of another machine -----------------------------------------------------------------------------------------------------------
+
+ROWS = "rows.jsonl"  # beside the log: runs that a command on another machine takes instead of training them again
+KEPT = ("val_loss", "val_bpb", "steps", "tokens", "flops_per_token", "params", "status", "hardware", "kernel")  # of a summary
+
+
+def _key(plan: StudyPlan, run: Training) -> str:
+    """Of what is trained: its config without the keys of the machine, its seed and length, and the source that computes it."""
+    return digest([content_of(plan, run.composed, "train"), run.seed, source_hashes(run.composed.run)])
+
+
+def write_rows(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> Path:
+    """Rows of these runs, beside those of other machines that are there."""
+    path = Path(plan.study.folder) / ROWS
+    rows = {(row["key"], row["machine"]): row for row in _rows(path)}
+    for run, record in records:
+        torch, steps = record.parts["environment"]["torch"], record.config["trainer.steps"]
+        names = {"key": _key(plan, run), "machine": record.machine[0], "torch": torch, "content": content_of(plan, run.composed, "train")}
+        facts = {"config": {"trainer.steps": steps}, "parts": {"environment": {"torch": torch}}, "manifest": {}, "folder": record.identity}
+        summary = {name: record.summary[name] for name in KEPT if name in record.summary}
+        rows[names["key"], names["machine"]] = {**names, "record": {**asdict(record), **facts, "summary": summary}}
+    write_file(path, "".join(f"{json.dumps(redact(row), allow_nan=False)}\n" for row in rows.values()).encode())
+    return path
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [parse_json(line) for line in read_text(path).splitlines()] if path.is_file() else []
+
+
+def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Training, Record]]:
+    """What the rows have of these runs: a seed is taken whole and of one machine, or not at all. Step times never travel.
+
+    Errors:
+        ValueError: a row whose loss the study's log has not.
+    """
+    path, records = Path(plan.study.folder) / ROWS, list[tuple[Training, Record]]()
+    rows = {(row["machine"], row["key"]): row for row in _rows(path)}
+    known = {(line["content"], line["seed"], line["val_loss"]) for line in log.of("run")}
+    for seed in dict.fromkeys(run.seed for run in runs) if rows else ():
+        wanted = {_key(plan, run): run for run in runs if run.seed == seed}
+        whole = [machine for machine, _ in rows if all((machine, key) in rows for key in wanted)]
+        for key, run in wanted.items() if whole else ():
+            row = rows[whole[0], key]
+            kept, rule = row["record"], "have a loss that the study's log has"
+            loss = kept["summary"]["val_loss"]
+            require((row["content"], seed, loss) in known, f"{path}: {run.arm}, seed {seed}", rule, loss)
+            records.append((run, Record(**{**kept, "folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])})))
+    return records

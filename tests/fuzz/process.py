@@ -162,20 +162,20 @@ class _Ended:
     returncode = 0
 
 
-def _session(command: Sequence[str], **ignored: object) -> _Ended:
+def _session(command: Sequence[str], *, input: str, **ignored: object) -> _Ended:
     """A study's measurement, here; of its later seeds, the first one's."""
-    request, result = map(Path, command[3:])
-    asked = json.loads(request.read_text())
+    result = Path(command[3])
     if found := next(result.parent.glob("[!.]*.json"), None):
-        result.write_text(json.dumps({**json.loads(found.read_text()), **asked}))
+        result.write_text(json.dumps({**json.loads(found.read_text()), **json.loads(input)}))
     else:
-        session.main([str(request), str(result)])
+        every_session(command, input=input)
     return _Ended()
 
 
-def every_session(command: Sequence[str], **ignored: object) -> _Ended:
+def every_session(command: Sequence[str], *, input: str, **ignored: object) -> _Ended:
     """Each of a study's measurements, here."""
-    session.main(list(command[3:]))
+    with patch.object(sys, "stdin", io.StringIO(input)):
+        session.main(Path(command[3]))
     return _Ended()
 
 
