@@ -331,6 +331,7 @@ def simulated(tmp_path: Path, chance: random.Random, *, gain: float, pairs: int,
     return str(answer["verdicts"][0]["word"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skewed", [False, True])
 def test_of_200_races_against_oneself_at_most_one_in_twenty_claims_a_difference(tmp_path: Path, skewed: bool) -> None:
     chance = random.Random(7)
@@ -338,6 +339,7 @@ def test_of_200_races_against_oneself_at_most_one_in_twenty_claims_a_difference(
     assert words.count("no difference shown") >= 190
 
 
+@pytest.mark.slow
 def test_a_gain_of_three_standard_deviations_is_found_by_twelve_pairs(tmp_path: Path) -> None:
     chance = random.Random(11)
     words = [simulated(tmp_path / "race", chance, gain=3 * 2**0.5, pairs=12) for _ in range(200)]

@@ -37,7 +37,7 @@ def of_commands(texts: Sequence[str], locked: Sequence[str]) -> list[Command]:
     equal = refs.locked({"the working tree": tree}, locked, top) if top else ""
     arms = {name: shlex.split(words) for name, _, words in (text.partition("=") for text in texts)}
     require(len(arms) == len(texts) >= 2, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(texts) or "none")
-    made = []
+    made = list[Command]()
     for name, words in arms.items():
         _check_program(name, words, here)
         twins = sum(one.words == tuple(words) for one in made)  # a command raced against itself has runs of its own
