@@ -1,0 +1,1 @@
+"""Measurements that do not come from nocap's own trainer: of anybody's command."""

@@ -1,0 +1,140 @@
+"""The arms of a race: commands where one stands, or one command in several versions of its repository."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from nocap.config.keys import require
+from nocap.sources import refs
+from nocap.sources.command import Command, FailedError, run
+from nocap.store.record import digest
+
+PACKAGES = """import importlib.metadata as m, platform
+print(platform.python_version(), *sorted(f"{one.name} {one.version}" for one in m.distributions()))"""
+SCRIPT_BYTES = 2**24  # of a file that a command names, at most: what is longer is data
+
+
+def of_commands(texts: Sequence[str], locked: Sequence[str]) -> list[Command]:
+    """Arms from `NAME=COMMAND`. In a git repository the working tree is a part of what they run; elsewhere the files that they name are.
+
+    Errors:
+        ValueError: not two names or more, or a command that is not there.
+    """
+    here = Path.cwd()
+    top = refs.repository(here)
+    tree = refs.tree_here(top) if top else ""
+    require(top is not None or not locked, "--locked", "be given in a git repository", list(locked))
+    equal = refs.locked({"the working tree": tree}, locked, top) if top else ""
+    arms = {name: shlex.split(words) for name, _, words in (text.partition("=") for text in texts)}
+    require(len(arms) == len(texts) >= 2, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(texts) or "none")
+    made = list[Command]()
+    for name, words in arms.items():
+        _check_program(name, words, here)
+        twins = sum(one.words == tuple(words) for one in made)  # a command raced against itself has runs of its own
+        content = digest([words, tree or _scripts(words, here), equal, _environment(words[0]), twins])
+        made.append(Command(name=name, words=tuple(words), cwd=here, content=content))
+    return made
+
+
+def _scripts(words: Sequence[str], here: Path) -> list[str]:
+    """Digests of the files that a command names."""
+    files = (here / word for word in words)
+    return [digest(path.read_bytes().hex()) for path in files if path.is_file() and path.stat().st_size < SCRIPT_BYTES]
+
+
+def _check_program(name: str, words: Sequence[str], at: Path) -> None:
+    there = bool(words) and (shutil.which(words[0]) is not None or os.access(at / words[0], os.X_OK))
+    require(there, f"arm {name}", "begin with a program that is there", shlex.join(words[:1]) or "nothing")
+
+
+def _environment(program: str) -> str:
+    """What of the machine's software a run depends on: a Python's packages, or which file the program is."""
+    found = shutil.which(program) or program
+    if "python" not in Path(found).name:
+        return found
+    if os.path.realpath(found) == os.path.realpath(sys.executable):
+        versions = sorted(f"{one.name} {one.version}" for one in importlib.metadata.distributions())
+        return " ".join([platform.python_version(), *versions])
+    return subprocess.run([found, "-c", PACKAGES], capture_output=True, text=True, check=False).stdout
+
+
+# --- versions ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """The same command in worktrees of its repository."""
+
+    arms: list[Command]
+    top: Path
+    links: Sequence[str]
+    stamps: Mapping[str, tuple[int, int]]  # of what is linked in, before the first run
+
+    def begin(self, arm: Command, seed: int, place: Path, *, timeout_s: float, keep: Sequence[str]) -> None:
+        """Run one, and end the race where it was no run of its own version.
+
+        Errors:
+            command.FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked in.
+        """
+        told = place.with_suffix(".loaded").absolute()
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")]))
+        own = {"PYTHONPATH": path, "NOCAP_TOP": str(self.top), "NOCAP_TREE": str(arm.top), "NOCAP_LOADED": str(told)}
+        run(arm, seed, place, timeout_s=timeout_s, keep=keep, env=own)
+        known = refs.files_of("HEAD", self.top)
+        loaded = told.read_text().splitlines() if told.exists() else []
+        told.unlink(missing_ok=True)
+        foreign = [file for file in loaded if Path(file).relative_to(self.top.resolve()).as_posix() in known]
+        changed = refs.stamps(self.links, self.top) != self.stamps
+        if foreign or changed:
+            shutil.rmtree(place)
+            what = f"loaded {foreign[0]}, which is not of its worktree (an editable install?)" if foreign else "changed what --link names"
+            raise FailedError(f"{arm.name}, seed {seed}: it {what}")
+
+
+def of_refs(
+    names: Sequence[str],
+    words: Sequence[str],
+    *,
+    locked: Sequence[str],
+    links: Sequence[str],
+    folder: Path,
+    undo: ExitStack,
+    say: Callable[[str], None],
+) -> Versions:
+    """Arms from refs, each in a worktree below `folder` until `undo` ends. A ref that is named twice is raced against itself.
+
+    Errors:
+        ValueError: no repository, no such ref, refs with the same files, a locked pattern that matches nothing or files that differ.
+    """
+    here, top = Path.cwd(), refs.repository(Path.cwd())
+    require(top is not None, "--ref", "be given in a git repository", here)
+    assert top is not None
+    require(len(names) >= 2 and bool(words), "--ref", "be two or more, with a command after --", " ".join(names))
+    commits = {f"{ref}#{i}" if ref in names[:i] else ref: refs.commit_of(ref, top) for i, ref in enumerate(names)}
+    trees = {name: refs.tree_of(commit, top) for name, commit in commits.items()}
+    first, *others = trees
+    same = [name for name in others if trees[name] == trees[first] and name.partition("#")[0] != first]
+    require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))
+    if refs.HERE not in names and refs.is_dirty(top):
+        say("note: the working tree has changes that no --ref . names: they are not raced")
+    equal = [refs.locked(trees, locked, top), refs.linked(links, top)]
+    made = []
+    for name, commit in commits.items():
+        place = (folder / f"{commit[:12]}{name.partition('#')[2]}").absolute()
+        refs.link(links, top, refs.worktree(commit, place, top))
+        undo.callback(refs.drop, place, top)
+        cwd = place / here.relative_to(top)
+        _check_program(name, words, cwd)
+        content = digest([list(words), trees[name], equal, _environment(words[0]), name.partition("#")[2]])
+        made.append(Command(name=name, words=tuple(words), cwd=cwd, content=content, top=place))
+    return Versions(arms=made, top=top, links=links, stamps=refs.stamps(links, top))

@@ -1,0 +1,291 @@
+"""Anybody's training command, run once: what it prints, how long it takes, and how much memory its processes use.
+
+A run lies in a folder that its content names: the command's words, the files that it runs, the environment and the seed. `output.log` has
+a line of output a line, each with the seconds since the start; `result.json` is there once the command has ended well. Metrics are read
+from these, so that another pattern runs nothing again.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from nocap.config.errors import EXIT_CODES, EndedError
+from nocap.config.keys import require
+from nocap.config.outward import redact, visible
+from nocap.store.metrics import Better, Kind, Metric, now
+from nocap.store.record import read_json, write_json
+
+LOG, RESULT = "output.log", "result.json"
+LOOK_S = 0.05  # between looks at the processes
+GRACE_S = 5.0  # from the request to end to the kill
+LINE_BYTES, LOG_BYTES = 2**16, 2**26  # of a line, and of a log: what is longer is cut, and the log says so
+TAIL = 5  # lines of a failed run's output that are shown
+COSTS = {
+    "wall_s": Metric(name="wall_s", title="wall-clock", unit="s", better=Better.lower, kind=Kind.clock, made_by="command"),
+    "cpu_s": Metric(name="cpu_s", title="CPU time", unit="s", better=Better.lower, kind=Kind.clock, made_by="command"),
+    "peak_mib": Metric(name="peak_mib", title="peak memory", unit="MiB", better=Better.lower, kind=Kind.clock, made_by="command"),
+}
+
+
+class FailedError(EndedError):
+    """A command that failed: its arm, its exit code and its last lines."""
+
+    code = EXIT_CODES["failed"]
+
+
+class PausedError(EndedError):
+    """Ctrl-C or SIGTERM: what ended is kept, and the same race goes on."""
+
+    code = EXIT_CODES["preempted"]
+
+
+# --- a metric ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Where a metric stands in what a command leaves: a pattern over its lines, or a name in `METRIC name=number` lines or in a file."""
+
+    what: str  # as it was typed
+    better: Better = Better.lower
+    file: str = ""  # JSON or CSV that the command writes, from the folder in which it runs
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(self.what if "(" in self.what else rf"METRIC {re.escape(self.what)}=(?P<value>\S+)")
+
+    @property
+    def name(self) -> str:
+        """The words before the value: `val loss` of `val loss (\\S+)`."""
+        before = re.split(r"\((?:\?P<value>|(?!\?))", self.what)[0]
+        words = re.findall(r"[A-Za-z_][\w /-]*", re.sub(r"\\[A-Za-z]|\(\?P<\w+>", " ", before))
+        return words[-1].strip() if words else self.what
+
+    @property
+    def metric(self) -> Metric:
+        way = ("lower", "higher") if self.better is Better.lower else ("higher", "lower")
+        return Metric(name=self.name, title=self.name, unit="", better=self.better, kind=Kind.seed, made_by="command", words=way)
+
+    def check(self) -> None:
+        """
+        Errors:
+            ValueError: no pattern of Python, or one without a group.
+        """
+        try:
+            pattern = self.pattern
+        except re.error as error:
+            raise ValueError(f"--metric must be a regular expression with a group, or a name, got {self.what!r} ({error})") from error
+        rule = "have one group, or the groups value and step, as in 'step (?P<step>\\d+) loss (?P<value>\\S+)'"
+        groups = set(pattern.groupindex)
+        require("value" in groups if groups else pattern.groups == 1, "--metric", rule, self.what)
+
+    def curve(self, folder: Path) -> list[tuple[float | None, float, float]]:
+        """(step or None, value, seconds since the start) of each match, in order.
+
+        Errors:
+            ValueError: a match that is no number.
+        """
+        if self.file:
+            return [(step, value, math.nan) for step, value in _of_file(folder / Path(self.file).name, self.what)]
+        found, pattern = [], self.pattern
+        for seconds, line in lines(folder):
+            for match in pattern.finditer(line):
+                text = match["value"] if "value" in pattern.groupindex else match[1]
+                step = number(match["step"], self.what) if "step" in pattern.groupindex else None
+                found.append((step, number(text, self.name), seconds))
+        return found
+
+    def value(self, folder: Path) -> float:
+        """The last match.
+
+        Errors:
+            ValueError: none, or one that is not finite.
+        """
+        points = self.curve(folder)
+        where = self.file or f"what it printed, by {self.pattern.pattern!r}"
+        require(bool(points), self.name, f"be in {where}", "nothing")
+        require(math.isfinite(points[-1][1]), self.name, "be a finite number", points[-1][1])
+        return points[-1][1]
+
+
+def number(text: str, name: str) -> float:
+    try:
+        return float(text.strip(" ,;:|"))
+    except ValueError as error:
+        raise ValueError(f"{name} must be a number, got {text!r}") from error
+
+
+def lines(folder: Path) -> Iterator[tuple[float, str]]:
+    with (folder / LOG).open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            seconds, _, text = line.rstrip("\n").partition("\t")
+            yield float(seconds), text
+
+
+def _of_file(path: Path, name: str) -> list[tuple[float | None, float]]:
+    """The value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step where there is one."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ValueError(f"{path.name} must be written by the command ({error.strerror})") from error
+    try:
+        rows: Sequence[Mapping[str, Any]] = list(csv.DictReader(text.splitlines())) if path.suffix == ".csv" else _json(text)
+    except ValueError as error:
+        raise ValueError(f"{path.name} must hold JSON, JSON lines or CSV, got {text[:80]!r} ({error})") from error
+    there = [row for row in rows if row.get(name) not in (None, "")]
+    return [(number(str(row["step"]), "step") if row.get("step") else None, number(str(row[name]), name)) for row in there]
+
+
+def _json(text: str) -> list[Mapping[str, Any]]:
+    try:
+        whole = [json.loads(text)]
+    except ValueError:
+        whole = [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [row for row in whole if isinstance(row, Mapping)]
+
+
+# --- a run ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """An arm: words to start, and where."""
+
+    name: str
+    words: tuple[str, ...]
+    cwd: Path
+    content: str  # a digest of what it runs: words, files, environment
+    top: Path | None = None  # of its worktree
+
+    @property
+    def takes_seed(self) -> bool:
+        return any("{seed}" in word for word in self.words)
+
+    def with_seed(self, seed: int) -> list[str]:
+        return [word.replace("{seed}", str(seed)) for word in self.words]
+
+
+def result(folder: Path) -> dict[str, Any] | None:
+    """Of a run that ended well."""
+    return read_json(folder / RESULT)
+
+
+def run(
+    command: Command, seed: int, folder: Path, *, timeout_s: float, keep: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> None:
+    """Run it to its end. `keep`: files that it writes and that metrics are read from.
+
+    Errors:
+        FailedError: it did not end well; the output stays.
+        PausedError: it was stopped by Ctrl-C.
+    """
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
+    folder.mkdir(parents=True)
+    for name in keep:
+        (command.cwd / name).unlink(missing_ok=True)  # an old one would be read as this run's
+    began, started, cpu_s = time.monotonic(), now(), _children_s()
+    with (folder / LOG).open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            command.with_seed(seed),
+            cwd=command.cwd,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {}), "NOCAP_SEED": str(seed)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        reader = threading.Thread(target=_copy, args=(process.stdout, log, began), daemon=True)
+        reader.start()
+        try:
+            peak = _watch(process, until=began + timeout_s)
+        except KeyboardInterrupt as stop:
+            raise PausedError("paused; runs that ended are kept, and the same command goes on") from stop
+        finally:
+            _end(process)
+            reader.join(GRACE_S)
+            if not reader.is_alive():  # else a process that left the group holds it open, and is not waited for
+                process.stdout.close()
+    wall_s = time.monotonic() - began
+    if process.returncode != 0:
+        ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {process.returncode}"
+        last = [text for _, text in lines(folder)][-TAIL:]
+        raise FailedError("\n".join([f"{command.name}, seed {seed}: {ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
+    for name in keep:
+        if (command.cwd / name).is_file():
+            shutil.copyfile(command.cwd / name, folder / Path(name).name)
+    costs = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s, "peak_mib": peak / 2**20}
+    write_json(folder / RESULT, {"arm": command.name, "content": command.content, "seed": seed, "started": started, **costs})
+
+
+def _children_s() -> float:
+    """CPU seconds of all processes that were waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _copy(source: IO[bytes], log: IO[str], began: float) -> None:
+    """Each line with its time, without secrets and terminal control."""
+    left = LOG_BYTES
+    while raw := source.readline(LINE_BYTES):
+        text = visible(redact(raw.decode(errors="replace").rstrip("\r\n")))
+        left -= len(text)
+        if left < 0:
+            text = f"cut: more than {LOG_BYTES >> 20} MiB of output"
+        if left > -LINE_BYTES:
+            log.write(f"{time.monotonic() - began:.3f}\t{text}\n")
+            log.flush()
+
+
+def _watch(process: subprocess.Popen[bytes], *, until: float) -> int:
+    """The most bytes that its processes held together, until it ends or its time is over."""
+    peak, tree = 0, psutil.Process(process.pid)
+    while process.poll() is None and time.monotonic() < until:
+        held = 0
+        for one in _tree(tree):
+            try:
+                held += one.memory_info().rss
+            except psutil.Error:
+                continue
+        peak = max(peak, held)
+        try:
+            process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            continue
+    return peak
+
+
+def _tree(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """All processes of its group, and those that it started in other groups: asked, and after a grace killed."""
+    away = _tree(psutil.Process(process.pid))[1:] if process.poll() is None else []
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    for one in away:
+        with suppress(psutil.Error):
+            one.kill()

@@ -1,0 +1,234 @@
+"""A race of commands: pairs of runs, interleaved, until the answer is safe or the pairs are spent; then a verdict for each arm.
+
+The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in turns, so that a machine that drifts
+favours none. After 3, 6, 12, … repeats the arms are judged (`judge.interval`), and the race stops where all are decided. Its registration,
+`race.json`, is written before the first run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, ROUNDING, Estimate, analyses, analysis_of, of_pairs, of_samples
+from nocap.judge.time_to_target import crossing
+from nocap.report.page import finite
+from nocap.sources.command import COSTS, Command, PausedError, Reading, result
+from nocap.store.metrics import Better, Kind, Metric, now
+from nocap.store.record import digest, read_json, write_json
+
+FILE = "race.json"
+TARGET = {
+    name: Metric(name=name, title=title, unit=unit, better=Better.lower, kind=kind, made_by="command")
+    for name, title, unit, kind in (
+        ("steps_to_target", "steps to the target", "steps", Kind.seed),
+        ("s_to_target", "seconds to the target", "s", Kind.clock),
+    )
+}
+BETTER, WORSE, UNCLEAR, UNDECIDED = "better", "worse", "no difference shown", "no verdict"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """A metric that may be no worse than by `margin`."""
+
+    reading: Reading
+    margin: float
+
+
+@dataclass(kw_only=True)
+class Race:
+    arms: Sequence[Command]  # the baseline first
+    readings: Sequence[Reading]  # the one that decides first
+    folder: Path  # of this race
+    runs: Path  # of the runs of all races
+    pairs: int
+    guards: Sequence[Guard] = ()
+    expect: tuple[float, float] | None = None  # what the arms' gain is said to be
+    target: float | None = None  # of the first metric
+    first_seed: int = 0
+    seeded: bool = True  # the commands take the seed
+    sessions: int = 1
+    apart_s: float = 0.0
+    begin: Callable[[Command, int, Path], None]  # runs one
+    log: Callable[[str], None] = print
+    known: dict[str, Any] = field(default_factory=dict)  # the registration
+
+    # --- runs -------------------------------------------------------------------------------------------------------------------------
+
+    def place(self, arm: Command, repeat: int) -> Path:
+        return self.runs / f"{arm.content}-{self.first_seed + repeat}"
+
+    def register(self) -> None:
+        """Once, before the first run."""
+        stated = {
+            "arms": {arm.name: [arm.content, *arm.words] for arm in self.arms},
+            "metrics": [[one.what, one.file, one.better.value] for one in self.readings],
+            "guards": [[guard.reading.what, guard.margin] for guard in self.guards],
+            "expect": self.expect and [end if math.isfinite(end) else None for end in self.expect],
+            "target": self.target,
+            "first_seed": self.first_seed,
+            "seeded": self.seeded,
+            "sessions": self.sessions,
+        }
+        self.known = read_json(self.folder / FILE) or {}
+        if not self.known:
+            there = sum(result(self.place(arm, i)) is not None for arm in self.arms for i in range(self.pairs))
+            self.known = {"kind": "race", "hash": digest(stated), "at": now(), "there_before": there, **stated}
+            write_json(self.folder / FILE, self.known)
+
+    def run(self) -> list[dict[str, Any]]:
+        """All that is missing, look by look; the verdicts.
+
+        Errors:
+            command.FailedError: a run that did not end well.
+            command.PausedError: somebody asked to stop.
+        """
+        self.register()
+        for repeat in range(self.pairs):
+            self._wait(repeat)
+            for arm in self.arms if repeat % 2 == 0 else self.arms[::-1]:
+                if result(self.place(arm, repeat)) is None:
+                    began = time.monotonic()
+                    self.begin(arm, self.first_seed + repeat, self.place(arm, repeat))
+                    value = self.readings[0].value(self.place(arm, repeat))
+                    self.log(
+                        f"{arm.name}, seed {self.first_seed + repeat}: {self.readings[0].name} {value:g}  {time.monotonic() - began:.1f} s"
+                    )
+            n = repeat + 1
+            if self.sessions == 1 and (n in analyses() or self.ignores_seed(n)):
+                found = self.verdicts(n)
+                if all(one["decided"] for one in found) or self.ignores_seed(n):
+                    return found
+        return self.verdicts(self.pairs)
+
+    def _wait(self, repeat: int) -> None:
+        """Until the next session of timing may begin."""
+        if repeat == 0 or self.session(repeat) == self.session(repeat - 1) or result(self.place(self.arms[0], repeat)) is not None:
+            return
+        self.log(f"waiting {self.apart_s / 60:g} minutes: session {self.session(repeat) + 1} of {self.sessions}")
+        try:
+            time.sleep(self.apart_s)
+        except KeyboardInterrupt as stop:
+            raise PausedError("paused; runs that ended are kept, and the same command goes on") from stop
+
+    def session(self, repeat: int) -> int:
+        return repeat * self.sessions // self.pairs
+
+    # --- what they show ---------------------------------------------------------------------------------------------------------------
+
+    def values(self, arm: Command, metric: str, n: int) -> list[float]:
+        """Of the first n repeats. What never came to the target is infinite."""
+        places = [self.place(arm, repeat) for repeat in range(n)]
+        if metric in COSTS:
+            return [float((result(place) or {})[metric]) for place in places]
+        if metric in TARGET:
+            return [self._to_target(place)[list(TARGET).index(metric)] for place in places]
+        reading = next(one for one in self._all_readings() if one.name == metric)
+        return [reading.value(place) for place in places]
+
+    def _all_readings(self) -> list[Reading]:
+        return [*self.readings, *(guard.reading for guard in self.guards)]
+
+    def _to_target(self, place: Path) -> tuple[float, float]:
+        """Steps and seconds to the target, on the curve of the first metric."""
+        points = [(step, value, at) for step, value, at in self.readings[0].curve(place) if step is not None]
+        steps, values, seconds = (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
+        at = crossing(steps, values, target=float(self.target or 0)) if points else None
+        if at is None:
+            return math.inf, math.inf
+        after = next(i for i, step in enumerate(steps) if step >= at)
+        return at, seconds[after]
+
+    def ignores_seed(self, n: int) -> bool:
+        """Whether an arm's repeats are equal to rounding: the command takes no seed, and more of them would say nothing."""
+        sides = [self.values(arm, self.readings[0].name, n) for arm in self.arms]
+        return n >= 2 and any(max(side) - min(side) <= ROUNDING * max(map(abs, side)) for side in sides)
+
+    def gain(self, arm: Command, metric: Metric, n: int) -> Estimate:
+        """How much better than the baseline: in the metric's unit, of times and memory as a logarithm of the ratio."""
+        log, sign = metric.name in (*COSTS, *TARGET), 1 if metric.better is Better.higher else -1
+        a, b = ([math.log(x) if log else x for x in self.values(side, metric.name, n)] for side in (arm, self.arms[0]))
+        if not all(map(math.isfinite, [*a, *b])):  # a run that never came to the target
+            return Estimate(mid=math.nan, low=-math.inf, high=math.inf, n=n, method="a run never came to the target")
+        bias = CLOCK_BIAS if metric.kind is Kind.clock else 0.0
+        share = len(self.arms) - 1
+        if log and self.sessions > 1:  # a session is what repeats a time
+            groups = [[i for i in range(n) if self.session(i) == session] for session in range(self.sessions)]
+            a, b = ([fmean(side[i] for i in group) for group in groups if group] for side in (a, b))
+        elif not self.seeded and not log:
+            return of_samples([sign * x for x in a], [sign * x for x in b], bias=bias, comparisons=share)
+        pairs = [sign * (x - y) for x, y in zip(a, b, strict=True)]
+        return of_pairs(pairs, bias=bias, analysis=max(1, analysis_of(len(pairs))), comparisons=share)
+
+    def verdicts(self, n: int) -> list[dict[str, Any]]:
+        """Of each arm but the baseline, at the last analysis of n repeats."""
+        shown = analyses()[analysis_of(n) - 1] if analysis_of(n) else n
+        single = self.ignores_seed(n)
+        return [self._verdict(arm, shown, single=single) for arm in self.arms[1:]]
+
+    def _verdict(self, arm: Command, n: int, *, single: bool) -> dict[str, Any]:
+        primary = self.readings[0].metric
+        found = self.gain(arm, primary, n)
+        size = max(map(abs, [*self.values(arm, primary.name, n), *self.values(self.arms[0], primary.name, n)]))
+        guards = [(guard, self.gain(arm, guard.reading.metric, n)) for guard in self.guards]
+        word, reason = self._word(found, guards, floor=ROUNDING * size)
+        if single:
+            word, reason = UNDECIDED, "n=1: repeats are equal to rounding, the command ignores its seed"
+        costs = {}
+        for name, metric in {**COSTS, **(TARGET if self.target is not None else {})}.items():
+            ends = self.gain(arm, metric, n)
+            timed = name == "steps_to_target" or self.sessions >= LEAST_PAIRS
+            costs[name] = {**ends.json(), "timed": timed, "verdict": _way(ends, ROUNDING) if timed else UNDECIDED}
+        return {
+            "arm": arm.name,
+            "n": 1 if single else n,
+            "word": word,
+            "reason": reason,
+            "decided": word not in (UNCLEAR, UNDECIDED, "inconclusive"),
+            "gain": found.json(),
+            "guards": [{"metric": guard.reading.name, "margin": guard.margin, **ends.json()} for guard, ends in guards],
+            "costs": costs,
+            "exploratory": f"{self.known['there_before']} of its runs were there before it was registered"
+            if self.known["there_before"]
+            else "",
+        }
+
+    def _word(self, found: Estimate, guards: Sequence[tuple[Guard, Estimate]], *, floor: float) -> tuple[str, str]:
+        if not math.isfinite(found.high):
+            return UNDECIDED, f"n={found.n}"
+        worse = [guard.reading.name for guard, ends in guards if ends.high < -guard.margin]
+        open_ = [guard.reading.name for guard, ends in guards if ends.low < -guard.margin]
+        if self.expect is None:
+            if worse:
+                return WORSE, f"guard {worse[0]}"
+            return (UNCLEAR, f"guard {open_[0]}") if open_ and found.low > floor else (_way(found, floor), "")
+        low, high = self.expect
+        if worse or found.high < low - floor:
+            return "refuted", f"guard {worse[0]}" if worse else "below"
+        if found.low < low - floor or open_ or (found.high > high + floor and found.low <= high + floor):
+            return "inconclusive", f"guard {open_[0]}" if open_ else "undecided"
+        return ("exceeded" if found.low > high + floor else "confirmed"), ""
+
+
+def _way(found: Estimate, floor: float) -> str:
+    if not math.isfinite(found.high):
+        return UNDECIDED
+    return BETTER if found.low > floor else WORSE if found.high < -floor else UNCLEAR
+
+
+def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All of it as JSON: the registration, every measurement, every verdict."""
+    n = max([one["n"] for one in verdicts] + [1])
+    names = [*(one.name for one in race._all_readings()), *COSTS, *(TARGET if race.target is not None else ())]
+    rows = [
+        {"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **{name: race.values(arm, name, n)[i] for name in names}}
+        for arm in race.arms
+        for i in range(n)
+    ]
+    return {**race.known, "verdicts": list(verdicts), "measurements": finite(rows), "paired": race.seeded}

@@ -1,0 +1,360 @@
+"""Races of commands that are not nocap's, by a script that takes a fraction of a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nocap import race
+from nocap.sources.command import LOG, RESULT, Command, Reading
+from nocap.sources.race import Race, content
+from nocap.store.metrics import Better
+from tests.conftest import REPO
+
+SCRIPT = """
+import os, random, sys, time
+from helper import GAIN
+seed = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdigit() else 0
+noise = random.Random(seed).gauss(0, 0.01) + random.Random(f"{GAIN}{seed}").gauss(0, 0.001)
+for step in range(3):
+    print(f"step {step} val loss {3 - 0.1 * step - GAIN + noise:.5f}")
+exec(os.environ.get("EXTRA", ""))
+"""
+PYTHON = sys.executable
+PATTERN = r"val loss (\S+)"
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a branch `idea`, whose loss is 0.1 lower, and a folder of data that git ignores."""
+    folder = tmp_path / "theirs"
+    (folder / "data").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "somebody@example.org")
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "helper.py").write_text("GAIN = 0.0\n")
+    (folder / "evaluation.py").write_text("# the same for all\n")
+    (folder / ".gitignore").write_text("outputs/\ndata/\n__pycache__/\n")
+    (folder / "data" / "tokens.bin").write_bytes(b"tokens")
+    git("init", "-q", "-b", "main")
+    commit("the baseline")
+    git("checkout", "-q", "-b", "idea")
+    (folder / "helper.py").write_text("GAIN = 0.1\n")
+    commit("the idea")
+    git("checkout", "-q", "main")
+    return folder
+
+
+def git(*words: str) -> None:
+    subprocess.run(["git", *words], check=True, capture_output=True)
+
+
+def commit(message: str) -> None:
+    git("add", "--all")
+    git("commit", "-q", "-m", message)
+
+
+def arms(**commands: str) -> list[str]:
+    return [word for name, command in commands.items() for word in ("--arm", f"{name}={PYTHON} {command}")]
+
+
+Answer = dict[str, object]
+
+
+@pytest.fixture
+def raced(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """The answer of a race, and what it printed on stderr."""
+
+    def call(*words: str) -> Answer:
+        head, tail = (words, ()) if "--" not in words else (words[: words.index("--")], words[words.index("--") :])
+        assert race.main([*head, "--json", *tail]) == 0
+        out, err = capsys.readouterr()
+        answer: Answer = json.loads(out)
+        return {**answer, "said": err}
+
+    return call
+
+
+def verdict(answer: Answer) -> tuple[str, int]:
+    (one,) = answer["verdicts"]  # type: ignore[misc]
+    return one["word"], one["n"]
+
+
+def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo: Path, raced: Callable[..., Answer]) -> None:
+    words = ("--ref", "main", "--ref", "idea", "--locked", "eval*", "--metric", PATTERN, "--", PYTHON, "train.py", "{seed}")
+    answer = raced(*words)
+    assert verdict(answer) == ("better", 3)
+    (one,) = answer["verdicts"]  # type: ignore[misc]
+    assert one["gain"]["low"] < 0.1 < one["gain"]["high"]
+    assert {cost["verdict"] for cost in one["costs"].values()} == {"no verdict"}  # times of one session
+    order = [line.split(",")[0] for line in str(answer["said"]).splitlines() if ", seed " in line]
+    assert order == ["main", "idea", "idea", "main", "main", "idea"]
+    again = raced(*words)
+    assert again["verdicts"] == answer["verdicts"]
+    assert ", seed " not in str(again["said"])
+    worktrees = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert worktrees.count("\n") == 1
+
+
+def test_a_ref_against_itself_shows_no_difference(repo: Path, raced: Callable[..., Answer]) -> None:
+    answer = raced("--ref", "main", "--ref", "main", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
+    assert verdict(answer) == ("no difference shown", 3)
+    assert len(list((repo / "outputs" / "commands").glob("*/result.json"))) == 6
+
+
+def test_the_working_tree_is_an_arm(repo: Path, raced: Callable[..., Answer]) -> None:
+    (repo / "helper.py").write_text("GAIN = 0.2\n")
+    noted = raced("--ref", "main", "--ref", "idea", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
+    assert "changes that no --ref . names" in str(noted["said"])
+    answer = raced("--ref", "idea", "--ref", ".", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
+    assert verdict(answer) == ("better", 3)
+    assert "changes" not in str(answer["said"])
+    assert (repo / "helper.py").read_text() == "GAIN = 0.2\n"
+
+
+def test_what_git_ignores_is_linked_in_and_may_not_be_written(
+    repo: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--ref", "main", "--ref", "idea", "--link", "data", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
+    monkeypatch.setenv("EXTRA", "assert open('data/tokens.bin').read() == 'tokens'")
+    assert verdict(raced(*words)) == ("better", 3)
+    shutil.rmtree(repo / "outputs")
+    monkeypatch.setenv("EXTRA", "open('data/tokens.bin', 'a').write('more')")
+    assert failed(*words) == 1
+    assert "changed what --link names" in capsys.readouterr().err
+
+
+def failed(*words: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        race.main(list(words))
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_a_module_from_another_copy_ends_the_race(repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(repo))
+    (repo / "train.py").write_text(f"import sys\nsys.path.reverse()\n{SCRIPT}")  # as an installed copy comes first
+    commit("an installed copy comes first")
+    git("branch", "-f", "other")
+    (repo / "evaluation.py").write_text("# other\n")
+    commit("other")
+    words = ("--ref", "main", "--ref", "other", "--metric", PATTERN, "--", PYTHON, "train.py", "{seed}")
+    assert failed(*words) == 1
+    assert f"loaded {repo / 'helper.py'}, which is not of its worktree" in capsys.readouterr().err
+    assert not list((repo / "outputs" / "commands").glob("*/result.json"))
+
+
+def test_commands_that_ignore_the_seed_count_once(repo: Path, raced: Callable[..., Answer]) -> None:
+    answer = raced(*arms(base="train.py", idea="train.py 5"), "--metric", PATTERN)
+    assert verdict(answer) == ("no verdict", 1)
+    assert answer["paired"] is False
+    assert "n=1" in str(answer["said"])
+
+
+def test_commands_that_take_no_seed_are_not_paired(repo: Path, raced: Callable[..., Answer]) -> None:
+    (repo / "noisy.py").write_text("import sys, time\nprint('val loss', 3 + float(sys.argv[1]) + time.time_ns() % 1000 / 1e5)\n")
+    words = arms(base="noisy.py 1", idea="noisy.py 0")
+    answer = raced(*words, "--metric", PATTERN, "--pairs", "3")
+    assert verdict(answer) == ("better", 3)
+    assert answer["verdicts"][0]["gain"]["method"] == "unpaired (Welch)"  # type: ignore[index]
+    assert raced(*words, "--metric", PATTERN, "--pairs", "3", "--reads-seed")["paired"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        ((), "better"),
+        (("--higher",), "worse"),
+        (("--expect", "0.05.."), "confirmed"),
+        (("--expect", "0.01..0.02"), "exceeded"),
+        (("--expect", "0.2.."), "refuted"),
+        (("--guard", r"loss (\S+)$ 0.01"), "better"),
+    ],
+)
+def test_words(repo: Path, raced: Callable[..., Answer], words: tuple[str, ...], word: str) -> None:
+    (repo / "other.py").write_text(SCRIPT.replace("- GAIN", "- 0.1"))
+    both = arms(base="train.py {seed}", idea="other.py {seed}")
+    assert verdict(raced(*both, "--metric", PATTERN, *words, "--pairs", "3")) == (word, 3)
+
+
+def test_a_guard_that_is_worse_decides(repo: Path, raced: Callable[..., Answer]) -> None:
+    (repo / "both.py").write_text(SCRIPT + "print('METRIC mib=' + str(100 + noise + 1000 * GAIN))\n")
+    (repo / "costly.py").write_text(SCRIPT.replace("- GAIN", "- 0.1") + "print('METRIC mib=' + str(200 + noise))\n")
+    words = arms(base="both.py {seed}", idea="costly.py {seed}")
+    assert verdict(raced(*words, "--metric", PATTERN, "--guard", "mib 5", "--pairs", "3")) == ("worse", 3)
+
+
+def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo: Path, raced: Callable[..., Answer]) -> None:
+    (repo / "other.py").write_text(SCRIPT.replace("0.1 * step", "0.3 * step"))
+    words = arms(base="train.py {seed}", idea="other.py {seed}")
+    metric = r"step (?P<step>\d+) val loss (?P<value>\S+)"
+    answer = raced(*words, "--metric", metric, "--target", "2.9", "--sessions", "3", "--apart", "0.1s", "--pairs", "3")
+    costs = answer["verdicts"][0]["costs"]  # type: ignore[index]
+    assert costs["steps_to_target"]["verdict"] == "better"
+    assert costs["wall_s"]["timed"]
+    assert str(answer["said"]).count("waiting") == 2
+    never = raced(*words, "--metric", metric, "--target", "0.5", "--pairs", "3")
+    assert never["verdicts"][0]["costs"]["steps_to_target"]["mean"] is None  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("out.json", '{"val_loss": 2.5}', 2.5),
+        ("out.jsonl", '{"step": 0, "val_loss": 3}\n{"step": 1, "val_loss": 2.75}\n', 2.75),
+        ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
+    ],
+)
+def test_a_metric_in_a_file(repo: Path, raced: Callable[..., Answer], name: str, text: str, value: float) -> None:
+    (repo / "write.py").write_text(f"open({name!r}, 'w').write({text!r})\n")
+    answer = raced(*arms(base="write.py", idea="write.py {seed}"), "--metric", "val_loss", "--file", name, "--pairs", "2")
+    assert {row["val_loss"] for row in answer["measurements"]} == {value}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "line"),
+    [
+        ("sys.exit(3)", 1, "base, seed 0: exit code 3; see"),
+        ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
+        ("print('val loss nan')", 2, "val loss must be a finite number, got nan"),
+        ("print('val loss ' + chr(27) + '[31m')", 2, "val loss must be a number"),
+        ("time.sleep(60)", 1, "no end after 1 s (--timeout)"),
+        ("print('x' * 3_000_000)", 0, ""),
+        ("os.write(1, bytes(range(256)) * 100)", 0, ""),
+        ("subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; time.sleep(60)'])", 0, ""),
+    ],
+)
+def test_what_a_command_does_badly(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: str, code: int, line: str
+) -> None:
+    monkeypatch.setenv("EXTRA", extra)
+    began = time.monotonic()
+    words = [*arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "1", "--timeout", "1s"]
+    assert (failed(*words) if code else race.main(words)) == code
+    assert line in capsys.readouterr().err
+    assert time.monotonic() - began < 40
+    assert (repo / "outputs" / "commands").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--metric", "("], "--metric must be a regular expression"),
+        (["--metric", r"(\d+) (\d+)"], "--metric must have one group"),
+        (["--metric", PATTERN, "--metric", r"^.*val loss (\S+)"], "--metric must differ in name"),
+        ([], "--metric must be given"),
+        (["--metric", PATTERN, "--arm", "third=/no/such/program"], "arm third must begin with a program that is there"),
+        (["--metric", PATTERN, "--arm", "base=true"], "--arm must be two or more, each NAME=COMMAND with a name of its own"),
+        (["--metric", PATTERN, "--apart", "soon"], "--apart must be a time"),
+        (["--metric", PATTERN, "--expect", "0.2..0.1"], "--expect must hold something"),
+        (["--metric", PATTERN, "--guard", "loss"], "--guard must be a metric and how much worse"),
+        (["--metric", PATTERN, "--pairs", "0"], "--pairs must be at least 1"),
+        (["--metric", PATTERN, "--ref", "main"], "--arm must be given, or --ref"),
+        (["--metric", PATTERN, "--locked", "nothing*"], "--locked must match a file"),
+        (["--metric", PATTERN, "--link", "data"], "--arm must be without"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(repo: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+    assert failed(*arms(base="train.py {seed}", idea="train.py {seed}"), *words) == 2
+    assert line in capsys.readouterr().err
+    assert not (repo / "outputs" / "commands").exists()
+
+
+@pytest.mark.parametrize(
+    ("refs", "words", "line"),
+    [
+        (("main", "nowhere"), (), "--ref must be a commit, branch or tag"),
+        (("main", "twin"), (), "--ref must differ from main in a file, got twin"),
+        (("main",), (), "--ref must be two or more"),
+        (("main", "idea"), ("--locked", "helper.py"), "--locked must be equal in main and idea, got helper.py"),
+        (("main", "idea"), ("--locked", "nothing/**"), "--locked must match a file of main"),
+        (("main", "idea"), ("--link", "nothing"), "--link must be a file or folder"),
+        (("main", "idea"), ("--link", "helper.py"), "--link must be a path that git ignores"),
+    ],
+)
+def test_refs_that_cannot_be_raced(
+    repo: Path, capsys: pytest.CaptureFixture[str], refs: tuple[str, ...], words: tuple[str, ...], line: str
+) -> None:
+    git("branch", "twin")
+    named = [word for ref in refs for word in ("--ref", ref)]
+    assert failed(*named, *words, "--metric", PATTERN, "--", PYTHON, "train.py") == 2
+    assert line in capsys.readouterr().err
+    assert not (repo / "outputs" / "commands").exists()
+
+
+def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    words = ["-m", "nocap.race", *arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "3"]
+    env = {**os.environ, "EXTRA": "time.sleep(0.3)"}
+    for number in (signal.SIGKILL, signal.SIGINT):
+        running = subprocess.Popen([PYTHON, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        there = len(list(repo.glob("outputs/commands/*/result.json")))
+        while len(list(repo.glob("outputs/commands/*/result.json"))) == there and running.poll() is None:
+            time.sleep(0.05)
+        running.send_signal(number)
+        _, err = running.communicate(timeout=60)
+        assert running.returncode == (-9 if number is signal.SIGKILL else 75), err
+    known = {path: path.stat().st_mtime_ns for path in repo.glob("outputs/commands/*/result.json")}
+    assert 2 <= len(known) < 6
+    done = subprocess.run([PYTHON, *words], env=env, capture_output=True, text=True, check=True)
+    assert {path: path.stat().st_mtime_ns for path in known} == known
+    assert done.stdout.count(", seed ") == 6 - len(known)
+
+
+def simulated(tmp_path: Path, chance: random.Random, *, gain: float, pairs: int, skewed: bool = False) -> str:
+    """The word of a race whose commands are drawn: seeds and arms have noise of the same size."""
+    runs = tmp_path / "runs"
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+    def begin(arm: Command, seed: int, place: Path) -> None:
+        noise = chance.expovariate(1.0) if skewed else chance.gauss(0, 1)
+        place.mkdir(parents=True)
+        (place / LOG).write_text(f"0.1\tval loss {9 + 0.01 * (noise - gain * (arm.name == 'idea')):.8f}\n")
+        (place / RESULT).write_text(json.dumps({"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0}))
+
+    both = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in ("base", "idea")]
+    reading = Reading(what=PATTERN, better=Better.lower)
+    made = Race(arms=both, readings=[reading], folder=tmp_path, runs=runs, pairs=pairs, begin=begin, log=lambda line: None)
+    answer = content(made, made.run())
+    return str(answer["verdicts"][0]["word"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skewed", [False, True])
+def test_of_200_races_against_oneself_at_most_one_in_twenty_claims_a_difference(tmp_path: Path, skewed: bool) -> None:
+    chance = random.Random(7)
+    words = [simulated(tmp_path / "race", chance, gain=0.0, pairs=12, skewed=skewed) for _ in range(200)]
+    assert words.count("no difference shown") >= 190
+
+
+@pytest.mark.slow
+def test_a_gain_of_three_standard_deviations_is_found_by_twelve_pairs(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    words = [simulated(tmp_path / "race", chance, gain=3 * 2**0.5, pairs=12) for _ in range(200)]
+    assert words.count("better") >= 160
+    assert words.count("worse") == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        (r"val loss (\S+)", "val loss"),
+        (r"val_loss=(\S+)", "val_loss"),
+        (r"step (?P<step>\d+) .*val (?P<value>\S+)", "val"),
+        ("val_loss", "val_loss"),
+    ],
+)
+def test_a_metric_is_named_by_the_words_before_it(what: str, name: str) -> None:
+    assert Reading(what=what).name == name
