@@ -49,9 +49,13 @@ def main(argv: list[str] | None = None) -> int:
     split = words.index("--") if "--" in words else len(words)
     asked = _parser().parse_args(words[:split])
     from nocap.config.errors import refusals
+    from nocap.sources.command import PausedError
 
     with refusals(), ExitStack() as undo:
-        return _raced(asked, words[split + 1 :], undo)
+        try:
+            return _raced(asked, words[split + 1 :], undo)
+        except KeyboardInterrupt as stop:
+            raise PausedError("paused; runs that ended are kept, and the same command goes on") from stop
 
 
 def _parser() -> argparse.ArgumentParser:

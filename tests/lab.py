@@ -140,7 +140,7 @@ def outcome(plan: Plan) -> Json | None:
     return {"status": "finished"} if (plan.run_dir / RECORD).exists() else None
 
 
-def record_of(run: Training, problems: list[str]) -> Record | None:
+def record_of(run: Training) -> Record | None:
     return pickle.loads((run.plan.run_dir / RECORD).read_bytes()) if outcome(run.plan) else None
 
 

@@ -330,8 +330,8 @@ def test_texts_that_memory_does_not_hold(ask: Any) -> None:
         ({"overrides": [*STUDY["overrides"], "tracker=wandb", "tracker.entity=elsewhere"]}, "tracker.entity must be left out"),
         ({"overrides": [*STUDY["overrides"], "hydra.run.dir=elsewhere"]}, "hydra.run.dir must be left alone"),
         ({"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}}, "scales must have names"),
-        ({"arms": {**STUDY["arms"], "../elsewhere": ["attention=mqa"]}}, "arms must have names"),
-        ({"arms": {**STUDY["arms"], "\x1b[31m": ["attention=mqa"]}}, "control characters"),
+        ({"arms": {**STUDY["arms"], "../elsewhere": ["attention=mqa"]}}, "scales must have names"),
+        ({"arms": {**STUDY["arms"], "\x1b[31m": ["attention=mqa"]}}, "scales must have names"),
         ({"overrides": [["attention=mqa"]]}, "overrides"),
     ],
 )

@@ -254,11 +254,6 @@ def test_a_part_without_a_joint_is_refused(tmp_path: Path):
         build_model(run, vocab_size=V)
 
 
-def test_a_wrong_signature_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"Blur.embed\(self, x_BTC\) must take \(self, part, x_BTC, context\)"):
-        from_outside(tmp_path, "ideas", "blur", BLUR.format(says=True).replace("part, x_BTC, context", "x_BTC"))
-
-
 HIDDEN = """
 from dataclasses import dataclass
 import torch

@@ -188,7 +188,7 @@ HARMLESS = {
     "a rule's text": replaced("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
     "what is said": replaced("nocap/training/loop.py", "resuming from step", "going on from step"),
     "a comment": replaced("nocap/training/step.py", "# --- the step ---", "# --- a step ---"),
-    "the tracker": replaced("nocap/options/tracker/wandb.py", "PROBE_TIMEOUT_S = 3.0", "PROBE_TIMEOUT_S = 4.0"),
+    "the tracker": replaced("nocap/options/tracker/wandb.py", "GRACE_S = 5.0", "GRACE_S = 6.0"),
     "the checkpoint's writer": replaced(
         "nocap/training/checkpoint.py", "for last_try in (False, True)", "for last_try in (False, False, True)"
     ),

@@ -181,14 +181,11 @@ def test_a_disk_that_fails_is_no_bad_input(
     err = capsys.readouterr().err
     assert (err.count("\n"), out.exists()) == (1, False)
     assert f"({os.strerror(number)})" in err
-    original = os.open
 
-    def broken(file: Any, *words: Any, **named: Any) -> Any:
-        if str(file).endswith("summary.json"):
-            raise OSError(number, os.strerror(number), str(file))
-        return original(file, *words, **named)
+    def broken(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(os, "open", broken)
+    monkeypatch.setattr(Path, "read_bytes", broken)
     with pytest.raises(SystemExit) as stopped, refusals():
         read_json(next(runs.iterdir()) / "summary.json")
     assert stopped.value.code == 1

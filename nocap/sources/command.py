@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -193,7 +194,6 @@ def run(
 
     Errors:
         FailedError: it did not end well; the output stays.
-        PausedError: it was stopped by Ctrl-C.
     """
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
     folder.mkdir(parents=True)
@@ -212,11 +212,9 @@ def run(
         )
         assert process.stdout is not None
         reader = threading.Thread(target=_copy, args=(process.stdout, log, began), daemon=True)
-        reader.start()
         try:
+            reader.start()
             peak = _watch(process, until=began + timeout_s)
-        except KeyboardInterrupt as stop:
-            raise PausedError("paused; runs that ended are kept, and the same command goes on") from stop
         finally:
             _end(process)
             reader.join(GRACE_S)
@@ -236,8 +234,8 @@ def run(
 
 def _children_s() -> float:
     """CPU seconds of all processes that were waited for."""
-    times = os.times()
-    return times.children_user + times.children_system
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _copy(source: IO[bytes], log: IO[str], began: float) -> None:

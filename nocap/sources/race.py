@@ -18,7 +18,7 @@ from typing import Any
 from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, ROUNDING, Estimate, analyses, analysis_of, of_pairs, of_samples
 from nocap.judge.time_to_target import crossing
 from nocap.report.page import finite
-from nocap.sources.command import COSTS, Command, PausedError, Reading, result
+from nocap.sources.command import COSTS, Command, Reading, result
 from nocap.store.metrics import Better, Kind, Metric, now
 from nocap.store.record import digest, read_json, write_json
 
@@ -87,7 +87,6 @@ class Race:
 
         Errors:
             command.FailedError: a run that did not end well.
-            command.PausedError: somebody asked to stop.
         """
         self.register()
         for repeat in range(self.pairs):
@@ -112,10 +111,7 @@ class Race:
         if repeat == 0 or self.session(repeat) == self.session(repeat - 1) or result(self.place(self.arms[0], repeat)) is not None:
             return
         self.log(f"waiting {self.apart_s / 60:g} minutes: session {self.session(repeat) + 1} of {self.sessions}")
-        try:
-            time.sleep(self.apart_s)
-        except KeyboardInterrupt as stop:
-            raise PausedError("paused; runs that ended are kept, and the same command goes on") from stop
+        time.sleep(self.apart_s)
 
     def session(self, repeat: int) -> int:
         return repeat * self.sessions // self.pairs

@@ -205,9 +205,10 @@ def check(study: Study) -> None:
         require(bool(holds), place, rule, got)
     lists = [study.overrides, *study.arms.values(), *(trial for trials in study.tune.trials.values() for trial in trials)]
     lists += [words for at in scales.values() for words in (at.overrides, at.train, at.bench, *at.own.values())]
-    for word in (word for words in lists for word in words if not word.startswith(ENGINE)):
+    for word in (word for words in lists for word in words):
+        require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
         # What is written, read and sent elsewhere follows from the command, not from the file, which may be a stranger's.
-        (name,) = composing.keys([word])
+        name = "" if word.startswith(ENGINE) else composing.keys([word])[0]
         require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
 
 
