@@ -329,9 +329,9 @@ def test_texts_that_memory_does_not_hold(ask: Any) -> None:
         ({"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})}, "trainer.init_from must be left out"),
         ({"overrides": [*STUDY["overrides"], "tracker=wandb", "tracker.entity=elsewhere"]}, "tracker.entity must be left out"),
         ({"overrides": [*STUDY["overrides"], "hydra.run.dir=elsewhere"]}, "hydra.run.dir must be left alone"),
-        ({"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}}, "scales must have names"),
-        ({"arms": {**STUDY["arms"], "../elsewhere": ["attention=mqa"]}}, "scales must have names"),
-        ({"arms": {**STUDY["arms"], "\x1b[31m": ["attention=mqa"]}}, "scales must have names"),
+        ({"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}}, "arms and scales must have names"),
+        ({"arms": {**STUDY["arms"], "../elsewhere": ["attention=mqa"]}}, "arms and scales must have names"),
+        ({"arms": {**STUDY["arms"], "\x1b[31m": ["attention=mqa"]}}, "arms and scales must have names"),
         ({"overrides": [["attention=mqa"]]}, "overrides"),
     ],
 )

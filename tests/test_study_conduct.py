@@ -137,7 +137,7 @@ def test_a_search_that_picks_nothing_ends_the_study_in_a_line(
     for _ in range(2):
         assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1
         assert capsys.readouterr().err == "nocap: made: the search of mha picks nothing: a run of it failed, or all its trials diverged\n"
-        monkeypatch.setattr(Training, "record", lambda run, problems: None)
+        monkeypatch.setattr(Training, "record", lambda run: None)
     assert not any(trial["picked"] for trial in lab.done(run=False, **SEARCH).trials)
 
 

@@ -201,8 +201,9 @@ def check(study: Study) -> None:
     for place, names, known in _names(study, scales):
         unknown = [name for name in names if name not in known]
         require(not unknown, place, f"be one of {', '.join(known)}", ", ".join(unknown))
-    for holds, place, rule, got in (*_rules(study), *_rules_of_scales(study)):
-        require(bool(holds), place, rule, got)
+    for rules in (_rules, _rules_of_scales):  # the second rest on the first
+        for holds, place, rule, got in rules(study):
+            require(bool(holds), place, rule, got)
     lists = [study.overrides, *study.arms.values(), *(trial for trials in study.tune.trials.values() for trial in trials)]
     lists += [words for at in scales.values() for words in (at.overrides, at.train, at.bench, *at.own.values())]
     for word in (word for words in lists for word in words):
