@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("seed", type=int)
 parser.add_argument("--lr", type=float, default=3.0)
 parser.add_argument("--steps", type=int, default=300)
 args = parser.parse_args()
