@@ -668,7 +668,9 @@ def test_20_tracker_unreachable(tmp_path: Path, door: Door, undisturbed: Undistu
     words = [word for word in MEDIUM if not word.startswith("tracker")]
     account = {"HOME": str(tmp_path), "WANDB_API_KEY": "f" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
     done = door(*words, "tracker=wandb", f"output_dir={tmp_path / 'out'}", env=account)
-    assert (done.code, done.err) == (0, "nocap: W&B: offline: http://127.0.0.1:9 does not answer\n")
+    assert done.code == 0
+    assert done.err.startswith("nocap: W&B: offline: ")
+    assert done.err.count("\n") == 1
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
     assert "wandb sync " in str(summary_of(the_run(tmp_path / "out"))["tracker"])
 

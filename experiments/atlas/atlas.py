@@ -114,7 +114,7 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
 
         written = {(one["identity"], one["machine"]) for one in jobs.known()}
         for one in runs:  # trained before, and killed before its line
-            if (record := one.record([])) is not None and (record.identity, here) not in written:
+            if (record := one.record()) is not None and (record.identity, here) not in written:
                 add(compact(one, record, share=share))
         failed += sum(result.status == "failed" for result in train(runs, "atlas", watch=watch).values())
     return 1 if failed else 0
