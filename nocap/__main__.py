@@ -19,7 +19,7 @@ COMMANDS = {
     "generate": "text from a checkpoint",
     "profile": "where a step's time and memory go",
     "study": "a question with claims: run what is missing, judge, report",
-    "race": "a program's proposals against one baseline, with one error level for all",
+    "race": "training commands, or refs of a repository, pair by pair until the answer is safe",
     "bench": "which training step is faster on this machine, interleaved",
     "export": "a run's model as one safetensors file",
     "eval": "a run's model on tasks of lm-eval",
@@ -54,7 +54,7 @@ def main() -> None:
         print(USAGE.format(commands=usage), file=sys.stdout if asked else sys.stderr)
         raise SystemExit(0 if asked else 2)
     del sys.argv[1]
-    module = importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "race", "runs", "study") else f"nocap.{command}")
+    module = importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "runs", "study") else f"nocap.{command}")
     raise SystemExit(module.main())
 
 
