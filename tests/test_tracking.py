@@ -153,7 +153,6 @@ import shlex, subprocess
 from nocap.config.compose import composed
 from nocap.launch.grid import check
 from nocap.launch.head import manifest
-from nocap.launch.tracked import run_facts, upload_all
 from nocap.launch.head import run_facts
 from nocap.launch.multirun import upload_all
 words = ["model=nano", "data=synthetic", "tracker.mode=offline", "tracker.tags=[mine]", "output_dir=out"]

@@ -182,7 +182,7 @@ class Attempt:
             "NOCAP_STORE": str(folder / self._stage.name),  # a rank of the attempt before, if one still dies, writes to another
             "GLOO_SOCKET_IFNAME": LOOPBACK,  # no other machine may connect
             "NCCL_SOCKET_IFNAME": LOOPBACK,
-            "TORCH_GLOO_LAZY_INIT": "0",  # all connections at once: then nobody can make another (training/sockets.py)
+            "TORCH_GLOO_LAZY_INIT": "0",  # all connections at once: then nobody can make another (`nocap.training.world.close_listeners`)
         }
 
     def poll(self) -> int | None:
