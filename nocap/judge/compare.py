@@ -264,8 +264,7 @@ def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> D
     if not math.isfinite(estimate.high):
         return Difference(estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n}")
     up, down = (Outcome.better, Outcome.worse) if METRICS[metric].better is Better.higher else (Outcome.worse, Outcome.better)
-    outcome = up if estimate.low > floor else down if estimate.high < -floor else Outcome.unclear
-    return Difference(estimate=estimate, outcome=outcome)
+    return Difference(estimate=estimate, outcome={1: up, -1: down}.get(estimate.place(0.0, 0.0, tie=floor), Outcome.unclear))
 
 
 def _difference(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allow: Collection[str]) -> Difference:

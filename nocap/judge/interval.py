@@ -54,6 +54,16 @@ class Estimate:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    def place(self, low: float, high: float, *, tie: float | None = None) -> int:
+        """-1: wholly below these ends, 1: wholly above, 0: within, 2: not decided. Equal but for `tie`, by default rounding, is within."""
+        if tie is None:
+            tie = ROUNDING * max(1.0, abs(self.mid)) if math.isfinite(self.mid) else ROUNDING
+        if self.high < low - tie:
+            return -1
+        if self.low > high + tie:
+            return 1
+        return 0 if self.low >= low - tie and self.high <= high + tie else 2
+
     def exp(self) -> Estimate:
         """From the log scale to the ratio: geometric means."""
         mid, low, high = (math.exp(x) if x < 700 else math.inf for x in (self.mid, self.low, self.high))

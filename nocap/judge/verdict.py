@@ -91,14 +91,8 @@ class Gain:
         return of_pairs(values, declared=self.declared, bias=self.bias, analysis=self.analysis)
 
     def place(self) -> int:
-        """-1: wholly below what was stated, 1: wholly above, 0: within, 2: not decided. Equal but for rounding is within."""
-        found, (low, high) = self.interval(), self.ends
-        tie = ROUNDING * max(1.0, abs(found.mid)) if math.isfinite(found.mid) else ROUNDING
-        if found.high < low - tie:
-            return -1
-        if found.low > high + tie:
-            return 1
-        return 0 if found.low >= low - tie and found.high <= high + tie else 2
+        """Of its interval to what was stated."""
+        return self.interval().place(*self.ends)
 
     def more(self) -> int | None:
         """How many more pairs would decide, were mean and spread the true ones; `None`: no affordable number, or none can be said."""
@@ -193,15 +187,19 @@ def judge(
 
 
 def _decide(claim: Claim, primary: Gain, guards: Sequence[Gain]) -> tuple[Word, Reason | None]:
-    place, safe = primary.place(), all(guard.place() in (0, 1) for guard in guards)
-    if any(guard.place() == -1 for guard in guards):
+    more_is_better = claim.scale is not Scale.value or METRICS[claim.metric].better is Better.higher
+    return decide(primary.place(), [guard.place() for guard in guards], above_refutes=claim.two_sided or not more_is_better)
+
+
+def decide(place: int, guards: Sequence[int], *, above_refutes: bool = False) -> tuple[Word, Reason | None]:
+    """The word for where an interval lies to what was stated (`Estimate.place`), and each guard's to its margin."""
+    if -1 in guards:
         return Word.refuted, Reason.guard
     if place == -1:
         return Word.refuted, Reason.below
-    more_is_better = claim.scale is not Scale.value or METRICS[claim.metric].better is Better.higher
-    if place == 1 and (claim.two_sided or not more_is_better):
+    if place == 1 and above_refutes:
         return Word.refuted, Reason.above
-    if place in (0, 1) and safe:
+    if place in (0, 1) and all(guard in (0, 1) for guard in guards):
         return (Word.exceeded if place == 1 else Word.confirmed), None
     return Word.inconclusive, Reason.undecided
 

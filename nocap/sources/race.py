@@ -15,8 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from nocap.judge.compare import Outcome
 from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, ROUNDING, Estimate, analyses, analysis_of, of_pairs, of_samples
 from nocap.judge.time_to_target import crossing
+from nocap.judge.verdict import Word, decide
 from nocap.report.page import finite
 from nocap.sources.command import COSTS, Command, Reading, result
 from nocap.store.metrics import Better, Kind, Metric, now
@@ -30,7 +32,7 @@ TARGET = {
         ("s_to_target", "seconds to the target", "s", Kind.clock),
     )
 }
-BETTER, WORSE, UNCLEAR, UNDECIDED = "better", "worse", "no difference shown", "no verdict"
+OPEN = (Outcome.unclear.value, Outcome.undecided.value, Word.inconclusive.value)  # more pairs may change these words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,9 @@ class Race:
 
     def register(self) -> None:
         """Once, before the first run."""
+        arms = {arm.name: [arm.content, *arm.words] for arm in self.arms}
         stated = {
-            "arms": {arm.name: [arm.content, *arm.words] for arm in self.arms},
+            "arms": arms,
             "metrics": [[one.what, one.file, one.better.value] for one in self.readings],
             "guards": [[guard.reading.what, guard.margin] for guard in self.guards],
             "expect": self.expect and [end if math.isfinite(end) else None for end in self.expect],
@@ -79,7 +82,9 @@ class Race:
         self.known = read_json(self.folder / FILE) or {}
         if not self.known:
             there = sum(result(self.place(arm, i)) is not None for arm in self.arms for i in range(self.pairs))
-            self.known = {"kind": "race", "hash": digest(stated), "at": now(), "there_before": there, **stated}
+            others = [read_json(path) or {} for path in self.folder.parent.glob(f"*/{FILE}")]
+            raced = sum([*other["arms"].values()] == [*arms.values()] for other in others)
+            self.known = {"kind": "race", "hash": digest(stated), "at": now(), "exploratory": _exploratory(there, raced), **stated}
             write_json(self.folder / FILE, self.known)
 
     def run(self) -> list[dict[str, Any]]:
@@ -173,49 +178,51 @@ class Race:
         found = self.gain(arm, primary, n)
         size = max(map(abs, [*self.values(arm, primary.name, n), *self.values(self.arms[0], primary.name, n)]))
         guards = [(guard, self.gain(arm, guard.reading.metric, n)) for guard in self.guards]
-        word, reason = self._word(found, guards, floor=ROUNDING * size)
+        word, reason = self._word(found, guards, tie=ROUNDING * size)
         if single:
-            word, reason = UNDECIDED, "n=1: repeats are equal to rounding, the command ignores its seed"
+            word, reason = Outcome.undecided.value, "n=1: repeats are equal to rounding, the command ignores its seed"
         costs = {}
         for name, metric in {**COSTS, **(TARGET if self.target is not None else {})}.items():
             ends = self.gain(arm, metric, n)
             timed = name == "steps_to_target" or self.sessions >= LEAST_PAIRS
-            costs[name] = {**ends.json(), "timed": timed, "verdict": _way(ends, ROUNDING) if timed else UNDECIDED}
+            costs[name] = {**ends.json(), "timed": timed, "verdict": _way(ends, ROUNDING) if timed else Outcome.undecided.value}
         return {
             "arm": arm.name,
             "n": 1 if single else n,
             "word": word,
             "reason": reason,
-            "decided": word not in (UNCLEAR, UNDECIDED, "inconclusive"),
+            "decided": word not in OPEN,
             "gain": found.json(),
             "guards": [{"metric": guard.reading.name, "margin": guard.margin, **ends.json()} for guard, ends in guards],
             "costs": costs,
-            "exploratory": f"{self.known['there_before']} of its runs were there before it was registered"
-            if self.known["there_before"]
-            else "",
+            "exploratory": self.known["exploratory"],
         }
 
-    def _word(self, found: Estimate, guards: Sequence[tuple[Guard, Estimate]], *, floor: float) -> tuple[str, str]:
+    def _word(self, found: Estimate, guards: Sequence[tuple[Guard, Estimate]], *, tie: float) -> tuple[str, str]:
         if not math.isfinite(found.high):
-            return UNDECIDED, f"n={found.n}"
-        worse = [guard.reading.name for guard, ends in guards if ends.high < -guard.margin]
-        open_ = [guard.reading.name for guard, ends in guards if ends.low < -guard.margin]
-        if self.expect is None:
-            if worse:
-                return WORSE, f"guard {worse[0]}"
-            return (UNCLEAR, f"guard {open_[0]}") if open_ and found.low > floor else (_way(found, floor), "")
-        low, high = self.expect
-        if worse or found.high < low - floor:
-            return "refuted", f"guard {worse[0]}" if worse else "below"
-        if found.low < low - floor or open_ or (found.high > high + floor and found.low <= high + floor):
-            return "inconclusive", f"guard {open_[0]}" if open_ else "undecided"
-        return ("exceeded" if found.low > high + floor else "confirmed"), ""
+            return Outcome.undecided.value, f"n={found.n}"
+        places = [ends.place(-guard.margin, math.inf) for guard, ends in guards]
+        broken = next((guard.reading.name for (guard, _), place in zip(guards, places, strict=True) if place not in (0, 1)), "")
+        word, reason = decide(found.place(*(self.expect or (0.0, math.inf)), tie=tie), places)
+        if self.expect is not None:
+            return word.value, f"guard {broken}" if broken else reason.value if reason else ""
+        if -1 in places:
+            return Outcome.worse.value, f"guard {broken}"
+        way = _way(found, tie)
+        return (Outcome.unclear.value, f"guard {broken}") if broken and way == Outcome.better.value else (way, "")
 
 
-def _way(found: Estimate, floor: float) -> str:
+def _exploratory(there: int, raced: int) -> str:
+    """Why a race is, if it is."""
+    reasons = [f"{there} of its runs were there before it was registered"] if there else []
+    return "; ".join([*reasons, *(["its arms were raced before with other seeds, metrics or ends"] if raced else [])])
+
+
+def _way(found: Estimate, tie: float) -> str:
+    """Which side of no difference a gain lies on."""
     if not math.isfinite(found.high):
-        return UNDECIDED
-    return BETTER if found.low > floor else WORSE if found.high < -floor else UNCLEAR
+        return Outcome.undecided.value
+    return {1: Outcome.better, -1: Outcome.worse}.get(found.place(0.0, 0.0, tie=tie), Outcome.unclear).value
 
 
 def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
