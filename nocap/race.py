@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from nocap import outside
 
 if TYPE_CHECKING:
+    from nocap.report.table import Cell
+    from nocap.sources.command import Command, Reading
     from nocap.sources.race import Guard, Race
 
 FORMS = """\
@@ -48,14 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     words = outside.arguments(argv)
     split = words.index("--") if "--" in words else len(words)
     asked = _parser().parse_args(words[:split])
-    from nocap.config.errors import refusals
-    from nocap.sources.command import PausedError
+    from nocap.config.errors import StoppedError, refusals
 
     with refusals(), ExitStack() as undo:
         try:
             return _raced(asked, words[split + 1 :], undo)
         except KeyboardInterrupt as stop:
-            raise PausedError("paused; runs that ended are kept, and the same command goes on") from stop
+            raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,19 +100,11 @@ def _parser() -> argparse.ArgumentParser:
 def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> int:
     from nocap.config.keys import require
     from nocap.sources import arms, race
-    from nocap.sources.command import Command, Reading, run
+    from nocap.sources.command import run
     from nocap.store import lease
-    from nocap.store.metrics import Better
     from nocap.store.record import digest, write_json
 
-    require(bool(asked.metrics), "--metric", "be given: a pattern with one group, as in 'val loss (\\S+)'", "none")
-    readings = [Reading(what=one["what"], better=Better(one["better"]), file=asked.file) for one in asked.metrics]
-    guards = [_guard(text, asked.file) for text in asked.guard]
-    every = [*readings, *(guard.reading for guard in guards)]
-    for reading in every:
-        reading.check()
-    names = [reading.name for reading in every]
-    require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
+    readings, guards = _readings(asked)
     require(asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs)
     require(1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions)
     require(
@@ -164,6 +157,23 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
     return 0
 
 
+def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
+    """What is compared, and what may not be worse."""
+    from nocap.config.keys import require
+    from nocap.sources.command import Reading
+    from nocap.store.metrics import Better
+
+    require(bool(asked.metrics), "--metric", "be given: a pattern with one group, as in 'val loss (\\S+)'", "none")
+    readings = [Reading(what=one["what"], better=Better(one["better"]), file=asked.file) for one in asked.metrics]
+    guards = [_guard(text, asked.file) for text in asked.guard]
+    every = [*readings, *(guard.reading for guard in guards)]
+    for reading in every:
+        reading.check()
+    names = [reading.name for reading in every]
+    require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
+    return readings, guards
+
+
 def _guard(text: str, file: str) -> Guard:
     from nocap.config.keys import require
     from nocap.sources.command import Reading, number
@@ -200,54 +210,47 @@ def _expected(text: str) -> tuple[float, float] | None:
 
 
 def _drawn(race: Race, content: Mapping[str, Any]) -> Iterator[str]:
-    from nocap.judge.interval import LEAST_PAIRS
     from nocap.report.table import Column, Table
-    from nocap.sources.command import COSTS
-    from nocap.sources.race import TARGET
-    from nocap.store.formats import three_digits
+    from nocap.report.words import measured
+    from nocap.store.metrics import METRICS, Scale
 
-    n, primary = max(one["n"] for one in content["verdicts"]), race.readings[0]
+    base, verdicts = race.arms[0], {one["arm"]: one for one in content["verdicts"]}
+    n, primary = max(one["n"] for one in verdicts.values()), race.readings[0].metric
 
     def mean(arm: str, name: str) -> float | None:
         values = [row[name] for row in content["measurements"] if row["arm"] == arm]
         return None if None in values else fmean(values)
 
-    first = [race.arms[0].name, n, mean(race.arms[0].name, primary.name), None, "baseline"]
-    rows = [first]
-    for one in content["verdicts"]:
-        why = f" ({one['reason']})" if one["reason"] else ""
-        rows.append([one["arm"], one["n"], mean(one["arm"], primary.name), one["gain"], one["word"] + why])
-
-    def interval(found: Mapping[str, Any]) -> str:
-        if found["low"] is None or found["high"] is None:
-            return f"{found['mean']:+.4g}" if found["mean"] is not None else "–"
-        return f"{found['mean']:+.4g} [{found['low']:+.4g} to {found['high']:+.4g}]"
-
-    def ratio(found: Mapping[str, Any]) -> str:
-        mid, low, high = (None if found[key] is None else math.exp(found[key]) for key in ("mean", "low", "high"))
-        ends = f" [{low:.3f} to {high:.3f}] {found['verdict']}" if found["timed"] and low and high else ""
-        return "never" if mid is None else f"{mid:.3f}×{ends}"
+    def gain(arm: Command, name: str) -> Cell | None:
+        if name == primary.name:
+            return measured(race.gain(arm, primary, n), primary, Scale.difference)
+        return measured(race.gain(arm, METRICS[name], n).exp(), METRICS[name], Scale.ratio) if race.has_verdict(name) else None
 
     notes = [] if content["paired"] else ["Unpaired (Welch): the commands take no seed ({seed} or --reads-seed)."]
-    notes += [f"exploratory: {one['arm']}: {one['exploratory']}" for one in content["verdicts"] if one["exploratory"]]
-    titles = ("arm", "n", primary.name)
-    columns = [
-        *(Column(title=title, show="{:.5g}".format) for title in titles),
-        Column(title="gain", show=interval),
-        Column(title="verdict"),
-    ]
-    columns[0] = Column(title="arm")
+    notes += [f"exploratory: {content['exploratory']}"] if content["exploratory"] else []
+    rows = [[base.name, n, mean(base.name, primary.name), None, "baseline"]]
+    for arm in race.arms[1:]:
+        word, reason = verdicts[arm.name]["word"], verdicts[arm.name]["reason"]
+        rows.append([arm.name, n, mean(arm.name, primary.name), gain(arm, primary.name), f"{word} ({reason})" if reason else word])
+    shown = Column(title=primary.name, show="{:.5g}".format)
+    columns = [Column(title="arm"), Column(title="n"), shown, Column(title="gain", show=_as_it_is), Column(title="verdict")]
     title = f"{primary.name}: {primary.better.value} is better; the gain with its 95% interval"
     yield str(Table(title=title, columns=columns, rows=rows, notes=notes))
     columns, table = [Column(title="arm")], [list[Any]([arm.name]) for arm in race.arms]
-    for name in [*COSTS, *(TARGET if race.target is not None else ())]:
-        metric = (COSTS | TARGET)[name]
-        columns += [Column(title=metric.title, show=three_digits), Column(title=f"{metric.title}, gain", show=ratio)]
-        for row, one in zip(table, [None, *content["verdicts"]], strict=True):
-            row += [mean(row[0], name), one and one["costs"][name]]
-    timed = race.sessions >= LEAST_PAIRS
-    note = f"{race.sessions} sessions" if timed else "Times and memory are of one session: no verdict; --sessions 3 makes one."
-    yield str(Table(title="Costs, and how many times less than the baseline's", columns=columns, rows=table, notes=[note]))
+    for name in race.costs:
+        columns += [
+            Column(title=METRICS[name].title, show=METRICS[name].show),
+            Column(title=f"{METRICS[name].title}, gain", show=_as_it_is),
+        ]
+        for row, one in zip(table, race.arms, strict=True):
+            row += [mean(one.name, name), None if one is base else gain(one, name)]
+    timed = race.has_verdict("wall_s")
+    note = f"{race.sessions} sessions." if timed else "Times and memory are of one session: no verdict; --sessions 3 makes one."
+    yield str(Table(title="Costs", columns=columns, rows=table, notes=[note]))
+
+
+def _as_it_is(cell: Cell) -> Cell:
+    return cell
 
 
 if __name__ == "__main__":

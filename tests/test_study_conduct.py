@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from nocap.config.errors import FailedError, StoppedError
 from nocap.study.__main__ import main
 from nocap.study.plan import shorter
 from nocap.study.registration import name_of, registrations
-from nocap.study.tasks import FailedError, Session, StoppedError, Training, write_rows
+from nocap.study.tasks import Session, Training, write_rows
 from tests.lab import Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, written
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from nocap.config.errors import FailedError
 from nocap.study.__main__ import main
 from nocap.study.plan import StudyPlan
 from nocap.study.spec import folder_of, shipped
-from nocap.study.tasks import FailedError
 from tests.conftest import REPO
 
 YAML = REPO / "experiments" / "order_short" / "study.yaml"

@@ -34,7 +34,7 @@ from worth import ADDED, Blocks, Steps, added, put, stages, tell
 
 from nocap.config import hardware
 from nocap.config.compose import Composed, as_in, composed
-from nocap.config.errors import EXIT_CODES, refusals
+from nocap.config.errors import EXIT_CODES, StoppedError, refusals
 from nocap.config.keys import InputError, flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
@@ -43,7 +43,7 @@ from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read
 from nocap.study.plan import more
-from nocap.study.tasks import StoppedError, Training, train, trainings
+from nocap.study.tasks import Training, train, trainings
 
 POINTS = 16  # of a training curve
 TAUGHT = "{taught}"  # in an arm's overrides: the folder of the teacher's run, on this machine

@@ -32,6 +32,16 @@ class EndedError(Exception):
     code = EXIT_CODES["failed"]
 
 
+class FailedError(EndedError):
+    """A run, session or command failed that all else depends on."""
+
+
+class StoppedError(EndedError):
+    """A request to stop, as by Ctrl-C: what ended is kept, and the same command goes on."""
+
+    code = EXIT_CODES["preempted"]
+
+
 def refuse(message: object) -> NoReturn:
     """Print it on stderr and leave with exit code 2."""
     for line in str(message).splitlines():

@@ -21,7 +21,7 @@ TO_TARGET = ("time_to_target_s", "steps_to_target")
 BASELINE = "baseline"  # the target that is each seed's own final loss of the baseline
 TEXTS = ("id", "statement", "source", "arm")  # of a claim
 Check = tuple[bool, str, str, Any]  # whether it holds, key, rule and value
-CLAIMABLE = [name for name, metric in METRICS.items() if metric.made_by != "clock"]
+CLAIMABLE = [name for name, metric in METRICS.items() if metric.made_by not in ("clock", "command")]
 
 
 @dataclass(kw_only=True, slots=True)

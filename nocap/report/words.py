@@ -37,12 +37,17 @@ def is_plain(metric: Metric, scale: Scale) -> bool:
 def _change(x: float, metric: Metric, scale: Scale) -> tuple[str, str]:
     """How much, and which way: `7.4%` and `faster`, `2.10×` and `as fast`, `0.0098` and `lower loss`."""
     if scale is Scale.difference:
-        return f"{abs(x):.4f}", metric.gain if x >= 0 else metric.loss
+        return _size(x, metric), metric.gain if x >= 0 else metric.loss
     fast = metric.gain.startswith("faster")
     size = x if fast else 1 / x  # the speed, or what is used
     if size >= 2:
         return f"{size:.2f}×", f"as {metric.gain.replace('faster', 'fast')}" if fast else f"the {metric.loss[5:]}"
     return f"{abs(size - 1):.1%}", metric.gain if x >= 1 else metric.loss
+
+
+def _size(x: float, metric: Metric) -> str:
+    """Of a difference: of a loss four decimals, of a raced command's metric, which may be of any size, four digits."""
+    return f"{abs(x):.4f}" if metric.unit else f"{abs(x):.4g}"
 
 
 def gain(x: float, metric: Metric, scale: Scale) -> str:
@@ -75,7 +80,7 @@ def measured(estimate: Estimate, metric: Metric, scale: Scale) -> Cell:
     if estimate.low == estimate.high:
         return Cell(text=text)
     if scale is Scale.difference:
-        return Cell(text=text, small=f"± {estimate.half_width:.4f}")
+        return Cell(text=text, small=f"± {_size(estimate.half_width, metric)}")
     return Cell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
 
 

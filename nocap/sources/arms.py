@@ -14,9 +14,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.sources import refs
-from nocap.sources.command import Command, FailedError, run
+from nocap.sources.command import Command, run
 from nocap.store.record import digest
 
 PACKAGES = """import importlib.metadata as m, platform

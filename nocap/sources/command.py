@@ -26,10 +26,10 @@ from typing import IO, Any
 
 import psutil
 
-from nocap.config.errors import EXIT_CODES, EndedError
+from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
-from nocap.store.metrics import Better, Kind, Metric, now
+from nocap.store.metrics import METRICS, Better, Kind, Metric, now
 from nocap.store.record import read_json, write_json
 
 LOG, RESULT = "output.log", "result.json"
@@ -37,23 +37,7 @@ LOOK_S = 0.05  # between looks at the processes
 GRACE_S = 5.0  # from the request to end to the kill
 LINE_BYTES, LOG_BYTES = 2**16, 2**26  # of a line, and of a log: what is longer is cut, and the log says so
 TAIL = 5  # lines of a failed run's output that are shown
-COSTS = {
-    "wall_s": Metric(name="wall_s", title="wall-clock", unit="s", better=Better.lower, kind=Kind.clock, made_by="command"),
-    "cpu_s": Metric(name="cpu_s", title="CPU time", unit="s", better=Better.lower, kind=Kind.clock, made_by="command"),
-    "peak_mib": Metric(name="peak_mib", title="peak memory", unit="MiB", better=Better.lower, kind=Kind.clock, made_by="command"),
-}
-
-
-class FailedError(EndedError):
-    """A command that failed: its arm, its exit code and its last lines."""
-
-    code = EXIT_CODES["failed"]
-
-
-class PausedError(EndedError):
-    """Ctrl-C or SIGTERM: what ended is kept, and the same race goes on."""
-
-    code = EXIT_CODES["preempted"]
+COSTS = [name for name, metric in METRICS.items() if metric.made_by == "command"]  # of every run
 
 
 # --- a metric ------------------------------------------------------------------------------------------------------------------------

@@ -15,23 +15,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from nocap.judge.claim import TO_TARGET
 from nocap.judge.compare import Outcome
 from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, ROUNDING, Estimate, analyses, analysis_of, of_pairs, of_samples
 from nocap.judge.time_to_target import crossing
 from nocap.judge.verdict import Word, decide
 from nocap.report.page import finite
 from nocap.sources.command import COSTS, Command, Reading, result
-from nocap.store.metrics import Better, Kind, Metric, now
+from nocap.store.metrics import METRICS, Better, Kind, Metric, now
 from nocap.store.record import digest, read_json, write_json
 
 FILE = "race.json"
-TARGET = {
-    name: Metric(name=name, title=title, unit=unit, better=Better.lower, kind=kind, made_by="command")
-    for name, title, unit, kind in (
-        ("steps_to_target", "steps to the target", "steps", Kind.seed),
-        ("s_to_target", "seconds to the target", "s", Kind.clock),
-    )
-}
 OPEN = (Outcome.unclear.value, Outcome.undecided.value, Word.inconclusive.value)  # more pairs may change these words
 
 
@@ -128,8 +122,8 @@ class Race:
         places = [self.place(arm, repeat) for repeat in range(n)]
         if metric in COSTS:
             return [float((result(place) or {})[metric]) for place in places]
-        if metric in TARGET:
-            return [self._to_target(place)[list(TARGET).index(metric)] for place in places]
+        if metric in TO_TARGET:
+            return [self._to_target(place)[TO_TARGET.index(metric)] for place in places]
         reading = next(one for one in self._all_readings() if one.name == metric)
         return [reading.value(place) for place in places]
 
@@ -137,14 +131,23 @@ class Race:
         return [*self.readings, *(guard.reading for guard in self.guards)]
 
     def _to_target(self, place: Path) -> tuple[float, float]:
-        """Steps and seconds to the target, on the curve of the first metric."""
+        """Seconds and steps to the target, as `TO_TARGET` has them, on the curve of the first metric."""
         points = [(step, value, at) for step, value, at in self.readings[0].curve(place) if step is not None]
         steps, values, seconds = (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
         at = crossing(steps, values, target=float(self.target or 0)) if points else None
         if at is None:
             return math.inf, math.inf
         after = next(i for i, step in enumerate(steps) if step >= at)
-        return at, seconds[after]
+        return seconds[after], at
+
+    @property
+    def costs(self) -> list[str]:
+        """What is compared beside the metrics, as ratios."""
+        return [*COSTS, *(TO_TARGET if self.target is not None else ())]
+
+    def has_verdict(self, cost: str) -> bool:
+        """Times of one session have none."""
+        return METRICS[cost].kind is not Kind.clock or self.sessions >= LEAST_PAIRS
 
     def ignores_seed(self, n: int) -> bool:
         """Whether an arm's repeats are equal to rounding: the command takes no seed, and more of them would say nothing."""
@@ -153,7 +156,7 @@ class Race:
 
     def gain(self, arm: Command, metric: Metric, n: int) -> Estimate:
         """How much better than the baseline: in the metric's unit, of times and memory as a logarithm of the ratio."""
-        log, sign = metric.name in (*COSTS, *TARGET), 1 if metric.better is Better.higher else -1
+        log, sign = metric.name in (*COSTS, *TO_TARGET), 1 if metric.better is Better.higher else -1
         a, b = ([math.log(x) if log else x for x in self.values(side, metric.name, n)] for side in (arm, self.arms[0]))
         if not all(map(math.isfinite, [*a, *b])):  # a run that never came to the target
             return Estimate(mid=math.nan, low=-math.inf, high=math.inf, n=n, method="a run never came to the target")
@@ -182,10 +185,10 @@ class Race:
         if single:
             word, reason = Outcome.undecided.value, "n=1: repeats are equal to rounding, the command ignores its seed"
         costs = {}
-        for name, metric in {**COSTS, **(TARGET if self.target is not None else {})}.items():
-            ends = self.gain(arm, metric, n)
-            timed = name == "steps_to_target" or self.sessions >= LEAST_PAIRS
-            costs[name] = {**ends.json(), "timed": timed, "verdict": _way(ends, ROUNDING) if timed else Outcome.undecided.value}
+        for name in self.costs:
+            ends = self.gain(arm, METRICS[name], n)
+            way = _way(ends, ROUNDING) if self.has_verdict(name) else Outcome.undecided.value
+            costs[name] = {**ends.exp().json(), "verdict": way}  # the ratio, not its logarithm
         return {
             "arm": arm.name,
             "n": 1 if single else n,
@@ -228,7 +231,7 @@ def _way(found: Estimate, tie: float) -> str:
 def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All of it as JSON: the registration, every measurement, every verdict."""
     n = max([one["n"] for one in verdicts] + [1])
-    names = [*(one.name for one in race._all_readings()), *COSTS, *(TARGET if race.target is not None else ())]
+    names = [*(one.name for one in race._all_readings()), *race.costs]
     rows = [
         {"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **{name: race.values(arm, name, n)[i] for name in names}}
         for arm in race.arms

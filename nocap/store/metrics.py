@@ -85,6 +85,12 @@ METRICS: dict[str, Metric] = {
         train_s=("training time", "s", _LOWER, _CLOCK, _SPEED, duration),  # made of lines of the clock
         model_mib=("the model's memory", "MiB", _LOWER, _EXACT, _MEMORY, whole, ("memory_mib", "model"), "memory/model_mib"),
     ),
+    **_metrics(  # of a raced command, whatever it is
+        "command",
+        wall_s=("wall-clock", "s", _LOWER, _CLOCK, ("less time", "more time"), duration),
+        cpu_s=("CPU time", "s", _LOWER, _CLOCK, ("less CPU time", "more CPU time"), duration),
+        peak_mib=("peak MiB", "MiB", _LOWER, _CLOCK, _MEMORY, whole),  # as it was sampled
+    ),
     **_metrics(
         "steps",
         tokens_per_s=("tokens/s", "tokens/s", _HIGHER, _CLOCK, _SPEED, whole, ("tokens_per_s",), "perf/tokens_per_s"),

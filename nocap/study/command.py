@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nocap.config import defaults, hardware
 from nocap.config.compose import from_overrides
-from nocap.config.errors import EXIT_CODES
+from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.store import lease
@@ -23,7 +23,6 @@ from nocap.study import conduct, log, pages, preview, results, spec, tasks
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.propose import answer
 from nocap.study.spec import Study
-from nocap.study.tasks import FailedError
 
 
 @dataclass(kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.compose import Composed
+from nocap.config.errors import FailedError, StoppedError
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.plan import DAMAGED, outcome
@@ -26,7 +27,7 @@ from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trial_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
-from nocap.study.tasks import KIND, FailedError, Session, StoppedError, Training, loss_of, sessions, taken, train, trainings
+from nocap.study.tasks import KIND, Session, Training, loss_of, sessions, taken, train, trainings
 
 FIGURE = {"steps": "tokens_per_s", "parts": "step_ms", "lengths": "exponent", "decoding": "decode_tokens_per_s"}  # of a kind, for the log
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes

@@ -20,6 +20,7 @@ from typing import Any
 from nocap.config import compose as composing
 from nocap.config import hardware
 from nocap.config.compose import Composed, as_in
+from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.judge.interval import BATCH, BATCHES, batches_above
 from nocap.model.flops import component_flops
@@ -27,7 +28,7 @@ from nocap.store.identity import config_that_counts, digest, source_hashes
 from nocap.study.log import FILE, Line, append, read
 from nocap.study.plan import check_fair, compose_arms, training_overrides
 from nocap.study.spec import CLOSED, Propose, Study
-from nocap.study.tasks import FailedError, loss_of, train, trainings
+from nocap.study.tasks import loss_of, train, trainings
 
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
 MOST = 200  # proposals of one study: for so many the error budget was simulated

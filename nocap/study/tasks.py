@@ -20,7 +20,7 @@ from typing import Any
 from nocap.config import hardware
 from nocap.config.bounded import parse_json, read_text
 from nocap.config.compose import Composed, to_plain
-from nocap.config.errors import EXIT_CODES, EndedError
+from nocap.config.errors import FailedError, StoppedError
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.config.paths import cache_root
@@ -43,16 +43,6 @@ from nocap.study.spec import engine_of
 WORKER = "nocap.study.session"
 PROFILE_REPEATS = 2  # of a step, in each session
 KIND = {"pace": "steps", "bench": "steps", "parts": "parts", "curve": "lengths", "decoding": "decoding"}  # place of a session → of what
-
-
-class StoppedError(EndedError):
-    """A request to stop: what was trained and timed is kept, and the same command goes on."""
-
-    code = EXIT_CODES["preempted"]
-
-
-class FailedError(EndedError):
-    """A run or session failed that later ones need."""
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------------------------
