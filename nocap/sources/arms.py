@@ -85,7 +85,7 @@ class Versions:
         """Run one, and end the race where it was no run of its own version.
 
         Errors:
-            command.FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked in.
+            FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked in.
         """
         told = place.with_suffix(".loaded").absolute()
         path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")]))

@@ -85,7 +85,7 @@ class Race:
         """All that is missing, look by look; the verdicts.
 
         Errors:
-            command.FailedError: a run that did not end well.
+            FailedError: a run that did not end well.
         """
         self.register()
         for repeat in range(self.pairs):

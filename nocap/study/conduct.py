@@ -52,8 +52,8 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
 
     Errors:
         ValueError: an invalid run, a damaged log.
-        tasks.StoppedError: somebody asked to stop; everything that finished is kept.
-        tasks.FailedError: a run failed that all else depends on.
+        StoppedError: somebody asked to stop; everything that finished is kept.
+        FailedError: a run failed that all else depends on.
     """
     study = _Conductor(plan, run=run, log=log)
     study.register()

@@ -31,7 +31,7 @@ def of_grid(grid: Grid) -> str:
     """A line an arm, and the sum.
 
     Errors:
-        nocap.study.tasks.FailedError: the first arm cannot be timed.
+        FailedError: the first arm cannot be timed.
     """
     arms: dict[str, list[Cell]] = {}
     for cell in grid.cells:
@@ -83,7 +83,7 @@ def render(plan: StudyPlan) -> str:
     """Of a study: all runs and sessions of its first analyses, and what its claims can see with their seeds.
 
     Errors:
-        nocap.study.tasks.FailedError: the first arm cannot be timed.
+        FailedError: the first arm cannot be timed.
     """
     part = up_to(plan, {claim.id: 1 for claim in plan.study.claims})
     study, trials = part.study, compose_trials(plan.study, plan.train)

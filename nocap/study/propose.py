@@ -105,7 +105,7 @@ def answer(
     Errors:
         ValueError: no `propose` in the study, changed rules, a damaged log; a proposal that does not compose, sets what the study sets,
             is no fair comparison, or has too many FLOPs a token.
-        tasks.StoppedError, tasks.FailedError: somebody asked to stop, or a run failed; the same command goes on.
+        StoppedError, FailedError: somebody asked to stop, or a run failed; the same command goes on.
     """
     if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
