@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -170,8 +169,8 @@ def load(folder: Path) -> Study:
         check(study)
     except OSError as error:
         raise ValueError(f"{folder} must be a study's folder, with a {FILE} ({error.strerror})") from error
-    except (HydraException, ValueError) as error:
-        raise ValueError(f"{path}: {explain(error) if isinstance(error, HydraException) else error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return study
 
 
