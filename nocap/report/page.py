@@ -31,7 +31,7 @@ def render(name: str, *, kind: str, title: str, data: Mapping[str, Any] | None =
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts) or "'none'"
     template = _environment().get_template(f"{name}.html.j2")
     own = {"css": Markup(_both(name, "css")), "scripts": scripts, "hashes": hashes}
-    return template.render(kind=kind, title=title, data=redact(data), zip=zip, **own, **values)
+    return template.render(kind=kind, title=title, data=redact(data), **own, **values)
 
 
 def _both(name: str, suffix: str) -> str:
