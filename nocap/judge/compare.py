@@ -259,12 +259,18 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
 
 
-def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
-    """What an interval shows of an arm's number less the baseline's: better or worse where it lies wholly beyond the `floor`."""
+def outcome(estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING) -> Outcome:
+    """What an interval shows of a gain, or of a number of which less is better: better or worse where it lies wholly beyond the `tie`."""
     if not math.isfinite(estimate.high):
-        return Difference(estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n}")
-    up, down = (Outcome.better, Outcome.worse) if METRICS[metric].better is Better.higher else (Outcome.worse, Outcome.better)
-    return Difference(estimate=estimate, outcome={1: up, -1: down}.get(estimate.place(0.0, 0.0, tie=floor), Outcome.unclear))
+        return Outcome.undecided
+    up, down = (Outcome.better, Outcome.worse) if better is Better.higher else (Outcome.worse, Outcome.better)
+    return {1: up, -1: down}.get(estimate.place(0.0, 0.0, tie=tie), Outcome.unclear)
+
+
+def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
+    """What an interval shows of an arm's number less the baseline's."""
+    found = outcome(estimate, better=METRICS[metric].better, tie=floor)
+    return Difference(estimate=estimate, outcome=found, reason=f"n={estimate.n}" if found is Outcome.undecided else "")
 
 
 def _difference(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allow: Collection[str]) -> Difference:

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.compare import Outcome
+from nocap.judge.compare import Outcome, outcome
 from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, ROUNDING, Estimate, analyses, analysis_of, of_pairs, of_samples
 from nocap.judge.time_to_target import crossing
 from nocap.judge.verdict import Word, decide
@@ -187,8 +187,8 @@ class Race:
         costs = {}
         for name in self.costs:
             ends = self.gain(arm, METRICS[name], n)
-            way = _way(ends, ROUNDING) if self.has_verdict(name) else Outcome.undecided.value
-            costs[name] = {**ends.exp().json(), "verdict": way}  # the ratio, not its logarithm
+            way = outcome(ends) if self.has_verdict(name) else Outcome.undecided
+            costs[name] = {**ends.exp().json(), "verdict": way.value}  # the ratio, not its logarithm
         return {
             "arm": arm.name,
             "n": 1 if single else n,
@@ -211,21 +211,14 @@ class Race:
             return word.value, f"guard {broken}" if broken else reason.value if reason else ""
         if -1 in places:
             return Outcome.worse.value, f"guard {broken}"
-        way = _way(found, tie)
-        return (Outcome.unclear.value, f"guard {broken}") if broken and way == Outcome.better.value else (way, "")
+        way = outcome(found, tie=tie)
+        return (Outcome.unclear.value, f"guard {broken}") if broken and way is Outcome.better else (way.value, "")
 
 
 def _exploratory(there: int, raced: int) -> str:
     """Why a race is, if it is."""
     reasons = [f"{there} of its runs were there before it was registered"] if there else []
     return "; ".join([*reasons, *(["its arms were raced before with other seeds, metrics or ends"] if raced else [])])
-
-
-def _way(found: Estimate, tie: float) -> str:
-    """Which side of no difference a gain lies on."""
-    if not math.isfinite(found.high):
-        return Outcome.undecided.value
-    return {1: Outcome.better, -1: Outcome.worse}.get(found.place(0.0, 0.0, tie=tie), Outcome.unclear).value
 
 
 def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
