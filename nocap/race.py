@@ -211,15 +211,15 @@ def _expected(text: str) -> tuple[float, float] | None:
 
 def _drawn(race: Race, content: Mapping[str, Any]) -> Iterator[str]:
     from nocap.report.table import Column, Table
-    from nocap.report.words import measured
+    from nocap.report.words import measured, values
     from nocap.store.metrics import METRICS, Scale
 
     base, verdicts = race.arms[0], {one["arm"]: one for one in content["verdicts"]}
     n, primary = max(one["n"] for one in verdicts.values()), race.readings[0].metric
 
     def mean(arm: str, name: str) -> float | None:
-        values = [row[name] for row in content["measurements"] if row["arm"] == arm]
-        return None if None in values else fmean(values)
+        known = [row[name] for row in content["measurements"] if row["arm"] == arm]
+        return None if None in known else fmean(known)
 
     def gain(arm: Command, name: str) -> Cell | None:
         if name == primary.name:
@@ -233,24 +233,17 @@ def _drawn(race: Race, content: Mapping[str, Any]) -> Iterator[str]:
         word, reason = verdicts[arm.name]["word"], verdicts[arm.name]["reason"]
         rows.append([arm.name, n, mean(arm.name, primary.name), gain(arm, primary.name), f"{word} ({reason})" if reason else word])
     shown = Column(title=primary.name, show="{:.5g}".format)
-    columns = [Column(title="arm"), Column(title="n"), shown, Column(title="gain", show=_as_it_is), Column(title="verdict")]
+    columns = [Column(title="arm"), Column(title="n"), shown, Column(title="gain"), Column(title="verdict")]
     title = f"{primary.name}: {primary.better.value} is better; the gain with its 95% interval"
     yield str(Table(title=title, columns=columns, rows=rows, notes=notes))
     columns, table = [Column(title="arm")], [list[Any]([arm.name]) for arm in race.arms]
     for name in race.costs:
-        columns += [
-            Column(title=METRICS[name].title, show=METRICS[name].show),
-            Column(title=f"{METRICS[name].title}, gain", show=_as_it_is),
-        ]
+        columns += [values(name, METRICS[name].title), Column(title=f"{METRICS[name].title}, gain")]
         for row, one in zip(table, race.arms, strict=True):
             row += [mean(one.name, name), None if one is base else gain(one, name)]
     timed = race.has_verdict("wall_s")
     note = f"{race.sessions} sessions." if timed else "Times and memory are of one session: no verdict; --sessions 3 makes one."
     yield str(Table(title="Costs", columns=columns, rows=table, notes=[note]))
-
-
-def _as_it_is(cell: Cell) -> Cell:
-    return cell
 
 
 if __name__ == "__main__":

@@ -124,10 +124,12 @@ class Race:
             return [float((result(place) or {})[metric]) for place in places]
         if metric in TO_TARGET:
             return [self._to_target(place)[TO_TARGET.index(metric)] for place in places]
-        reading = next(one for one in self._all_readings() if one.name == metric)
+        reading = next(one for one in self.measured if one.name == metric)
         return [reading.value(place) for place in places]
 
-    def _all_readings(self) -> list[Reading]:
+    @property
+    def measured(self) -> list[Reading]:
+        """What is compared, and what may not be worse."""
         return [*self.readings, *(guard.reading for guard in self.guards)]
 
     def _to_target(self, place: Path) -> tuple[float, float]:
@@ -206,8 +208,8 @@ class Race:
             return Outcome.undecided.value, f"n={found.n}"
         places = [ends.place(-guard.margin, math.inf) for guard, ends in guards]
         broken = next((guard.reading.name for (guard, _), place in zip(guards, places, strict=True) if place not in (0, 1)), "")
-        word, reason = decide(found.place(*(self.expect or (0.0, math.inf)), tie=tie), places)
         if self.expect is not None:
+            word, reason = decide(found.place(*self.expect, tie=tie), places)
             return word.value, f"guard {broken}" if broken else reason.value if reason else ""
         if -1 in places:
             return Outcome.worse.value, f"guard {broken}"
@@ -224,7 +226,7 @@ def _exploratory(there: int, raced: int) -> str:
 def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All of it as JSON: the registration, every measurement, every verdict."""
     n = max([one["n"] for one in verdicts] + [1])
-    names = [*(one.name for one in race._all_readings()), *race.costs]
+    names = [*(one.name for one in race.measured), *race.costs]
     rows = [
         {"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **{name: race.values(arm, name, n)[i] for name in names}}
         for arm in race.arms
