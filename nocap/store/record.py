@@ -71,7 +71,7 @@ SHAPES: dict[str, Shape] = {
     | _each(float, "val_loss val_bpb tokens_per_s epoch_s mfu flops_per_token")
     | _each(_NUMBERS, "clock_s step_ms memory_mib params")
     | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
-    "grid.json": {"name": str, "cells": [_each(str, "identity run arm key") | {"seed": int}]},
+    "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int}]},
     "results.*.json": Whole(
         _each(str, "kind study scale question date command baseline")
         | {"hardware": _HARDWARE, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
