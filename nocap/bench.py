@@ -61,13 +61,12 @@ def _bench(options: argparse.Namespace) -> bool:
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.arms import compose_arms, suite
     from nocap.measure.text import render_bench
-    from nocap.store.record import check_writable, write_json, writing
+    from nocap.store.record import check_writable, write_result
 
     require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
     require(not (options.suite and options.arm), "--arm", "be left out with --suite, which has its own", f"{len(options.arm)} of them")
     require(options.rounds is None or options.rounds >= LEAST_PAIRS, "--rounds", f"be at least {LEAST_PAIRS}", options.rounds)
-    if options.json:
-        check_writable("--json", options.json)
+    check_writable("--json", options.json)
     base, overrides, seconds = suite(options.suite, options.overrides) if options.suite else (options.overrides, options.arm, SECONDS)
     enough = bool(overrides) and len(overrides) + len(options.arm_external) >= 2
     require(enough, "--arm", "be given at least twice, the baseline first (once beside --arm-external)", f"{len(overrides)} of them")
@@ -85,9 +84,7 @@ def _bench(options: argparse.Namespace) -> bool:
         _progress("")
     result = {"suite": options.suite, "words": base, **result}
     print(render_bench(result))
-    if options.json:
-        with writing("--json", options.json) as path:
-            write_json(path, result)
+    write_result(options.json, result)
     return all(arm["status"] != "failed" for arm in result["arms"])
 
 

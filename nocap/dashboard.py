@@ -15,7 +15,7 @@ from typing import Any
 from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
-from nocap.store.record import write_json, writing
+from nocap.store.record import write_result
 from nocap.training.ledger import LINES
 
 
@@ -36,8 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         shown = _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))
         workspace, report = build(shown, entity=options.entity or ("" if options.json else _login()), project=options.project)
         if options.json:
-            with writing("--json", options.json) as path:
-                write_json(path, as_json(workspace, report))
+            write_result(options.json, as_json(workspace, report))
             return 0
         try:
             for made in (workspace, report):

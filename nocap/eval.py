@@ -10,7 +10,7 @@ from nocap import outside
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.store.formats import plural
-from nocap.store.record import check_writable, write_json, writing
+from nocap.store.record import check_writable, write_result
 from nocap.store.runs import OUTPUTS
 
 KEPT = ("results", "groups", "versions", "n-shot", "n-samples")  # of what lm-eval returns
@@ -21,12 +21,8 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
-        if options.json:
-            check_writable("--json", options.json)
-        content = _evaluate(options)
-        if options.json:
-            with writing("--json", options.json) as path:
-                write_json(path, content)
+        check_writable("--json", options.json)
+        write_result(options.json, _evaluate(options))
     return 0
 
 

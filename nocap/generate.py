@@ -15,7 +15,7 @@ from nocap.config import defaults, hardware
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
-from nocap.store.record import check_writable, write_json, writing
+from nocap.store.record import check_writable, write_result
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,12 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals
 
     with refusals():
-        if options.json:
-            check_writable("--json", options.json)
-        content = _generate(from_overrides(Generate, options.overrides), allow_code=options.allow_code)
-        if options.json:
-            with writing("--json", options.json) as path:
-                write_json(path, content)
+        check_writable("--json", options.json)
+        write_result(options.json, _generate(from_overrides(Generate, options.overrides), allow_code=options.allow_code))
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nocap import outside
 from nocap.config.keys import require
 from nocap.store.files import write_file
-from nocap.store.record import check_writable, write_json, writing
+from nocap.store.record import check_writable, write_result, writing
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -29,12 +29,9 @@ def main(argv: list[str] | None = None) -> None:
     with refusals():
         require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
         for flag in ("json", "html", "trace"):
-            if path := getattr(options, flag):
-                check_writable(f"--{flag}", path)
+            check_writable(f"--{flag}", getattr(options, flag))
         found = _profile(options)
-        if options.json:
-            with writing("--json", options.json) as path:
-                write_json(path, found)
+        write_result(options.json, found)
         if options.html:
             from nocap.measure.text import render_page
 

@@ -8,15 +8,13 @@ from functools import cache
 from pathlib import Path
 
 from nocap.config.compose import Composed, composed
-from nocap.data.tokens import Shard
 from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, plan
-from nocap.launch.worker import _conclude
+from nocap.launch.worker import _conclude, job_of
 from nocap.options.tracker import TrackerSession
 from nocap.store.record import read_json
 from nocap.training.loop import train
 from nocap.training.recorder import Outcome
-from nocap.training.step import Job
 from nocap.training.world import join
 from tests.conftest import SMALL
 
@@ -56,21 +54,16 @@ def start(this: Plan, *, stop_after: int | None = None, log: Callable[[str], Non
     write_record_head(this)
     manifest = read_json(this.run_dir / "manifest.json")
     assert manifest is not None
-    data = manifest["data"]
-    job = Job(
-        run=this.run,
-        train_shards=tuple(Shard(**shard) for shard in data["train"]),
-        val_shards=tuple(Shard(**shard) for shard in data["val"]),
-        vocab_size=data["vocab_size"],
-        val_bytes=data["val_bytes"],
-        run_dir=this.run_dir,
+    job = job_of(
+        this.run,
+        this.run_dir,
+        manifest,
         world=join(this.run.trainer.device),
         started=began,
-        spent_s=manifest["attempts"][-1]["spent_s"],
         log=log,
         stop_asked=lambda: bool(done) and done[-1] == stop_after,
         heartbeat=done.append,
     )
     outcome = train(job)
-    _conclude(this.run, this.run_dir, manifest, outcome, TrackerSession())
+    _conclude(job, manifest, outcome, TrackerSession())
     return outcome

@@ -21,6 +21,7 @@ from nocap.config.compose import compose
 from nocap.launch import attempt as launch
 from nocap.launch.worker import _report_failure
 from nocap.training.heartbeat import Heartbeat
+from nocap.training.step import Job
 from nocap.training.terminal import _Lasting
 from nocap.training.world import World
 from tests.attempts import attempt, processes, state_of, wait_until
@@ -78,10 +79,11 @@ def test_a_stream_without_a_reader_goes_quiet() -> None:
 
 def test_an_error_names_the_file_with_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rank = World(rank=1, size=2, device=torch.device("cpu"))
+    job = Job(run=compose(["model=nano"]), train_shards=(), val_shards=(), vocab_size=256, run_dir=tmp_path, world=rank, started=0.0)
     try:
         torch.ones(2) @ torch.ones(3)
     except RuntimeError as error:
-        status = _report_failure(compose(["model=nano"]), tmp_path, rank, error, 0.0, behind="rank 1 at step 3", stage=None)
+        status = _report_failure(job, error, behind="rank 1 at step 3")
     assert status == "failed"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("nocap: rank 1: RuntimeError: ")

@@ -25,12 +25,13 @@ from nocap.config.compose import Composed, composed
 from nocap.config.flags import asked as flags_asked
 from nocap.config.trainer import Device
 from nocap.launch import search as searching
-from nocap.launch.grid import FILE, Cell, Grid
+from nocap.launch.grid import Cell, Grid
 from nocap.launch.multirun import multirun
 from nocap.launch.runner import Devices, one_at_a_time
 from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, words_of
 from nocap.store import lease
 from nocap.store.files import write_file
+from nocap.store.runs import GRID
 from tests.attempts import wait_until
 from tests.conftest import Door
 from tests.grids import CELL, Background, records, summaries, trained
@@ -314,7 +315,7 @@ def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake:
     assert len(trainer.trained) == 2
     assert [trial.val_loss for trial in trials] == sorted([2.0 if "attention=mqa" in one.words else 3.0 for one in trials])
     assert said == []
-    listed = json.loads((found.grid.folder / FILE).read_text())
+    listed = json.loads((found.grid.folder / GRID).read_text())
     assert (len(listed["trials"]), len(listed["cells"])) == (6, 2)
 
 
@@ -361,7 +362,7 @@ def test_the_best_share_of_shorter_whole_schedules_is_trained_in_whole(tmp_path:
     assert [one.val_loss is not None for one in trials] == [True] * 3 + [False] * 9
     assert [one.number for one in trials[:3]] == [one.number for one in sorted(best, key=lambda trial: trial.val_loss or 0.0)]
     assert all(one.screened is not None and one.status == "finished" for one in trials)
-    assert len(json.loads((found.grid.folder / FILE).read_text())["cells"]) == 3
+    assert len(json.loads((found.grid.folder / GRID).read_text())["cells"]) == 3
     assert found.table()[0][2] == "at 0.25 of the steps"
 
 
@@ -402,9 +403,9 @@ def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path
     found.grid.folder.mkdir(parents=True)
     with lease.acquire(found.grid.folder), pytest.raises(lease.HeldError, match="must have one writer"):
         carried(found)
-    assert not (found.grid.folder / FILE).exists()
-    write_file(found.grid.folder / FILE, b"no JSON")
-    with pytest.raises(ValueError, match=rf"{FILE} must hold a JSON object"):
+    assert not (found.grid.folder / GRID).exists()
+    write_file(found.grid.folder / GRID, b"no JSON")
+    with pytest.raises(ValueError, match=rf"{GRID} must hold a JSON object"):
         carried(found)
 
 

@@ -18,7 +18,6 @@ COUNTS = {
 }
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
-LOST = 70  # of the worker that started the ranks, to its parent: a rank was killed, and training itself did not fail
 
 # What disk and memory do, and no input: an error of this kind ends with exit code 1, not as bad input.
 FAULTS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}

@@ -17,10 +17,10 @@ from nocap.config.compose import composed
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
 from nocap.launch import attempt
-from nocap.launch.grid import FILE
 from nocap.launch.head import typed_keys, write_record_head
 from nocap.launch.plan import Plan, headline, nothing_to_train, plan, settled, sound
 from nocap.store.record import read_json
+from nocap.store.runs import GRID
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
 from nocap.training.terminal import table
@@ -93,15 +93,15 @@ def _cell(folder: Path, identity: str) -> Plan:
     Errors:
         ValueError: it is another run on this machine, or the grid has no such cell.
     """
-    grid = read_json(folder / FILE) or {}
+    grid = read_json(folder / GRID) or {}
     asked = next((cell for cell in grid.get("cells") or () if cell.get("identity") == identity), None)
     if asked is None:
-        raise ValueError(f"{folder / FILE} must have the cell {identity}")
+        raise ValueError(f"{folder / GRID} must have the cell {identity}")
     this = composed(asked["overrides"])
     planned = replace(plan(this.run, choices=this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ()))
     here, there = (", ".join(str(value) for value in place.values()) for place in (planned.parts["environment"], asked["environment"]))
     require(here == there, "hydra.launcher.target", f"be the machine where the job runs ({here})", there)
-    require(planned.identity == identity, str(folder / FILE), "be planned with this code and data", "others")
+    require(planned.identity == identity, str(folder / GRID), "be planned with this code and data", "others")
     return planned
 
 

@@ -23,8 +23,9 @@ from nocap.launch.plan import Result as Result
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
 from nocap.store.record import write_json
+from nocap.store.runs import GRID
 
-FILE, REPORT = "grid.json", "report.html"  # nocap.store.runs reads the first
+REPORT = "report.html"
 MOST_CELLS = 10_000
 
 
@@ -48,7 +49,7 @@ class Grid:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         delete(unfinished(self.folder, older_than_s=60))  # another process may be writing one
-        write_json(self.folder / FILE, {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]})
+        write_json(self.folder / GRID, {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]})
 
 
 def named(cell: Cell) -> dict[str, Any]:

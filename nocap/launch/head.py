@@ -149,10 +149,10 @@ def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
 
 
 def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
-    """Of a run and its manifest, which may be from before it had options and swept keys."""
-    attempt, options, config = manifest["attempts"][-1], manifest.get("options") or {}, to_plain(run)
-    grid, values = attempt.get("grid"), dict(flat(config))
-    swept = {key: options.get(key, values.get(key)) for key in attempt.get("swept") or () if key in options or key in values}
+    """Of a run and its manifest."""
+    attempt, options, config = manifest["attempts"][-1], manifest["options"], to_plain(run)
+    grid, values = attempt["grid"], dict(flat(config))
+    swept = {key: options.get(key, values.get(key)) for key in attempt["swept"] if key in options or key in values}
     short = short_keys(list(swept))
     words = [
         str(value) if key in options and value != "none" else f"{short[key]}={spell(value)}"

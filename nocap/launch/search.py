@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.keys import check_keys, is_fault, key, require
-from nocap.launch.grid import FILE, REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
+from nocap.launch.grid import REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
 from nocap.launch.plan import plan, settled, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report import page
@@ -35,6 +35,7 @@ from nocap.store.files import write_file
 from nocap.store.formats import loss, plural
 from nocap.store.identity import digest
 from nocap.store.record import read_json, write_json
+from nocap.store.runs import GRID
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -336,7 +337,7 @@ class Searching:
 
     def trials(self) -> list[Trial]:
         """What there is, the lowest loss first: those of whole schedules before those that were only screened."""
-        if not self._trials and (kept := read_json(self.grid.folder / FILE)) is not None:
+        if not self._trials and (kept := read_json(self.grid.folder / GRID)) is not None:
             listed = sorted(kept["trials"], key=lambda trial: trial["trial"])
             self._trials = [self._trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)]
             self._promote()
@@ -355,7 +356,7 @@ class Searching:
         cells = {trial.whole.plan.identity: named(trial.whole) for trial in trials if trial.whole is not None}
         content: dict[str, Any] = {"name": self.grid.name, "swept": self.grid.swept, "search": self.asked, "space": self.described}
         content |= {"trials": [trial.json() for trial in trials], "cells": [*cells.values()]}
-        write_json(self.grid.folder / FILE, content, stage=stage)
+        write_json(self.grid.folder / GRID, content, stage=stage)
 
     @property
     def head(self) -> list[str]:

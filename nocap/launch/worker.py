@@ -33,7 +33,7 @@ from nocap.training.recorder import Outcome
 from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
 from nocap.training.terminal import Reporter, outlive_readers
-from nocap.training.world import World, join, place
+from nocap.training.world import join, place
 
 FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
 
@@ -62,16 +62,16 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     heartbeat = Heartbeat(run_dir)
     heartbeat.beat(world.rank, START_UP)
     reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
-    stage = Path(os.environ["NOCAP_STAGE"]) if world.is_main else None  # the only rank that writes
-    sessions: list[TrackerSession] = []
+    session = TrackerSession()  # mirrors nothing, until training starts
 
     def on_start(rows: list[Row]) -> None:
-        sessions.append(open_tracker(run.tracker, run_facts(run, run_dir, manifest), rows=rows))
+        nonlocal session
+        session = open_tracker(run.tracker, run_facts(run, run_dir, manifest), rows=rows)
         reporter.start(rows[-1]["step"] + 1 if rows else (manifest["init"] or {"step": 0})["step"])
 
     def on_row(row: Row) -> None:
         reporter.row(row)
-        sessions[0].log(row)
+        session.log(row)
 
     @contextmanager
     def starting() -> Iterator[None]:
@@ -81,19 +81,13 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         if manifest["outside"]:
             check_source(run, manifest["parts"]["source"])
 
-    data = manifest["data"]
-    job = Job(
-        run=run,
-        train_shards=tuple(Shard(**shard) for shard in data["train"]),
-        val_shards=tuple(Shard(**shard) for shard in data["val"]),
-        vocab_size=data["vocab_size"],
-        val_bytes=data["val_bytes"],
-        run_dir=run_dir,
-        stage=stage,
+    job = job_of(
+        run,
+        run_dir,
+        manifest,
+        stage=Path(os.environ["NOCAP_STAGE"]) if world.is_main else None,  # the only rank that writes
         world=world,
         started=started,
-        spent_s=manifest["attempts"][-1]["spent_s"],
-        teacher_s=sum(teacher["train_s"] for teacher in manifest["teachers"].values()),
         on_start=on_start,
         on_row=on_row,
         log=reporter.log,
@@ -106,51 +100,67 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         outcome = train(job)
         reporter.close()
         if world.is_main:
-            _conclude(run, run_dir, manifest, outcome, sessions[0], stage=stage)
+            _conclude(job, manifest, outcome, session)
     except (Exception, StopNow) as error:
         # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
         preempted = isinstance(error, StopNow) or (bool(stops) and compiler_failed(error))
-        for session in sessions:
-            session.finish(summary={}, status="preempted" if preempted else "failed")
+        session.finish(summary={}, status="preempted" if preempted else "failed")
         if preempted or not isinstance(error, Exception):
-            return _stopped_in_compilation(run, run_dir, world, started, stage)
-        return _report_failure(run, run_dir, world, error, started, behind=heartbeat.behind(), stage=stage)
+            return _stopped_in_compilation(job)
+        return _report_failure(job, error, behind=heartbeat.behind())
     finally:
         reporter.close()
     return outcome.status
 
 
-def _conclude(
-    run: Run, run_dir: Path, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession, *, stage: Path | None = None
-) -> None:
+def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> Job:
+    """A run with what its manifest says; `around`: what is of this process."""
+    data = manifest["data"]
+    return Job(
+        run=run,
+        train_shards=tuple(Shard(**shard) for shard in data["train"]),
+        val_shards=tuple(Shard(**shard) for shard in data["val"]),
+        vocab_size=data["vocab_size"],
+        val_bytes=data["val_bytes"],
+        run_dir=run_dir,
+        spent_s=manifest["attempts"][-1]["spent_s"],
+        teacher_s=sum(teacher["train_s"] for teacher in manifest["teachers"].values()),
+        **around,
+    )
+
+
+def _conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
     """Write the summary after the tracker has ended: so its clock holds that as well."""
-    rows = Metrics(run_dir / "metrics.jsonl").rows()
+    rows = Metrics(job.run_dir / "metrics.jsonl").rows()
 
     def summary() -> dict[str, Any]:
         clock = outcome.ledger.seconds()
-        return summarize(run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, totals=outcome.totals)
+        return summarize(job.run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, totals=outcome.totals)
 
     session.finish(summary=summary(), status=outcome.status)
-    write_summary(run_dir, {**summary(), "tracker": session.url_or_hint}, stage=stage)
+    write_summary(job.run_dir, {**summary(), "tracker": session.url_or_hint}, stage=job.stage)
 
 
-def _stopped_in_compilation(run: Run, run_dir: Path, world: World, started: float, stage: Path | None) -> str:
+def _stopped_in_compilation(job: Job) -> str:
     """Nothing is lost: compilation comes before an attempt's first step."""
-    if world.is_main:
-        error = "asked to stop before its first step"
-        cut_short(run, run_dir, status="preempted", attempt_s=time.monotonic() - started, error=error, stage=stage)
+    if job.world.is_main:
+        _cut_short(job, "preempted", "asked to stop before its first step")
     return "preempted"
 
 
-def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, started: float, *, behind: str, stage: Path | None) -> str:
+def _cut_short(job: Job, status: str, error: str) -> None:
+    cut_short(job.run, job.run_dir, status=status, attempt_s=time.monotonic() - job.started, error=error, stage=job.stage)
+
+
+def _report_failure(job: Job, error: Exception, *, behind: str) -> str:
     """The traceback into the log, a line on stderr, the status into the summary."""
-    refused = isinstance(error, InputError)
+    world, log, refused = job.world, job.run_dir / "train.log", isinstance(error, InputError)
     line = str(error) if refused or isinstance(error, OSError | LostError) else f"{type(error).__name__}: {error}".splitlines()[0]
     line += _place_outside(error)
     if world.size > 1 and isinstance(error, RuntimeError):  # from a collective, as a rule: which rank did not come?
         line += f" (furthest behind: {behind})"
     with suppress(OSError):  # a full disk may be what failed
-        append_text(run_dir / "train.log", f"rank {world.rank} failed\n{traceback.format_exc()}")
+        append_text(log, f"rank {world.rank} failed\n{traceback.format_exc()}")
     if world.size > 1 and not refused:  # all ranks refuse for the same reason
         line = f"rank {world.rank}: {line}"
     status = "refused" if refused else "failed"
@@ -158,9 +168,9 @@ def _report_failure(run: Run, run_dir: Path, world: World, error: Exception, sta
         os.write(int(told), f"{status} {line}".encode(errors="replace")[:FAILURE_BYTES] + b"\0")
         return status
     if world.is_main:
-        cut_short(run, run_dir, status="failed", attempt_s=time.monotonic() - started, error=line, stage=stage)
+        _cut_short(job, "failed", line)
     if world.is_main or not refused:
-        print(f"nocap: {line}" + ("" if refused else f"; see {run_dir / 'train.log'}"), file=sys.stderr)
+        print(f"nocap: {line}" + ("" if refused else f"; see {log}"), file=sys.stderr)
     return status
 
 

@@ -20,7 +20,7 @@ from nocap.runs.columns import COLUMNS, FILTER, age, age_s, column, matching, si
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.formats import NONE, plural, shorten, size
-from nocap.store.record import ENDED, MANIFEST, write_json, writing
+from nocap.store.record import ENDED, MANIFEST, write_result
 from nocap.store.runs import GRID, Record, dig, find, find_one, read, run_folders
 from nocap.store.tracking import offline
 from nocap.study import log
@@ -34,9 +34,8 @@ def list_runs(options: argparse.Namespace) -> int:
     if runs:
         print(aligned([each.name for each in columns], [[each.text(run) for each in columns] for run in runs]))
     print(plural(len(runs), "run"))
-    if options.json:
-        with writing("--json", options.json) as path:
-            write_json(path, {"runs": [{each.name: each.of(run) for each in columns} for run in runs], "problems": problems})
+    if options.json:  # a size is walked for again
+        write_result(options.json, {"runs": [{each.name: each.of(run) for each in columns} for run in runs], "problems": problems})
     _tell(problems)
     return 0
 
@@ -44,9 +43,7 @@ def list_runs(options: argparse.Namespace) -> int:
 def explain(options: argparse.Namespace) -> int:
     answer = why(*(find_one(name, outputs=options.output_dir) for name in options.words))
     print(render(answer))
-    if options.json:
-        with writing("--json", options.json) as path:
-            write_json(path, answer)
+    write_result(options.json, answer)
     return 0
 
 

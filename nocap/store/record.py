@@ -71,7 +71,7 @@ SHAPES: dict[str, Shape] = {
     | _each(float, "val_loss val_bpb tokens_per_s epoch_s mfu flops_per_token")
     | _each(_NUMBERS, "clock_s step_ms memory_mib params")
     | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
-    "grid.json": {"name": str, "cells": [_each(str, "identity run arm key") | {"seed": int}]},
+    "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int}]},
     "results.*.json": Whole(
         _each(str, "kind study scale question date command baseline")
         | {"hardware": _HARDWARE, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
@@ -91,15 +91,16 @@ def write_json(path: Path, content: Mapping[str, Any], *, stage: Path | None = N
     write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), stage=stage)
 
 
-def check_writable(key: str, path: Path) -> None:
-    """Refuse a file that cannot be written before the measurement that it is for.
+def check_writable(key: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written before the measurement that it is for. None: nobody asks for one.
 
     Errors:
         ValueError: it cannot.
     """
-    there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
-    ok = os.access(there, os.W_OK) and there.is_dir() != (there == path.absolute())
-    require(ok, key, "be a file that can be written", path)
+    if path is not None:
+        there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
+        ok = os.access(there, os.W_OK) and there.is_dir() != (there == path.absolute())
+        require(ok, key, "be a file that can be written", path)
 
 
 @contextmanager
@@ -123,6 +124,17 @@ def writing(key: str, path: Path) -> Iterator[Path]:
     except OSError as error:
         raise ValueError(f"{key} must be a file that can be written, got {path} ({error.strerror})") from error
     print(f"written: {path}")
+
+
+def write_result(path: Path | None, content: Mapping[str, Any]) -> None:
+    """The file of a command's --json. None: nobody asks for one.
+
+    Errors:
+        ValueError: it cannot be written.
+    """
+    if path is not None:
+        with writing("--json", path) as place:
+            write_json(place, content)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

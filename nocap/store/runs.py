@@ -317,8 +317,7 @@ def without_record(place: Path) -> Iterator[str]:
     if lost := [cell.get("run") or cell["identity"] for cell in cells if cell["folder"] is None]:
         yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
     named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
-    identities = sorted(cell.get("key") or cell["identity"] for cell in cells)  # a key: decided on another machine
-    if named and named[1] != digest({"identities": identities})[:8]:
+    if named and named[1] != digest({"identities": sorted(cell["identity"] for cell in cells)})[:8]:
         yield f"{place / GRID}: it lists other cells than those that made the folder's name"
 
 

@@ -42,7 +42,7 @@ class Sliding(Softmax):
     def window_of(self, layer: int) -> int | None:
         return self.window
 
-    # Softmax's methods follow `window_of`, so they are right for this mixer too: see `nocap.config.option.said`.
+    # Softmax's methods follow `window_of`, so they are right for this mixer too: see `nocap.config.option.declared`.
     documents = Softmax.documents
     keys_met = Softmax.keys_met
     cache_slots = Softmax.cache_slots
