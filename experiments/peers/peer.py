@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 
 def folder(given: str, variable: str, *files: str) -> Path:
-    """The option `folder=`, else the environment variable.
+    """The option `dir=`, else the environment variable.
 
     Errors:
         ValueError: neither is given, or the folder has not the files that are read.
     """
     path = Path(given or os.environ.get(variable, "")).expanduser()
     if not (given or variable in os.environ) or any(not (path / file).is_file() for file in files):
-        raise ValueError(f"folder= or the environment variable {variable} must name a folder with {', '.join(files)}, got {str(path)!r}")
+        raise ValueError(f"dir= or the environment variable {variable} must name a folder with {', '.join(files)}, got {str(path)!r}")
     return path.absolute()
 
 

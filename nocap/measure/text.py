@@ -9,16 +9,12 @@ from typing import Any
 from nocap.judge.interval import Estimate
 from nocap.report import page
 from nocap.report.table import Cell, Column, Table
-from nocap.report.words import measured
+from nocap.report.words import measured, values
 from nocap.store.formats import fixed, shorten, three_digits, whole
 from nocap.store.metrics import HELD, METRICS, PARTS, Scale, part_title
 
 Json = Mapping[str, Any]
 BUSY = 0.8  # of a step: below, the GPU waits for the host
-
-
-def values(metric: str, title: str) -> Column:
-    return Column(title=title, show=METRICS[metric].show)
 
 
 # --- the bench

@@ -8,15 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
 from nocap.config.plain import load
 from nocap.config.run import Run
-from nocap.config.trainer import Compile
-from nocap.model.compiled import compile_in_place
-from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.identity import config_that_counts
@@ -71,33 +67,3 @@ def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> Langua
             raise InputError(f"{key} must be a run {rule}, got {value}")
     theirs.attention.prepare(theirs, device)
     return model.to(device).requires_grad_(False)
-
-
-class Taught(nn.Module):
-    """Beside a model that learns from the trained run in the folder of its key: what the teacher says of the tokens at hand. The teacher
-    itself is none of the model's modules: its weights are not trained, counted, copied or saved with it."""
-
-    def __init__(self, path: str, key: str) -> None:
-        super().__init__()
-        self.path, self.key = path, key
-        self.teacher: Callable[[Tensor], Tensor] | None = None
-
-    def find_teacher(self, run: Run, device: torch.device) -> None:
-        """Load the teacher, and compile it where the run is compiled.
-
-        Errors:
-            InputError: its tokens are others, or its context is shorter.
-        """
-        model = teacher_of(self.path, self.key, run=run, device=device)
-        if (how := run.trainer.compile) in (Compile.regional, Compile.max):
-            compile_in_place(list(model.regions()), tuned=how is Compile.max)
-        self.teacher = torch.no_grad()(model.logits)  # a function, which is no part of this module
-
-    def hear(self, tokens_BT: Tensor) -> None:
-        """Leave the teacher's logits of these tokens in `logits_BTV`, in training."""
-        if self.training and self.teacher is not None:
-            self.logits_BTV = self.teacher(tokens_BT)
-
-    def forward_flops(self, vocab_size: int) -> float:
-        """FLOPs a token of the teacher's forward, which has no backward."""
-        return flops_per_token(run_of(self.path), vocab_size=vocab_size)[0] / 3

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nocap.config.keys import key, require
+from nocap.config.trainer import Compile
 from nocap.options.ideas import Idea
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
 
     from nocap.config.run import Run
     from nocap.model.gpt import Context, Head
@@ -33,19 +35,33 @@ class Distill(Idea):
     def learns_from(self) -> str | None:
         return self.run
 
-    def build(self, run: Run, *, vocab_size: int) -> Any:
-        from nocap.training.trained import Taught
+    def build(self, run: Run, *, vocab_size: int) -> nn.Module:
+        from torch import nn
 
-        return Taught(self.run, "ideas.distill.run")
+        part: Any = nn.Module()
+        part.teacher = None  # a function of the tokens, so that nothing of the teacher is trained, counted, copied or saved
+        return part
 
-    def prepare(self, part: Any, *, run: Run, device: Any) -> None:
-        part.find_teacher(run, device)
+    def prepare(self, part: Any, *, run: Run, device: torch.device) -> None:
+        import torch
+
+        from nocap.model.compiled import compile_in_place
+        from nocap.training.trained import teacher_of
+
+        model = teacher_of(self.run, "ideas.distill.run", run=run, device=device)
+        if (how := run.trainer.compile) in (Compile.regional, Compile.max):
+            compile_in_place(list(model.regions()), tuned=how is Compile.max)
+        part.teacher = torch.no_grad()(model.logits)
 
     def flops_beside(self, run: Run, *, vocab_size: int) -> float:
-        return self.build(run, vocab_size=vocab_size).forward_flops(vocab_size)
+        from nocap.model.flops import flops_per_token
+        from nocap.training.trained import run_of
+
+        return flops_per_token(run_of(self.run), vocab_size=vocab_size)[0] / 3  # a forward, which has no backward
 
     def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
-        part.hear(context.tokens_BT)
+        if part.training and part.teacher is not None:
+            part.logits_BTV = part.teacher(context.tokens_BT)
         return x_BTC
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Any:
