@@ -20,7 +20,10 @@ FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an identity, the beginning of one
 run's name or identity, or last, looked for in outputs/runs. Several can be given; a run counts once. Runs are compared where their
 losses measure the same: same validation data, vocabulary and settings. Of several such groups the largest is compared, and a line for
-each other says how to compare that."""
+each other says how to compare that.
+
+A PATH can also be a log of another trainer, or a folder of such: JSON lines, CSV, W&B, modded-nanogpt, or a --format of your own. A folder
+that holds logs right below is an arm, else each of its subfolders is one (docs/logs.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
     parser.add_argument("--group", metavar="ID", help="compare this group of runs, as the line that left it out names it")
+    logs = parser.add_argument_group("logs of another trainer")
+    logs.add_argument("--format", metavar="NAME", help="which format, or a Python file with one of your own (default: by the files' names)")
+    logs.add_argument("--columns", default="", metavar="KEY=NAME,…", help="names in the log, as in step=iter,train_s=time_ms/1000")
+    logs.add_argument("--hardware", metavar="NAME", help="what all ran on, where the logs do not say: times are then compared")
     outside.document(parser)
     return parser
 
@@ -74,11 +81,13 @@ def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
     from nocap.report import comparison as report
     from nocap.report.arms import render
     from nocap.report.rows import rows, to_csv
-    from nocap.store.runs import load
+    from nocap.sources import logs
 
     target = options.target
     require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
-    comparison = compare(load(options.paths), baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group)
+    columns = logs.columns_of(options.columns)
+    loaded = logs.load(options.paths, format=options.format, columns=columns, hardware=options.hardware)
+    comparison = compare(loaded, baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group)
     print(render(comparison))
     if options.csv:
         with writing("--csv", options.csv) as path:

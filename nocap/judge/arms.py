@@ -13,7 +13,7 @@ from typing import Any
 from nocap.store.formats import shorten
 from nocap.store.metrics import OF_A_RUN
 from nocap.store.record import digest
-from nocap.store.runs import Record, find_one
+from nocap.store.runs import UNKNOWN, Record, find_one
 
 ABSENT = "—"  # a key that the other option has and this one does not
 
@@ -64,7 +64,7 @@ def group(records: Sequence[Record]) -> list[Arm]:
         groups.setdefault(digest([record.config, record.parts.get("source"), record.parts.get("data")]), []).append(record)
     arms = []
     for members in groups.values():
-        finished = tuple(r for r in members if r.status == "finished" and r.val_loss is not None)
+        finished = tuple(r for r in members if r.status == "finished" and (r.val_loss, r.value("val_bpb")) != (None, None))
         diverged = tuple(r for r in members if r.status == "diverged")
         if finished or diverged:
             arms.append(Arm(id=members[0].arm, label="", config=members[0].config, runs=finished, diverged=diverged))
@@ -88,6 +88,19 @@ def swept_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     configs = list(configs)
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({setting(config, key) for config in configs}) > 1]
+
+
+def machines_differ(arm: Arm, base: Arm) -> str | None:
+    """Why times of these two cannot be compared; `None` where they can."""
+    if any(fingerprint == UNKNOWN for fingerprint, _ in arm.machines | base.machines):
+        return "no record of the hardware"
+    for side, what in ((arm, "its runs"), (base, "the baseline's runs")):
+        if len(side.machines) > 1:
+            return f"{what} are from {len(side.machines)} machines: {shorten(side.machines.values(), most=3)}"
+    if not arm.machines or not base.machines:
+        return "no run of it finished"
+    (mine, name), (theirs, base_name) = (next(iter(side.machines.items())) for side in (arm, base))
+    return None if mine == theirs else f"other hardware: {name}; the baseline: {base_name}"
 
 
 def changes(arm: Arm, base: Arm) -> dict[str, Any]:
@@ -118,7 +131,7 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
         told_apart = len({tuple(setting(other.config, key) for key in given) for other in alike}) == len(alike)
         keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in (given if told_apart else differing)]
         label = " ".join([*head, *keys, *arm.id.split("+")[1:]])
-        labelled.append(replace(arm, label=label or arm.all[0].name.removesuffix(f"-s{arm.all[0].seed}")))
+        labelled.append(replace(arm, label=label or "-".join(_name_parts(arm.all[0]))))
     used = [arm.label for arm in labelled]  # by versions of nocap that write the same config differently
     return [replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm for arm in labelled]
 
@@ -129,7 +142,7 @@ def _typed(run: Record) -> Collection[str]:
 
 
 def _name_parts(run: Record) -> list[str]:
-    return run.name.removesuffix(f"-s{run.seed}").split("-")
+    return [run.arm] if run.imported else run.name.removesuffix(f"-s{run.seed}").split("-")
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

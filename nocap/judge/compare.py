@@ -2,7 +2,8 @@
 trackers and other programs read.
 
     baseline     the arm's id          target   nats per token, or null       swept   config keys that differ between arms
-    metric       what the verdicts are about: val_loss, or val_bpb where vocabularies differ and that was declared
+    metric       what the verdicts are about: val_loss, or val_bpb where vocabularies differ and that was declared, or no run has losses
+    imported     whether the runs are of logs that another trainer wrote; each run says its format, and what named its seed
     arms         one object an arm, in the order they were started
     runs         one object a run, with its validation curve
     measurements one object a run and metric, with unit and which way is better
@@ -23,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from nocap.judge import time_to_target
-from nocap.judge.arms import Arm, changes, choose_baseline, swept_keys
+from nocap.judge.arms import Arm, changes, choose_baseline, machines_differ, swept_keys
 from nocap.judge.arms import group as grouped
 from nocap.judge.comparability import confounders, covers, select
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
@@ -94,7 +95,7 @@ class ComparedArm:
     def costs(self) -> dict[str, float | None]:
         return {
             "params": (self.arm.summary("params") or {}).get("total"),
-            **{key: self.arm.summary(key) for key in ("flops_per_token", "tokens")},
+            **{key: self.arm.summary(key) for key in ("flops_per_token", "tokens", "steps")},
         }
 
     @property
@@ -142,6 +143,11 @@ class Comparison:
         return sorted(self.arms, key=lambda row: row is not self.baseline)
 
     @property
+    def imported(self) -> list[Mapping[str, Any]]:
+        """What the records of another trainer's logs say of themselves; empty where the runs are nocap's own."""
+        return [record.imported for record in self.records if record.imported]
+
+    @property
     def methods(self) -> list[str]:
         """How the differences were estimated."""
         return list(dict.fromkeys(row.difference.estimate.method for row in self.arms if row.difference))
@@ -157,6 +163,7 @@ class Comparison:
             "confidence": CONFIDENCE,
             "least_seeds": LEAST_PAIRS,
             "exploratory": True,
+            "imported": bool(self.imported),
             "target": self.target,
             "metric": self.metric,
             "swept": self.swept,
@@ -188,7 +195,8 @@ def compare(
         have = shorten([*(f"{name}: {why}" for name, why in found.unreadable.items()), *open_])
         raise ValueError(f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})")
     base = choose_baseline(arms, baseline)
-    metric = "val_bpb" if _vocabularies(arms) > 1 else "val_loss"
+    in_bytes = _vocabularies(arms) > 1 or not any(arm.values["val_loss"] for arm in arms)
+    metric = "val_bpb" if in_bytes else "val_loss"
     if target_loss is not None:
         _check_target(arms, target_loss)
     others = [arm for arm in arms if arm is not base]
@@ -211,7 +219,9 @@ def compare(
 
 
 def _check_target(arms: Sequence[Arm], target: float) -> None:
-    first = max((run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss), default=math.inf)
+    first = max((run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss), default=None)
+    if first is None:
+        raise ValueError(f"--target must be a loss that some validation could have reached, got {target:g}: no run has a curve")
     if target >= first:
         raise ValueError(f"--target must be below the first validation loss, {first:.4f}: every run would reach it at once, got {target:g}")
 
@@ -289,17 +299,6 @@ def _difference(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allo
     return difference(estimate, metric=metric, floor=ROUNDING * size)
 
 
-def machines_differ(arm: Arm, base: Arm) -> str | None:
-    """Why times of these two cannot be compared; `None` where they can."""
-    for side, what in ((arm, "its runs"), (base, "the baseline's runs")):
-        if len(side.machines) > 1:
-            return f"{what} are from {len(side.machines)} machines: {shorten(side.machines.values(), most=3)}"
-    if not arm.machines or not base.machines:
-        return "no run of it finished"
-    (mine, name), (theirs, base_name) = (next(iter(side.machines.items())) for side in (arm, base))
-    return None if mine == theirs else f"other hardware: {name}; the baseline: {base_name}"
-
-
 def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Timed:
     unknown = metric == "model_mib" and not (arm.values[metric] and base.values[metric])
     refused = machines_differ(arm, base) or (PEAK_ONLY if unknown else None)
@@ -356,4 +355,5 @@ def _run(run: Record, arm: Arm) -> dict[str, Any]:
         "curve": asdict(run.curve),
         "clock_s": run.summary.get("clock_s") or {},
         "hardware": dict(run.hardware),
+        "imported": dict(run.imported) or None,
     }

@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.judge.arms import Arm
+from nocap.judge.arms import Arm, machines_differ
 from nocap.judge.interval import Estimate, between
-from nocap.store.formats import plural
 from nocap.store.metrics import Ending
 
 AXES = {"steps": "step", "train_s": "train_s"}  # what is counted → where a curve has it
@@ -106,9 +105,8 @@ def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:
 def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> Reach:
     times, theirs = (_times(side, axis=axis, goal=goal) for side in (arm, base))
     reached, budget = sum(ok for _, ok in times.values()), max((time for time, _ in times.values()), default=None)
-    machines = arm.machines | base.machines
-    if axis == "train_s" and len(machines) > 1:
-        return Reach(reached=reached, n=len(times), refused=f"the runs are from {plural(len(machines), 'machine')}")
+    if axis == "train_s" and (refused := machines_differ(arm, base)):
+        return Reach(reached=reached, n=len(times), refused=refused)
     whole = arm is not base and times and theirs and all(ok for _, ok in [*times.values(), *theirs.values()])
     sides = ({seed: time for seed, (time, _) in side.items()} for side in (times, theirs))
     middle = median(time if ok else np.inf for time, ok in times.values()) if times else np.inf
@@ -140,8 +138,8 @@ def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]
     """Seed → (where it reached the goal, True) or (its budget, False). A seed that ran twice counts with its first run."""
     found: dict[int, tuple[float, bool]] = {}
     for run in arm.all:
-        x = [float(at) for at in getattr(run.curve, AXES[axis])]
-        if x and run.seed not in found:
+        x = [float(at) for at in getattr(run.curve, AXES[axis]) if at is not None]
+        if x and len(x) == len(run.curve.val_loss) and run.seed not in found:
             at = crossing(x, run.curve.val_loss, target=goal)
             found[run.seed] = (max(x), False) if at is None else (at, True)
     # A run that diverged will never reach it: its budget is the arm's.

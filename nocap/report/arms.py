@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.compare import ComparedArm, Comparison, Outcome
 from nocap.judge.interval import Estimate
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import counted, gains, values
-from nocap.store.formats import count, percent, plural, shorten
+from nocap.store.formats import NONE, count, listed, percent, plural, shorten
 from nocap.store.metrics import METRICS, Scale
 
 ARM = Column(title="arm")
+SEEDS = {"log": "from the logs", "name": "from the names of files", NONE: "none named, so nothing is paired"}  # of imported runs
 DIFFERENCE = "difference"  # a column that the page knows
+# Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the first ratio beside a verdict.
+MEASURED = {
+    "tokens_per_s": ("mean tokens/s", "speed"),
+    "step_ms": ("median step ms", ""),
+    "model_mib": ("model MiB", "memory"),
+    "train_s": ("training", ""),
+}
+LOGGED = {"train_s": ("training", "speed")}
+COSTS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": "tokens"}
+LOGGED_COSTS = {"steps": "steps", "tokens": "tokens"}
 
 
 def headline(comparison: Comparison) -> str:
@@ -27,14 +39,29 @@ def compared(comparison: Comparison) -> list[str]:
     """What was compared with what."""
     arms, runs = plural(len(comparison.arms), "arm"), plural(len(comparison.runs), "run")
     head = f"{arms} from {runs}; baseline: {comparison.baseline.label} (another with --baseline)"
+    if comparison.imported:
+        return [head, _imported(comparison)]
     return [head, *([f"swept: {', '.join(comparison.swept)}"] if comparison.swept else [])]
+
+
+def _imported(comparison: Comparison) -> str:
+    """What nobody can check, on every page."""
+    logs = comparison.imported
+    formats, seeds = (listed(dict.fromkeys(str(log[key]) for log in logs if log[key])) for key in ("format", "seed"))
+    said = {record.machine_name for record in comparison.records if record.imported["hardware"]}
+    parts = [
+        f"imported: logs of another trainer ({formats}), exploratory: nocap has seen neither code, data nor settings",
+        f"seeds: {SEEDS.get(seeds, 'from the logs and the names of files')}",
+        *(f"--hardware says that they ran on {name}" for name in said),
+    ]
+    return "; ".join(parts)
 
 
 def tables(comparison: Comparison) -> Iterator[Table]:
     """A row an arm, the baseline first."""
     yield _verdicts(comparison)
-    yield _speed(comparison.rows)
-    yield _costs(comparison.rows, comparison.baseline)
+    yield _speed(comparison.rows, imported=bool(comparison.imported))
+    yield _costs(comparison.rows, comparison.baseline, imported=bool(comparison.imported))
     if comparison.target is not None:
         yield _target(comparison.rows, comparison.target)
 
@@ -60,51 +87,45 @@ def _verdicts(comparison: Comparison) -> Table:
     return Table(title="Verdicts", columns=columns, rows=rows, notes=[note])
 
 
-def _speed(arms: Sequence[ComparedArm]) -> Table:
-    """Times and memory; a reason stands where a ratio would be a lie."""
-    times = (row.times[metric].refused for row in arms for metric in ("tokens_per_s", "model_mib"))
+def _speed(arms: Sequence[ComparedArm], *, imported: bool) -> Table:
+    """Times and memory; a reason stands where a ratio would be a lie. A log has at most the seconds of training."""
+    shown = LOGGED if imported else MEASURED
+    times = (row.times[metric].refused for row in arms for metric, (_, gain) in shown.items() if gain)
     reasons = list(dict.fromkeys(filter(None, times)))
 
-    def cells(row: ComparedArm, metric: str) -> list[float | Estimate | str | None]:
+    def cells(row: ComparedArm, metric: str, gain: str) -> list[float | Estimate | str | None]:
         timed = row.times[metric]
-        return [timed.mean, f"refused [{reasons.index(timed.refused) + 1}]" if timed.refused else timed.ratio]
+        ratio = f"refused [{reasons.index(timed.refused) + 1}]" if gain and timed.refused else timed.ratio
+        return [timed.mean, ratio] if gain else [timed.mean]
 
-    columns = [
-        ARM,
-        values("tokens_per_s", "mean tokens/s"),
-        gains("tokens_per_s", Scale.ratio, "speed"),
-        values("step_ms", "median step ms"),
-        values("model_mib", "model MiB"),
-        gains("model_mib", Scale.ratio, "memory"),
-        values("train_s", "training"),
-    ]
-    rows = [
-        [row.label, *cells(row, "tokens_per_s"), row.times["step_ms"].mean, *cells(row, "model_mib"), row.times["train_s"].mean]
-        for row in arms
-    ]
+    columns = [ARM]
+    for metric, (title, gain) in shown.items():
+        columns += [values(metric, title), *([gains(metric, Scale.ratio, gain)] if gain else [])]
+    rows = [[row.label, *(cell for metric, (_, gain) in shown.items() for cell in cells(row, metric, gain))] for row in arms]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
+    if imported:
+        notes.append("Times are as the logs state them, compared where the hardware is the same: a log names it, or --hardware does.")
+        return Table(title="Training time, against the baseline", columns=columns, rows=rows, notes=notes)
     notes.append("Speeds are of one session: what holds on other days takes a study, in three sessions that lie apart.")
     return Table(title="Speed and memory, against the baseline", columns=columns, rows=rows, notes=notes)
 
 
-def _costs(arms: Sequence[ComparedArm], base: ComparedArm) -> Table:
-    """What an arm had that the baseline had not."""
+def _costs(arms: Sequence[ComparedArm], base: ComparedArm, *, imported: bool) -> Table:
+    """What an arm had that the baseline had not. Of a log, steps and tokens are all that is known."""
+    shown = LOGGED_COSTS if imported else COSTS
 
     def cost(name: str, title: str) -> Column:
         own = base.costs[name]
         return Column(title=title, show=lambda x: Cell(text=count(x), small=f"({percent(x / own - 1)})" if own and x != own else ""))
 
-    columns = [
-        ARM,
-        *(cost(*names) for names in (("params", "params"), ("flops_per_token", "FLOPs/token"), ("tokens", "tokens"))),
-        Column(title="kernel"),
-        Column(title="differs from the baseline in"),
-    ]
-    rows = []
-    for row in arms:
-        kernel = " / ".join(dict.fromkeys(str(name) for name in (row.arm.summary("kernel") or {}).values()))
-        differs = ", ".join(f"{key}={spell(value)}" for key, value in row.changes.items() if value != ABSENT)
-        rows.append([row.label, *row.costs.values(), kernel or None, differs or None])
+    columns = [ARM, *(cost(*names) for names in shown.items())]
+    rows: list[list[Any]] = [[row.label, *(row.costs[name] for name in shown)] for row in arms]
+    if not imported:
+        columns += [Column(title="kernel"), Column(title="differs from the baseline in")]
+        for cells, row in zip(rows, arms, strict=True):
+            kernel = " / ".join(dict.fromkeys(str(name) for name in (row.arm.summary("kernel") or {}).values()))
+            differs = ", ".join(f"{key}={spell(value)}" for key, value in row.changes.items() if value != ABSENT)
+            cells += [kernel or None, differs or None]
     return Table(title="What each arm is", columns=columns, rows=rows)
 
 

@@ -25,6 +25,7 @@ OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last
 CANDIDATES = 8  # that a message lists
 GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
+UNKNOWN = "unknown"  # a machine
 TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
 
 
@@ -33,8 +34,8 @@ class Curve:
     """The validations of a run. `train_s` is training, its waits for data and a teacher's training up to that step, nothing else."""
 
     step: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    train_s: list[float] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)
+    train_s: list[float | None] = field(default_factory=list)
     val_loss: list[float] = field(default_factory=list)
     val_bpb: list[float | None] = field(default_factory=list)
 
@@ -85,13 +86,20 @@ class Record:
         return self.summary.get("hardware") or self.manifest.get("hardware") or {}
 
     @property
+    def imported(self) -> Mapping[str, Any]:
+        """Of a run whose log another trainer wrote: its format, what named its seed, and whether the user said its hardware."""
+        return self.manifest.get("imported") or {}
+
+    @property
     def machine(self) -> tuple[str, int]:
         """Times are comparable where this is equal: the hardware's fingerprint, and how many devices."""
-        return str(self.hardware.get("fingerprint", "unknown")), int(self.number("devices") or 1)
+        return str(self.hardware.get("fingerprint", UNKNOWN)), int(self.number("devices") or 1)
 
     @property
     def machine_name(self) -> str:
         fingerprint, devices = self.machine
+        if self.imported:
+            return fingerprint
         host = f" on {self.hardware['host']}" if "host" in self.hardware else ""
         return f"{devices} × {self.hardware.get('name', 'unknown')}{host} ({fingerprint})"
 

@@ -1,0 +1,381 @@
+"""Logs that somebody else's trainer wrote, as records with less in them, so that they are compared as nocap's own runs are.
+
+A format (`nocap.sources.formats`) gives rows; here they become runs, arms and seeds. An arm is a folder: a PATH that holds logs right
+below, or each of its subfolders that holds some; a file's own `arm` goes before that. A run's last row with a loss is its end. What
+such a record lacks (code, data, config) nobody can check: it says that it is imported, and its comparison is exploratory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import math
+import pkgutil
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+from nocap.config.keys import require
+from nocap.config.outward import redact
+from nocap.config.paths import expanded
+from nocap.sources import formats
+from nocap.sources.formats import Row
+from nocap.store import runs
+from nocap.store.formats import shorten
+from nocap.store.record import digest
+from nocap.store.runs import Curve, Found, Record
+
+# What counts in a row → the names that it usually has. The first is the one that formats use.
+KEYS: dict[str, tuple[str, ...]] = {
+    "step": ("step", "iter", "iteration", "global_step", "trainer/global_step", "_step", "num_steps"),
+    "val_loss": ("val_loss", "val/loss", "loss/val", "valid_loss", "validation_loss", "eval_loss", "eval/loss"),  # nats per token
+    "val_bpb": ("val_bpb", "val/bpb"),  # bits per byte
+    "train_s": ("train_s", "train_time_s", "training_seconds", "total_training_time"),  # seconds of training until then
+    "tokens": ("tokens", "tokens_seen", "total_tokens", "num_tokens_seen"),  # trained on until then
+    "seed": ("seed", "config/seed", "args/seed"),
+    "arm": ("arm", "group"),
+    "run": ("run", "run_id", "run_name"),  # where a file holds several
+    "hardware": ("hardware", "gpu", "gpu_name"),
+    "ended": ("ended",),  # "finished", or what happened to it instead
+}
+NUMBERS = ("step", "val_loss", "val_bpb", "train_s", "tokens")
+LOSSES = ("val_loss", "val_bpb")
+TOLD = ("arm", "run", "seed")  # what tells the runs of one file apart
+NAMES = 1000  # of columns that a message may offer
+SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
+OF_THE_SEED = re.compile(r"(?<![a-z0-9])(?:seed|s)[=_-]?(\d{1,18})(?![a-z0-9])", re.IGNORECASE)
+REPEAT = re.compile(r"(seed|s)?[=_-]?\d+|wandb|(offline-)?run-.*", re.IGNORECASE)  # a folder that is no arm, but one of its runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """Where a key stands: a name, and what its numbers are divided by."""
+
+    name: str
+    divisor: float = 1.0
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """What a log says of one run."""
+
+    facts: dict[str, str] = field(default_factory=dict)
+    now: dict[str, float] = field(default_factory=dict)  # the last number of each key
+    points: list[dict[str, float]] = field(default_factory=list)  # rows with a loss
+
+    def add(self, numbers: dict[str, float]) -> str | None:
+        """Go on; a line where the steps went back."""
+        self.now = {key: x for key, x in self.now.items() if key not in LOSSES} | numbers
+        if not numbers.keys() & {*LOSSES}:
+            return None
+        before, step = len(self.points), self.now.get("step", math.inf)
+        while self.points and self.points[-1].get("step", -math.inf) >= step < math.inf:
+            self.points.pop()
+        dropped = before - len(self.points)
+        self.points.append(self.now)
+        return f"its steps go back to {step:g}: {dropped} rows before that are not used" if dropped else None
+
+    def last(self, key: str) -> float | None:
+        return next((point[key] for point in reversed(self.points) if key in point), None)
+
+
+def columns_of(text: str) -> dict[str, Column]:
+    """`step=iter,val_loss=loss/val,train_s=time_ms/1000` as columns.
+
+    Errors:
+        ValueError: it is no such list.
+    """
+    chosen: dict[str, Column] = {}
+    for part in filter(None, text.split(",")):
+        key, _, name = part.strip().partition("=")
+        require(key in KEYS and bool(name), "--columns", f"be KEY=NAME,… with keys of {', '.join(KEYS)}", part)
+        scaled = re.fullmatch(r"(.+)/(\d+(?:\.\d+)?)", name) if key in NUMBERS else None
+        chosen[key] = Column(name=scaled[1], divisor=float(scaled[2])) if scaled else Column(name=name)
+    require(all(column.divisor > 0 for column in chosen.values()), "--columns", "divide by a number above 0", text)
+    return chosen
+
+
+# --- a log -------------------------------------------------------------------------------------------------------------------------
+
+
+def runs_of(rows: Iterable[Row], columns: Mapping[str, Column]) -> tuple[list[_Run], list[str]]:
+    """The runs of one log, and lines about it.
+
+    Errors:
+        ValueError: a cell that should be a number, no loss, or no such column.
+    """
+    several, run, lines, names = dict[object, _Run](), _Run(), list[str](), dict[str, None]()
+    for index, row in enumerate(rows, start=1):
+        where = f"line {row['line']}" if "line" in row else f"row {index}"
+        names |= dict.fromkeys(map(str, row)) if len(names) < NAMES else {}
+        values = {key: value for key in KEYS if (value := _cell(row, key, columns)) not in (None, "")}
+        facts = {key: str(value).strip() for key, value in values.items() if key not in NUMBERS}
+        told = {key: facts[key] for key in TOLD if key in facts}
+        if any(run.facts.get(key, fact) != fact for key, fact in told.items()):  # another run than that of the row before
+            run = several.get(_name_of(told)) or _Run()
+        run.facts |= facts
+        several[_name_of(run.facts)] = run
+        if line := run.add({key: _number(key, values[key], columns, where) for key in NUMBERS if key in values}):
+            lines.append(f"{where}: {line}")
+    require(bool(names), "it", "hold rows", "none")
+    offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
+    for key, column in columns.items():
+        require(column.name in names, f"--columns {key}", f"be one of its columns, {offered}", column.name)
+    with_loss = [one for one in {id(one): one for one in several.values()}.values() if one.points]
+    require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
+    return with_loss, lines
+
+
+def _name_of(told: Mapping[str, str]) -> object:
+    """What tells a run from the others of its file: its name, else its seed."""
+    return told.get("arm"), told.get("run"), None if "run" in told else told.get("seed")
+
+
+def _cell(row: Row, key: str, columns: Mapping[str, Column]) -> object:
+    names = (columns[key].name,) if key in columns else KEYS[key]
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+
+
+def _number(key: str, value: object, columns: Mapping[str, Column], where: str) -> float:
+    with suppress(ValueError, OverflowError, TypeError):
+        x = float(value) / (columns[key].divisor if key in columns else 1.0)  # type: ignore[arg-type]
+        if math.isfinite(x) or key in LOSSES:
+            return x
+    raise ValueError(f"{where}: {key} must be a number, got {str(value)[:60]!r}")
+
+
+# --- from a log to records ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """What a format reads: a file, or for a server's runs only a name."""
+
+    path: Path
+    folder: Path  # that is its arm, unless the log says another
+    format: str
+    read: Callable[[Path], Iterable[Row]]
+    arm: str = ""
+
+    @property
+    def inside(self) -> str:
+        """Its place in the folder, which may name the seed."""
+        return str(self.path.absolute().relative_to(self.folder)) if self.path.exists() else str(self.path)
+
+    def content(self) -> str:
+        """The same for copies."""
+        if not self.path.is_file():
+            return str(self.path)
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def records_of(log: Log, *, columns: Mapping[str, Column], hardware: str | None) -> tuple[list[Record], list[str]]:
+    """The runs of a log as records, with seed -1 where none is named, and lines about it.
+
+    Errors:
+        ValueError: it cannot be read; the text begins with the line.
+    """
+    try:
+        every, lines = runs_of(log.read(log.path), columns)
+        content = log.content()
+        return [_record(log, run, content, alone=len(every) == 1, hardware=hardware) for run in every], lines
+    except ValueError:
+        raise
+    except Exception as error:  # the format may be anybody's
+        raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def _record(log: Log, run: _Run, content: str, *, alone: bool, hardware: str | None) -> Record:
+    facts, stem = run.facts, log.path.stem
+    arm = facts.get("arm") or (log.arm if alone else stem)
+    in_name = OF_THE_SEED.search(log.inside) if alone else None
+    stated = facts.get("seed") or (in_name[1] if in_name else None)
+    require(stated is None or bool(re.fullmatch(r"\d{1,18}(\.0)?", stated)), "seed", "be an integer from 0", stated)
+    loss, bpb, machine = run.last("val_loss"), run.last("val_bpb"), facts.get("hardware") or hardware
+    lost = not all(math.isfinite(x) for x in (loss, bpb) if x is not None)
+    status = "diverged" if lost else facts.get("ended", "finished")
+    ended, steps, tokens = run.points[-1], run.last("step"), run.last("tokens")
+    name = f"{log.arm}/{log.inside}{'' if alone else ':' + ' '.join(facts[key] for key in TOLD if key in facts)}"
+    imported = {
+        "format": log.format,
+        "seed": "log" if "seed" in facts else "name" if in_name else None,
+        "hardware": bool(hardware) and hardware == machine,
+    }
+    summary = {
+        "status": status,
+        "val_loss": None if lost else loss,
+        "val_bpb": None if lost else bpb,
+        "steps": None if steps is None else int(steps),
+        "tokens": None if tokens is None else int(tokens),
+        "clock_s": {"train": ended["train_s"]} if "train_s" in ended else {},
+        "hardware": {"name": machine, "fingerprint": machine} if machine else {},
+    }
+    name, arm, summary = redact((name, arm, summary))
+    return Record(
+        folder=log.path,
+        identity=digest([content, [facts.get(key) for key in TOLD]]),
+        name=name,
+        arm=arm,
+        seed=-1 if stated is None else int(float(stated)),
+        status=status,
+        started="",
+        config={"arm": arm},
+        parts={},
+        manifest={"attempts": [{}], "imported": imported},
+        summary=summary,
+        curve=_curve(run),
+    )
+
+
+def _curve(run: _Run) -> Curve:
+    """Of the rows with a loss in nats and a step."""
+    points = [point for point in run.points if "step" in point and math.isfinite(point.get("val_loss", math.nan))]
+    return Curve(
+        step=[int(point["step"]) for point in points],
+        tokens=[int(point["tokens"]) if "tokens" in point else None for point in points],
+        train_s=[point.get("train_s") for point in points],
+        val_loss=[point["val_loss"] for point in points],
+        val_bpb=[point.get("val_bpb") for point in points],
+    )
+
+
+# --- from paths to logs ------------------------------------------------------------------------------------------------------------
+
+
+def load(
+    paths: Sequence[str], *, format: str | None = None, columns: Mapping[str, Column] | None = None, hardware: str | None = None
+) -> Found:
+    """Runs of these paths: nocap's own, or where none has such, those of logs. A log that cannot be read is named and left out.
+
+    Errors:
+        ValueError: a path that is neither, logs of several formats, or a format that cannot be used.
+    """
+    wanted = [format] if format else built_in()
+    there = {path: _logs(path, wanted) for path in paths if format or _may_be_logs(path)}
+    if not any(there.values()) or len(there) < len(paths):  # nocap's own runs, or nothing
+        require(not format and not columns and not hardware, shorten(paths), f"hold logs of {format or 'another trainer'}", "none")
+        found = runs.load(paths)
+        apart = "left out, logs of another trainer are compared by themselves: whether the losses measure the same cannot be known"
+        found.problems += [f"{path}: {apart}" for path in there if there[path]]
+        return found
+    logs = {log.path.absolute(): log for path in paths for log in there[path]}
+    found = _found(list(logs.values()), columns or {}, hardware)
+    found.problems += [f"{path}: left out, it holds no log" for path in paths if not there[path]]
+    return found
+
+
+def built_in() -> list[str]:
+    """The names of nocap's own formats."""
+    return [module.name for module in pkgutil.iter_modules(formats.__path__)]
+
+
+def _module(name: str) -> ModuleType:
+    """A format: one of nocap's own, or a Python file."""
+    if name in built_in():
+        return importlib.import_module(f"{formats.__name__}.{name}")
+    path = expanded(name)
+    require(path.suffix == ".py" and path.is_file(), "--format", f"be one of {', '.join(built_in())}, or a Python file", name)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the file may raise anything
+        raise ValueError(f"--format {path} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    ok = callable(getattr(module, "read", None)) and isinstance(getattr(module, "PATTERN", None), str)
+    require(ok, f"--format {path}", "define read(path) and PATTERN, such as '*.txt'", "none" if not ok else "")
+    return module
+
+
+def _may_be_logs(path: str) -> bool:
+    """Whether it is there and is nothing of nocap's own."""
+    place = expanded(path)
+    if place.is_dir():
+        with suppress(ValueError):
+            return not runs.find(path)
+    return place.exists()
+
+
+def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
+    """The logs of a path in one of these formats.
+
+    Errors:
+        ValueError: there is nothing of that name, or logs of several formats.
+    """
+    place, by_format = expanded(path).absolute(), dict[str, list[Log]]()
+    for name in wanted:
+        module = _module(name)
+        if place.exists():
+            files = [place] if place.is_file() and len(wanted) == 1 else _files(place, module.PATTERN.split())
+        else:
+            require(getattr(module, "REMOTE", False), path, "be a file or a folder of logs", "nothing of that name")
+            files = [Path(path)]
+        if files:
+            by_format[name] = [Log(path=file, folder=_folder(file, place), format=Path(name).name, read=module.read) for file in files]
+    require(len(by_format) < 2, path, "hold logs of one format; --format says which to read", " and ".join(by_format))
+    return next(iter(by_format.values()), [])
+
+
+def _files(place: Path, patterns: Sequence[str]) -> list[Path]:
+    """A file that matches, or all such files below a folder, but for hidden ones."""
+    if place.is_file():
+        return [place] if any(place.match(pattern) for pattern in patterns) else []
+    below = {file for pattern in patterns for file in place.rglob(pattern) if file.is_file()}
+    return sorted(file for file in below if not any(part.startswith(".") for part in file.relative_to(place).parts))
+
+
+def _folder(file: Path, place: Path) -> Path:
+    """Of a file in a PATH, the folder that is its arm: the PATH, or the subfolder that it is in. A folder of one repeat is none."""
+    if place.is_dir():
+        top = place / file.relative_to(place).parts[0]
+        return place if top == file or REPEAT.fullmatch(top.name) else top
+    return next((folder for folder in file.parents if not REPEAT.fullmatch(folder.name)), file.parent)
+
+
+def _found(logs: Sequence[Log], columns: Mapping[str, Column], hardware: str | None) -> Found:
+    found, by_identity, seeds = Found(), dict[str, Record](), count(-1, -1)
+    same_name = Counter(folder.name for folder in {log.folder for log in logs})
+    for log in logs:
+        arm = log.folder.name if same_name[log.folder.name] == 1 else str(log.folder)
+        try:
+            records, lines = records_of(replace(log, arm=arm), columns=columns, hardware=hardware)
+        except ValueError as error:
+            found.unreadable[str(log.path)] = str(error)
+            continue
+        found.problems += [f"{log.path}: {line}" for line in lines]
+        for record in records:
+            own = record if record.seed >= 0 else replace(record, seed=next(seeds))  # which it shares with no other
+            if (twin := by_identity.setdefault(own.identity, own)) is not own:
+                found.problems.append(f"{log.path}: left out, it is the same as {twin.folder}")
+    found.records = list(by_identity.values())
+    for repeat, first in _repeats(found.records):
+        found.records.remove(repeat)
+        found.problems.append(f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer that takes no seed")
+    for arm in dict.fromkeys(record.arm for record in found.records):
+        steps = {record.summary["steps"] for record in found.records if record.arm == arm and record.summary["steps"] is not None}
+        if len(steps) > 1:
+            found.problems.append(
+                f"{arm}: its runs end at steps {min(steps):,} to {max(steps):,}; one that was cut off counts as it stands"
+            )
+    return found
+
+
+def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Runs of an arm that say no more than one before them: the whole curve is equal, or all runs of the arm end at the same loss."""
+    first, repeats, ends = dict[object, Record](), list[tuple[Record, Record]](), dict[str, set[object]]()
+    for record in records:
+        ends.setdefault(record.arm, set()).add((record.val_loss, record.value("val_bpb")))
+    for record in records:
+        curve = tuple(record.curve.val_loss)
+        key = curve if len(curve) >= SAME_CURVE else "end" if len(ends[record.arm]) == 1 else record.identity
+        if (twin := first.setdefault((record.arm, key), record)) is not record and record.status == "finished":
+            repeats.append((record, twin))
+    return repeats
