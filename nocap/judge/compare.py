@@ -211,7 +211,7 @@ def compare(
         swept=swept_keys(arm.config for arm in arms),
         problems=[*found.problems, *_doubts(rows, base, allow=allow)],
         not_compared=[
-            *((record.folder.name, _status(record)) for record in left_out),
+            *((record.name if record.imported else record.folder.name, _status(record)) for record in left_out),
             *((name, f"unreadable: {why}") for name, why in found.unreadable.items()),
         ],
         records=found.records,
@@ -219,9 +219,9 @@ def compare(
 
 
 def _check_target(arms: Sequence[Arm], target: float) -> None:
-    first = max((run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss), default=None)
-    if first is None:
-        raise ValueError(f"--target must be a loss that some validation could have reached, got {target:g}: no run has a curve")
+    first = max((run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss), default=math.inf)
+    if not any(arm.values["val_loss"] for arm in arms):
+        raise ValueError(f"--target must be of runs with a loss in nats per token, got {target:g} for runs with bits per byte alone")
     if target >= first:
         raise ValueError(f"--target must be below the first validation loss, {first:.4f}: every run would reach it at once, got {target:g}")
 

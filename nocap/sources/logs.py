@@ -33,7 +33,7 @@ from nocap.store.runs import Curve, Found, Record
 
 # What counts in a row → the names that it usually has. The first is the one that formats use.
 KEYS: dict[str, tuple[str, ...]] = {
-    "step": ("step", "iter", "iteration", "global_step", "trainer/global_step", "_step", "num_steps"),
+    "step": ("step", "Step", "iter", "iteration", "global_step", "trainer/global_step", "_step", "num_steps"),
     "val_loss": ("val_loss", "val/loss", "loss/val", "valid_loss", "validation_loss", "eval_loss", "eval/loss"),  # nats per token
     "val_bpb": ("val_bpb", "val/bpb"),  # bits per byte
     "train_s": ("train_s", "train_time_s", "training_seconds", "total_training_time"),  # seconds of training until then
@@ -127,9 +127,16 @@ def runs_of(rows: Iterable[Row], columns: Mapping[str, Column]) -> tuple[list[_R
     offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
     for key, column in columns.items():
         require(column.name in names, f"--columns {key}", f"be one of its columns, {offered}", column.name)
-    with_loss = [one for one in {id(one): one for one in several.values()}.values() if one.points]
+    every = list({id(one): one for one in several.values()}.values())
+    with_loss = [one for one in every if one.points]
     require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
+    lines += [f"{_title(one.facts)}: left out, no row of it has a loss" for one in every if not one.points and one.facts.keys() & {*TOLD}]
     return with_loss, lines
+
+
+def _title(facts: Mapping[str, str]) -> str:
+    """A run, in a file of several."""
+    return " ".join(facts[key] for key in TOLD if key in facts)
 
 
 def _name_of(told: Mapping[str, str]) -> object:
@@ -202,12 +209,9 @@ def _record(log: Log, run: _Run, content: str, *, alone: bool, hardware: str | N
     lost = not all(math.isfinite(x) for x in (loss, bpb) if x is not None)
     status = "diverged" if lost else facts.get("ended", "finished")
     ended, steps, tokens = run.points[-1], run.last("step"), run.last("tokens")
-    name = f"{log.arm}/{log.inside}{'' if alone else ':' + ' '.join(facts[key] for key in TOLD if key in facts)}"
-    imported = {
-        "format": log.format,
-        "seed": "log" if "seed" in facts else "name" if in_name else None,
-        "hardware": bool(hardware) and hardware == machine,
-    }
+    name = f"{log.arm}/{log.inside}{'' if alone else f':{_title(facts)}'}"
+    imported = {"format": log.format, "seed": "log" if "seed" in facts else "name" if in_name else None}
+    imported["hardware"] = "said" if hardware and machine == hardware else None
     summary = {
         "status": status,
         "val_loss": None if lost else loss,
@@ -360,11 +364,10 @@ def _found(logs: Sequence[Log], columns: Mapping[str, Column], hardware: str | N
         found.records.remove(repeat)
         found.problems.append(f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer that takes no seed")
     for arm in dict.fromkeys(record.arm for record in found.records):
-        steps = {record.summary["steps"] for record in found.records if record.arm == arm and record.summary["steps"] is not None}
-        if len(steps) > 1:
-            found.problems.append(
-                f"{arm}: its runs end at steps {min(steps):,} to {max(steps):,}; one that was cut off counts as it stands"
-            )
+        ends = {record.summary["steps"] for record in found.records if record.arm == arm} - {None}
+        if len(ends) > 1:
+            span = f"{min(ends):,} to {max(ends):,}"
+            found.problems.append(f"{arm}: its runs end at steps {span}; one that was cut off counts as it stands")
     return found
 
 

@@ -1,0 +1,101 @@
+"""W&B's runs: the file of a run that was written offline or online, or a project's runs from the server by wandb's public API.
+
+    python -m nocap.compare --format wandb ENTITY/PROJECT           an arm a group
+    python -m nocap.compare --format wandb ENTITY/PROJECT/GROUP     an arm a job type
+
+A run without a group, or job type, is an arm of its own name. Keys of its config are columns too, as in --columns arm=config/optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from nocap.config.keys import flat, require
+from nocap.sources.formats import Row
+
+PATTERN = "run-*.wandb"
+REMOTE = True  # a path that is no file is a name on the server
+HEAD, BLOCK, PART = b":W&B\xe1\xbe\x00", 2**15, struct.Struct("<IHB")  # LevelDB's log format: blocks of parts, each with its checksum
+ENDS = (1, 4)  # kinds of parts: whole records, and last parts
+
+
+def read(path: Path) -> Iterator[Row]:
+    yield from _of_file(path) if path.is_file() else _of_server(str(path))
+
+
+def _of_server(place: str) -> Iterator[Row]:
+    entity, project, *group = place.split("/")
+    import wandb
+
+    require(len(group) < 2, "it", "be ENTITY/PROJECT or ENTITY/PROJECT/GROUP", place)
+    require(wandb.login(prompt=False, verify=False), "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
+    filters = {"group": group[0]} if group else {}
+    for run in wandb.Api().runs(f"{entity}/{project}", filters=filters, order="+created_at", lazy=False):
+        arm = run.job_type if group else run.group
+        yield {"run": f"{run.name} {run.id}", "arm": arm or run.name, "ended": run.state, **_config(run.config), **_machine(run.metadata or {})}
+        yield from run.scan_history()
+
+
+def _of_file(path: Path) -> Iterator[Row]:
+    """Without an end it was killed."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    ended = "not finished"
+    for content in _records(path):
+        record = Record.FromString(content)
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            yield {**({"arm": record.run.run_group} if record.run.run_group else {}), **_config(_items(record.run.config.update))}
+        elif kind == "config":
+            yield _config(_items(record.config.update))
+        elif kind == "environment" and record.environment.gpu_type:
+            yield _machine({"gpu": record.environment.gpu_type, "gpu_count": record.environment.gpu_count})
+        elif kind == "history":
+            yield dict(flat(_items(record.history.item), "/"))
+        elif kind == "exit":
+            ended = "failed" if record.exit.exit_code else "finished"
+    yield {"ended": ended}
+
+
+def _items(items: Iterable[Any]) -> dict[str, Any]:
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def _config(config: dict[str, Any]) -> Row:
+    return {f"config/{key}": value for key, value in flat(config, "/") if not key.startswith("_wandb")}
+
+
+def _machine(facts: dict[str, Any]) -> Row:
+    return {"hardware": f"{facts.get('gpu_count') or 1} × {facts['gpu']}"} if facts.get("gpu") else {}
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """
+    Errors:
+        ValueError: it is no such file, or damaged; what a kill cut off at its end is left out.
+    """
+    with path.open("rb") as file:
+        require(file.read(len(HEAD)) == HEAD, "it", "begin as a file of W&B does", "other bytes")
+        content, at = b"", len(HEAD)
+        while True:
+            rest = BLOCK - at % BLOCK
+            if rest < PART.size:  # a part's head is never split
+                at += len(file.read(rest))
+                continue
+            head = file.read(PART.size)
+            if len(head) < PART.size:
+                return
+            checksum, length, kind = PART.unpack(head)
+            body = file.read(length)
+            if len(body) < length:
+                return
+            require(crc32(body, crc32(bytes([kind]))) == checksum, f"byte {at}", "begin a record whose checksum is right", "damage")
+            content, at = content + body, at + PART.size + length
+            if kind in ENDS:
+                yield content
+                content = b""
