@@ -173,7 +173,7 @@ class Log:
     @property
     def inside(self) -> str:
         """Its place in the folder, which may name the seed."""
-        return str(self.path.absolute().relative_to(self.folder)) if self.path.exists() else str(self.path)
+        return str(self.path.relative_to(self.folder) if self.path.is_absolute() else self.path)
 
     def content(self) -> str:
         """The same for copies."""

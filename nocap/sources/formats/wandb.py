@@ -29,15 +29,23 @@ def read(path: Path) -> Iterator[Row]:
 
 
 def _of_server(place: str) -> Iterator[Row]:
-    entity, project, *group = place.split("/")
+    parts = place.split("/")
+    require(len(parts) in (2, 3), "it", "be ENTITY/PROJECT or ENTITY/PROJECT/GROUP", place)
     import wandb
 
-    require(len(group) < 2, "it", "be ENTITY/PROJECT or ENTITY/PROJECT/GROUP", place)
+    group = parts[2:]
+    wandb.setup(settings=wandb.Settings(silent=True))
     require(wandb.login(prompt=False, verify=False), "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
     filters = {"group": group[0]} if group else {}
-    for run in wandb.Api().runs(f"{entity}/{project}", filters=filters, order="+created_at", lazy=False):
+    for run in wandb.Api().runs("/".join(parts[:2]), filters=filters, order="+created_at", lazy=False):
         arm = run.job_type if group else run.group
-        yield {"run": f"{run.name} {run.id}", "arm": arm or run.name, "ended": run.state, **_config(run.config), **_machine(run.metadata or {})}
+        yield {
+            "run": f"{run.name} {run.id}",
+            "arm": arm or run.name,
+            "ended": run.state,
+            **_config(run.config),
+            **_machine(run.metadata or {}),
+        }
         yield from run.scan_history()
 
 

@@ -1,0 +1,569 @@
+"""`python -m nocap.compare` on logs that other programs wrote."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nocap import compare as door
+from nocap.judge.compare import Comparison, Outcome, compare
+from nocap.report import comparison as page
+from nocap.report.arms import render
+from nocap.sources import logs
+from nocap.sources.formats import LONGEST
+from tests.test_compare import refusal, write_run
+from tests.test_tracking import environment
+
+Json = dict[str, Any]
+NOISE = np.random.default_rng(3).normal(0, 0.003, (2, 6))
+
+
+def jsonl(path: Path, *, loss: float = 3.0, steps: int = 100, **facts: object) -> Path:
+    """A log whose validations fall linearly from `loss` + 1 to `loss`; a second of training a step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"iter": step, "val": {"loss": loss + 1 - step / steps}, "train_time_s": float(step), **facts} for step in range(0, steps + 1, 20)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def two_arms(root: Path, name: str = "seed{}.jsonl", *, gain: float = 0.05, runs: int = 4, **facts: object) -> Path:
+    for arm, effect, noise in (("base", 0.0, NOISE[0]), ("idea", -gain, NOISE[1])):
+        for seed in range(runs):
+            jsonl(root / arm / name.format(seed), loss=3.0 + effect + noise[seed], **facts)
+    return root
+
+
+def compared(*paths: Path | str, target: float | None = None, **options: Any) -> Comparison:
+    comparison = compare(logs.load([str(path) for path in paths], **options), target_loss=target)
+    json.dumps(comparison.json(), allow_nan=False)
+    render(comparison)
+    page.render(comparison)
+    return comparison
+
+
+def arms(comparison: Comparison) -> dict[str, Json]:
+    return {arm["label"]: arm for arm in comparison.json()["arms"]}
+
+
+# --- intervals -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_of_the_names_make_pairs(tmp_path: Path) -> None:
+    comparison = compared(two_arms(tmp_path))
+    gap = arms(comparison)["idea"]["difference"]
+    pairs = -0.05 + NOISE[1][:4] - NOISE[0][:4]
+    half = (1 + 3.3 / 2) * stats.t.ppf(0.95, 3) * pairs.std(ddof=1) / 2
+    assert (gap["mean"], gap["low"], gap["high"]) == pytest.approx((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
+    assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs", "better")
+    assert {run["imported"]["seed"] for run in comparison.json()["runs"]} == {"name"}
+
+
+def test_runs_without_seeds_are_two_samples(tmp_path: Path) -> None:
+    gap = arms(compared(two_arms(tmp_path, "run_{}.jsonl", runs=6)))["idea"]["difference"]
+    a, b = 2.95 + NOISE[1], 3.0 + NOISE[0]
+    welch = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.995)
+    assert (gap["low"], gap["high"]) == pytest.approx((welch.low, welch.high))
+    assert (gap["n"], gap["method"]) == (6, "unpaired (Welch)")
+
+
+@pytest.mark.parametrize(("gain", "word"), [(0.05, "better"), (-0.05, "worse"), (0.0, "no difference shown")])
+def test_verdicts(tmp_path: Path, gain: float, word: str) -> None:
+    assert arms(compared(two_arms(tmp_path, gain=gain)))["idea"]["difference"]["verdict"] == word
+
+
+def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path: Path) -> None:
+    """400 tables of two equal arms."""
+    rng, alarms = np.random.default_rng(0), 0
+    for number in range(400):
+        table = tmp_path / f"{number}.csv"
+        table.write_text("arm,run,val_loss\n" + "".join(f"{arm},{i},{rng.normal(3, 0.01)}\n" for arm in "ab" for i in range(4)))
+        (gap,) = [row.difference for row in compare(logs.load([str(table)])).arms if row.difference]
+        alarms += gap.outcome in (Outcome.better, Outcome.worse)
+    assert alarms <= 8  # 2%: the interval is one of 99.5%
+
+
+# --- arms, runs and seeds --------------------------------------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "a folder a path": ("{arm}/{seed}.jsonl", ["base", "idea"], False),
+    "a folder of folders": ("{arm}/seed={seed}.jsonl", ["."], True),
+    "a folder a repeat": ("{arm}/s{seed}/log.jsonl", ["."], True),
+    "a folder a repeat, by arm": ("{arm}/seed_{seed}/log.jsonl", ["base", "idea"], True),
+    "the same names in two places": ("{arm}/runs/x-s{seed}.jsonl", ["base/runs", "idea/runs"], True),
+}
+
+
+@pytest.mark.parametrize(("place", "paths", "paired"), LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts(tmp_path: Path, place: str, paths: list[str], paired: bool) -> None:
+    jsonl(tmp_path / ".hidden" / "old.jsonl")  # no arm
+    for number, arm in enumerate(("base", "idea")):
+        for seed in range(3):
+            jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=3 + NOISE[number][seed])
+    found = arms(compared(*(tmp_path / path for path in paths)))
+    assert len(found) == 2
+    for (label, arm), name in zip(found.items(), ("base", "idea"), strict=True):
+        assert name in label
+        assert (arm["n"], min(arm["seeds"]) >= 0) == (3, paired)
+    first, second = (set(arm["seeds"]) for arm in found.values())
+    assert (first == second) if paired else not first & second
+
+
+TABLES = {  # a table, its options, and of each arm its seeds and mean loss
+    "arm, seed": ("arm,seed,val_loss\na,0,3\na,1,4\nb,0,2\nb,1,3\n", "", {"a": ([0, 1], 3.5), "b": ([0, 1], 2.5)}),
+    "interleaved runs": ("run;arm;step;val_loss\nx;a;0;5\ny;b;0;6\nx;a;9;4\ny;b;9;3\n", "", {"a": ([-1], 4), "b": ([-2], 3)}),
+    "the same run names": ("arm\trun\tval_loss\na\t1\t4\nb\t1\t3\n", "", {"a": ([-1], 4), "b": ([-2], 3)}),
+    "named columns": (
+        "lr,which,it,L\n1,0,0,9\n1,0,5,4\n2,0,0,9\n2,0,5,3\n",
+        "arm=lr,seed=which,step=it,val_loss=L",
+        {"1": ([0], 4), "2": ([0], 3)},
+    ),
+    "no arms": ("seed,val_loss\n0,4\n1,3\n", "", {"table": ([0, 1], 3.5)}),
+    "bits per byte": ("arm,seed,val_bpb\na,0,1.5\nb,0,1.25\n", "", {"a": ([0], 1.5), "b": ([0], 1.25)}),
+    "one run": ("step,val_loss,train_loss\n0,4,\n1,3.5,2\n2,,2\n", "", {"arms": ([-1], 3.5)}),
+}
+
+
+@pytest.mark.parametrize(("table", "columns", "expected"), TABLES.values(), ids=TABLES)
+def test_tables(tmp_path: Path, table: str, columns: str, expected: Json) -> None:
+    path = tmp_path / "arms" / "table.csv"
+    path.parent.mkdir()
+    path.write_text(table)
+    found = arms(compared(path, columns=logs.columns_of(columns)))
+    assert {label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"]) for label, arm in found.items()} == expected
+
+
+def test_a_row_goes_on_with_what_was_said_before(tmp_path: Path) -> None:
+    """The config in the first line, seconds and tokens in lines of training."""
+    path = tmp_path / "a" / "log.jsonl"
+    path.parent.mkdir()
+    rows: list[Json] = [{"config": {"seed": 7}, "gpu": "H100"}, {"step": 1, "train_s": 2.5, "tokens": 64}, {"step": 1, "val_loss": 3.5}]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (run,) = compared(path).json()["runs"]
+    assert (run["seed"], run["train_s"], run["tokens"], run["steps"]) == (7, 2.5, 64, 1)
+    assert run["hardware"]["name"] == "H100"
+
+
+def test_a_resumed_run_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "log.csv"
+    path.parent.mkdir()
+    path.write_text("step,val_loss\n0,5\n10,4\n20,3.5\n10,4.1\n20,3.6\n")
+    comparison = compared(path)
+    (run,) = comparison.json()["runs"]
+    assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20], [5, 4.1, 3.6])
+    assert comparison.problems == [f"{path}: line 5: its steps go back to 10: 2 rows before that are not used"]
+
+
+# --- times ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "idea", "said", "refused"),
+    [
+        ({}, {}, None, "no record of the hardware"),
+        ({"gpu": "H100"}, {"gpu": "H100"}, None, None),
+        ({"gpu": "H100"}, {"gpu": "A100"}, None, "other hardware: A100; the baseline: H100"),
+        ({}, {}, "2 × H100", None),
+        ({"gpu": "H100"}, {"gpu": "A100"}, "2 × H100", "other hardware: A100; the baseline: H100"),
+        ({"gpu": "H100"}, {}, "H100", None),
+    ],
+)
+def test_times_are_compared_on_the_same_hardware(tmp_path: Path, base: Json, idea: Json, said: str | None, refused: str | None) -> None:
+    for number, (arm, facts) in enumerate((("base", base), ("idea", idea))):
+        for seed in range(3):
+            jsonl(tmp_path / arm / f"s{seed}.jsonl", loss=3 + NOISE[number][seed], steps=100 if number else 120, **facts)
+    comparison = compared(tmp_path, hardware=said, target=3.5)
+    arm = arms(comparison)["idea"]
+    assert arm["train_s"]["refused"] == arm["to_target"]["train_s"]["refused"] == refused
+    assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(50 / 60, rel=0.02)
+    if refused is None:
+        assert arm["train_s"]["ratio"]["mean"] == pytest.approx(100 / 120)
+    shown = f"--hardware says that they ran on {said}"
+    assert (shown in render(comparison)) is (shown in page.render(comparison)) is bool(said and not (base and idea))
+
+
+def test_units_of_a_column(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("step,ms/step,val_loss,time_ms\n5,1,3,2500\n")
+    (run,) = compared(tmp_path / "a.csv", columns=logs.columns_of("train_s=time_ms/1000")).json()["runs"]
+    assert run["train_s"] == 2.5
+
+
+# --- what every page says --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_page_says_that_it_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outs = {kind: tmp_path / f"out.{kind}" for kind in ("html", "json", "csv")}
+    arguments = [word for kind, path in outs.items() for word in (f"--{kind}", str(path))]
+    assert door.main([str(two_arms(tmp_path / "logs")), *arguments, "--target", "3.5"]) == 0
+    line = "imported: logs of another trainer (jsonl), exploratory"
+    assert line in capsys.readouterr().out
+    assert line in outs["html"].read_text()
+    content = json.loads(outs["json"].read_text())
+    assert (content["imported"], content["exploratory"]) == (True, True)
+    assert "confirmed" not in outs["html"].read_text()
+    rows = list(csv.DictReader(outs["csv"].read_text().splitlines()))
+    assert [(row["arm"], row["seed"]) for row in rows] == [(arm, str(seed)) for arm in ("base", "idea") for seed in range(4)]
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------------------------
+
+BAD = {  # the content of one log beside six good ones, and why it is left out
+    "cut in a line": (b'{"iter": 0, "val": {"loss": 4}}\n{"iter": 20, "val": {"lo', r'line 2 must be a JSON object, got \'{"iter": 20'),
+    "no object": (b"[1, 2]\n", r"line 1 must be a JSON object, got '\[1, 2\]'"),
+    "another encoding": ('{"iter": 0}\n'.encode("utf-16"), r"line 1 must be UTF-8 text, got byte 0xff"),
+    "binary": (b'{"iter": 0}\n\x00\x93NUMPY\n', r"line 2 must be UTF-8 text, got byte 0x93"),
+    "empty": (b"", r"it must hold rows, got none"),
+    "no loss": (
+        b'{"iter": 1, "train": {"loss": 3}}\n',
+        r"it must have a row with val_loss or val_bpb, got iter, train/loss \(--columns KEY=NAME\)",
+    ),
+    "no number": (b'{"iter": 1, "val": {"loss": "three"}}\n', r"line 1: val_loss must be a number, got 'three'"),
+    "a list": (b'{"iter": 1, "val": {"loss": [3]}}\n', r"line 1: val_loss must be a number, got '\[3\]'"),
+    "a step that is none": (b'{"iter": NaN, "val": {"loss": 3}}\n', r"line 1: step must be a number, got 'nan'"),
+    "beyond a float": (b'{"iter": 1' + b"0" * 400 + b', "val": {"loss": 3}}\n', r"line 1: step must be a number, got '1000"),
+    "a line without end": (b" " * (LONGEST + 1), r"line 1 must have at most 4,194,304 bytes, got more"),
+    "too deep": (b'{"a":' * 100_000 + b"\n", r"line 1 must be a JSON object, got "),
+    "no seed": (b'{"seed": "x", "iter": 1, "val_loss": 3}\n', r"seed must be an integer from 0, got x"),
+}
+
+
+@pytest.mark.parametrize(("content", "why"), BAD.values(), ids=BAD)
+def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path: Path, content: bytes, why: str) -> None:
+    bad = two_arms(tmp_path) / "idea" / "seed9.jsonl"
+    bad.write_bytes(content)
+    comparison = compared(tmp_path)
+    ((name, status),) = comparison.not_compared
+    assert name == str(bad)
+    assert re.match(f"unreadable: {why}", status), status
+    assert arms(comparison)["idea"]["seeds"] == [0, 1, 2, 3]
+
+
+CELLS = {
+    "a torn line": ("step,val_loss\n1,3\n2", "line 3 must have 2 cells, as the first line has, got 1"),
+    "a text": ("step,val_loss\n1,3\n2,x\n", "line 3: val_loss must be a number, got 'x'"),
+    "an open quote": ('step,val_loss\n1,"3\n', "line 2 must be a line of a table"),
+    "nothing": ("", "it must hold rows, got none"),
+}
+
+
+@pytest.mark.parametrize(("text", "why"), CELLS.values(), ids=CELLS)
+def test_tables_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    assert f"({tmp_path / 't.csv'}: {why}" in refusal([tmp_path / "t.csv"], capsys)
+
+
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", '"nan"'])
+def test_a_loss_that_is_no_number_at_the_end_diverged(tmp_path: Path, loss: str) -> None:
+    with (two_arms(tmp_path) / "idea" / "seed2.jsonl").open("a") as file:
+        file.write(f'{{"iter": 120, "val": {{"loss": {loss}}}}}\n')
+    arm = arms(compared(tmp_path))["idea"]
+    assert (arm["diverged"], arm["difference"]["verdict"]) == ([2], "no verdict (1 of 4 seeds diverged)")
+
+
+def test_the_same_run_counts_once(tmp_path: Path) -> None:
+    """A copy; and repeats of a trainer that takes no seed, whose times differ."""
+    two_arms(tmp_path, "run_{}.jsonl", runs=3)
+    copy, first = tmp_path / "idea" / "zcopy.jsonl", tmp_path / "idea" / "run_0.jsonl"
+    copy.write_bytes(first.read_bytes())
+    again = jsonl(tmp_path / "base" / "run_9.jsonl", loss=3.0 + NOISE[0][0], host="other")
+    comparison = compared(tmp_path)
+    assert [arm["n"] for arm in arms(comparison).values()] == [3, 3]
+    lines = "\n".join(comparison.problems)
+    assert f"{copy}: left out, it is the same as {first}" in lines
+    assert f"base/{again.name}: left out, its losses are those of base/run_0.jsonl" in lines
+
+
+def test_equal_repeats_are_one_run_and_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "arm,run,val_loss\n" + "".join(f"{arm},{i},{loss}\n" for arm, loss in (("a", 3.1), ("b", 3)) for i in range(5))
+    )
+    assert arms(compared(tmp_path / "t.csv"))["b"]["difference"]["verdict"] == "no verdict (n=1)"
+
+
+def test_a_run_that_ends_elsewhere_is_named(tmp_path: Path) -> None:
+    jsonl(two_arms(tmp_path) / "idea" / "seed3.jsonl", steps=60)
+    assert "idea: its runs end at steps 60 to 100; one that was cut off counts as it stands" in compared(tmp_path).problems
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
+    "no log": (lambda root: [root / "empty"], r"must be a run, a folder of runs or a grid's folder, and holds no run"),
+    "no log of a format": (lambda root: [root / "empty", "--format", "csv"], r"empty must hold logs of csv, got none"),
+    "nothing of that name": (
+        lambda root: [root / "x", "--format", "csv"],
+        r"x must be a file or a folder of logs, got nothing of that name",
+    ),
+    "an unknown format": (lambda root: [root, "--format", "xml"], r"--format must be one of csv, .*wandb, or a Python file, got xml"),
+    "two formats": (lambda root: [root / "two"], r"two must hold logs of one format; --format says which to read, got csv and jsonl"),
+    "no such column": (
+        lambda root: [root / "logs", "--columns", "val_loss=L"],
+        r"--columns val_loss must be one of its columns, iter, val/loss, train_time_s \(--columns KEY=NAME\), got L",
+    ),
+    "no such key": (
+        lambda root: [root / "logs", "--columns", "loss=L"],
+        r"--columns must be KEY=NAME,… with keys of step, val_loss, .*, got loss=L",
+    ),
+    "division by 0": (
+        lambda root: [root / "logs", "--columns", "train_s=ms/0"],
+        r"--columns must divide by a number above 0, got train_s=ms/0",
+    ),
+    "flags without logs": (lambda root: [root / "own", "--hardware", "H100"], r"own must hold logs of another trainer, got none"),
+    "a target in bits": (lambda root: [root / "bits.csv", "--target", "1"], r"--target must be of runs with a loss in nats per token"),
+    "a bad format file": (lambda root: [root, "--format", root / "bad.py"], r"--format .*bad.py cannot be imported: SyntaxError"),
+    "a format that reads nothing": (
+        lambda root: [root, "--format", root / "none.py"],
+        r"--format .*none.py must define read\(path\) and PATTERN",
+    ),
+    "a place on no server": (
+        lambda root: ["a/b/c/d", "--format", "wandb"],
+        r"it must be ENTITY/PROJECT or ENTITY/PROJECT/GROUP, got a/b/c/d",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "line"), REFUSALS.values(), ids=REFUSALS)
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Callable[[Path], list[object]], line: str) -> None:
+    (tmp_path / "empty").mkdir()
+    two_arms(tmp_path / "logs")
+    write_run(tmp_path / "own")
+    jsonl(tmp_path / "two" / "a.jsonl")
+    (tmp_path / "two" / "a.csv").write_text("val_loss\n3\n")
+    (tmp_path / "bits.csv").write_text("arm,seed,val_bpb\na,0,1.5\nb,0,1.25\n")
+    (tmp_path / "bad.py").write_text("def read(path)\n")
+    (tmp_path / "none.py").write_text("PATTERN = '*.txt'\n")
+    assert re.search(line, refusal(words(tmp_path), capsys))
+
+
+def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / "own", seed=seed)
+    comparison = compared(tmp_path / "own", two_arms(tmp_path / "logs"))
+    assert (len(comparison.arms), comparison.imported) == (1, [])
+    assert any("logs of another trainer are compared by themselves" in line for line in comparison.problems)
+
+
+def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "log.jsonl"
+    path.parent.mkdir()
+    with path.open("w") as file:
+        for step in range(4000):
+            file.write(
+                json.dumps(
+                    {"step": step, "train_loss": 3.0, "text": "x" * 4000, **({"val_loss": 9 - step / 1e3} if step % 200 == 0 else {})}
+                )
+            )
+            file.write("\n")
+    tracemalloc.start()
+    found = logs.load([str(path)])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found.records[0].curve.step) == 20
+    assert path.stat().st_size > 16e6 > 10 * peak
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_format_of_one_s_own(tmp_path: Path) -> None:
+    """What prints `step 50 val loss 3.2`, as docs/own_train.py does."""
+    form = tmp_path / "printed.py"
+    form.write_text(
+        "import re\nfrom nocap.sources.formats import lines\nPATTERN = '*.log'\n"
+        "def read(path):\n"
+        "    for number, line in lines(path):\n"
+        "        if found := re.match(r'step (\\d+) val loss (\\S+)', line):\n"
+        "            yield {'line': number, 'step': int(found[1]), 'val_loss': found[2]}\n"
+    )
+    for arm, loss in (("a", 3.0), ("b", 2.0)):
+        (tmp_path / "logs" / arm).mkdir(parents=True)
+        for seed in range(3):
+            (tmp_path / "logs" / arm / f"seed{seed}.log").write_text(f"hello\nstep 0 val loss 5\nstep 9 val loss {loss + NOISE[0][seed]}\n")
+    (tmp_path / "logs" / "a" / "seed3.log").write_text("step 0 val loss five\n")
+    comparison = compared(tmp_path / "logs", format=str(form))
+    assert arms(comparison)["b"]["difference"]["mean"] == pytest.approx(-1)
+    assert comparison.not_compared[0][1] == "unreadable: line 1: val_loss must be a number, got 'five'"
+    assert "(printed.py)" in render(comparison)
+    form.write_text("PATTERN = '*.log'\ndef read(path):\n    yield {}['x']\n")
+    with pytest.raises(ValueError, match=r"seed0.log: KeyError: 'x'"):
+        compared(tmp_path / "logs", format=str(form))
+
+
+def _child(code: str, tmp_path: Path, **extra: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(tmp_path, **extra), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_tensorboard_s_csv(tmp_path: Path) -> None:
+    """As its page downloads it: Wall time, Step, Value."""
+    _child(
+        """
+from werkzeug.test import Client
+from tensorboard.backend.application import TensorBoardWSGIApp
+from tensorboard.program import TensorBoard
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter("events")
+for step in range(5):
+    writer.add_scalar("val/loss", 4 - step / 8, step * 10)
+writer.close()
+board = TensorBoard()
+board.configure(argv=["", "--logdir", "events", "--load_fast", "false"])
+(ingester := board._make_data_ingester()).start()
+import time
+time.sleep(2)
+parts = board.plugin_loaders, ingester.data_provider, board.assets_zip_provider, ingester.deprecated_multiplexer
+client = Client(TensorBoardWSGIApp(board.flags, *parts))
+answer = client.get("/data/plugin/scalars/scalars?tag=val/loss&run=.&format=csv")
+open("base.csv", "wb").write(answer.data)
+""",
+        tmp_path,
+    )
+    assert (tmp_path / "base.csv").read_text().startswith("Wall time,Step,Value")
+    (run,) = compared(tmp_path / "base.csv", columns=logs.columns_of("val_loss=Value")).json()["runs"]
+    assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20, 30, 40], [4, 3.875, 3.75, 3.625, 3.5])
+
+
+@pytest.mark.slow
+def test_wandb_s_offline_runs(tmp_path: Path) -> None:
+    """Written by wandb: two groups, one run that failed; a file that is cut, and one that is damaged."""
+    _child(
+        """
+import wandb
+for group in ("base", "idea"):
+    for seed in range(3):
+        run = wandb.init(project="p", group=group, mode="offline", config={"seed": seed, "optimizer": {"lr": 0.1}})
+        for step in range(0, 60, 10):
+            run.log({"val/loss": 4 - step / 50 + seed / 100 - (group == "idea") / 10, "train_s": step / 2}, step=step)
+        run.finish(exit_code=int(group == "idea" and seed == 2))
+""",
+        tmp_path,
+        WANDB_SILENT="true",
+    )
+    comparison = compared(tmp_path / "wandb")
+    found = arms(comparison)
+    assert {label: (arm["seeds"], arm["val_loss"]) for label, arm in found.items()} == {
+        "base": ([0, 1, 2], pytest.approx(3.01)),
+        "idea": ([0, 1], pytest.approx(2.905)),
+    }
+    assert [status for _, status in comparison.not_compared] == ["failed"]
+    assert comparison.json()["runs"][0]["train_s"] == 25
+    assert set(arms(compared(tmp_path / "wandb", columns=logs.columns_of("arm=config/optimizer/lr")))) == {"0.1"}
+    first = sorted(tmp_path.rglob("run-*.wandb"))[0]
+    whole = first.read_bytes()
+    for content, status in (
+        (whole[:-20], "not finished"),
+        (whole[:200] + b"!" + whole[201:], "unreadable: byte "),
+        (b"x", "unreadable: it must begin"),
+    ):
+        first.write_bytes(content)
+        assert [s for _, s in compared(tmp_path / "wandb").not_compared if s.startswith(status)], status
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[Json]]]:
+    """Answers as W&B's server does to wandb 0.31: two groups of two runs, one of which crashed. The address, and what was asked."""
+    asked: list[Json] = []
+
+    def run(i: int) -> Json:
+        texts = dict.fromkeys(("description", "notes", "commit", "sweepName"))
+        times = dict.fromkeys(("createdAt", "heartbeatAt"), "2026-01-01T00:00:00")
+        config = json.dumps({"seed": {"value": i // 2}, "_wandb": {"value": {"t": 1}}})
+        group, state = ("base", "idea")[i % 2], "crashed" if i == 3 else "finished"
+        facts = {
+            "id": f"UnVu{i}",
+            "projectId": "1",
+            "tags": [],
+            "name": f"id{i}",
+            "displayName": f"run {i}",
+            "state": state,
+            "config": config,
+        }
+        facts |= {"group": group, "jobType": f"job {i % 2}", "readOnly": True, "systemMetrics": "{}", "summaryMetrics": "{}"}
+        return {**facts, **texts, **times, "historyLineCount": 3, "user": {"name": "me", "username": "me"}, "historyKeys": {"lastStep": 20}}
+
+    def answer(query: Json) -> Json:
+        text, named = query["query"], query.get("variables") or {}
+        if "viewer" in text:
+            return {"viewer": {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}}
+        if "runs(" in text:
+            edges = [
+                {"node": run(i), "cursor": str(i)} for i in range(4) if json.loads(named["filters"]).get("group") in (None, run(i)["group"])
+            ]
+            page = {"endCursor": "3", "hasNextPage": False}
+            return {"project": {"internalId": "1", "runCount": len(edges), "readOnly": True, "runs": {"edges": edges, "pageInfo": page}}}
+        if "historyKeys" in text:
+            return {"project": {"run": {"historyKeys": {"lastStep": 20}}}}
+        i = int((named.get("runName") or named.get("run") or named.get("name") or "id0")[2:])
+        rows = [{"_step": step, "_runtime": step / 2, "val/loss": 4 - step / 20 - (i % 2) / 10 + (i // 2) / 100} for step in (0, 10, 20)]
+        if "parquetHistory" in text:
+            return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": rows}}}}
+        if "history(" in text:
+            return {"project": {"run": {"history": [json.dumps(row) for row in rows]}}}
+        return {"project": None}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.path == "/graphql":
+                asked.append(json.loads(body))
+                body = json.dumps({"data": answer(asked[-1])}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}", asked
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "labels"), [("me/proj", ["base", "idea"]), ("me/proj/base", ["job 0"])])
+def test_wandb_s_server(tmp_path: Path, server: tuple[str, list[Json]], place: str, labels: list[str]) -> None:
+    """wandb's own client against a server on this machine."""
+    url, asked = server
+    words = [sys.executable, "-m", "nocap.compare", place, "--format", "wandb", "--json", "out.json"]
+    env = environment(tmp_path, WANDB_BASE_URL=url, WANDB_API_KEY="f" * 40)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [arm["label"] for arm in content["arms"]] == labels
+    assert content["runs"][0]["curve"] == {
+        "step": [0, 10, 20],
+        "tokens": [None] * 3,
+        "train_s": [None] * 3,
+        "val_loss": [4, 3.5, 3],
+        "val_bpb": [None] * 3,
+    }
+    assert [one["status"] for one in content["not_compared"]] == (["crashed"] if len(labels) == 2 else [])
+    assert any("HistoryPage" in one["query"] for one in asked)
+
+
+def test_wandb_without_a_login_is_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "W&B must have a login (wandb login, or WANDB_API_KEY), got none" in done.stderr.splitlines()[-1]
+    assert len(done.stderr.splitlines()) == 1
