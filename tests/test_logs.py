@@ -322,7 +322,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
     ),
     "flags without logs": (lambda root: [root / "own", "--hardware", "H100"], r"own must hold logs of another trainer, got none"),
     "a target in bits": (lambda root: [root / "bits.csv", "--target", "1"], r"--target must be of runs with a loss in nats per token"),
-    "a bad format file": (lambda root: [root, "--format", root / "bad.py"], r"--format .*bad.py cannot be imported: SyntaxError"),
+    "a bad format file": (lambda root: [root, "--format", root / "bad.py"], r"--format .*bad.py cannot be run: SyntaxError"),
     "a format that reads nothing": (
         lambda root: [root, "--format", root / "none.py"],
         r"--format .*none.py must define read\(path\) and PATTERN",
@@ -412,6 +412,7 @@ def test_tensorboard_s_csv(tmp_path: Path) -> None:
     """As its page downloads it: Wall time, Step, Value."""
     _child(
         """
+import time
 from werkzeug.test import Client
 from tensorboard.backend.application import TensorBoardWSGIApp
 from tensorboard.program import TensorBoard
@@ -423,11 +424,13 @@ writer.close()
 board = TensorBoard()
 board.configure(argv=["", "--logdir", "events", "--load_fast", "false"])
 (ingester := board._make_data_ingester()).start()
-import time
-time.sleep(2)
 parts = board.plugin_loaders, ingester.data_provider, board.assets_zip_provider, ingester.deprecated_multiplexer
 client = Client(TensorBoardWSGIApp(board.flags, *parts))
-answer = client.get("/data/plugin/scalars/scalars?tag=val/loss&run=.&format=csv")
+for _ in range(100):  # until it has read the events
+    answer = client.get("/data/plugin/scalars/scalars?tag=val/loss&run=.&format=csv")
+    if answer.status_code == 200 and answer.data.count(b"\\n") > 5:
+        break
+    time.sleep(0.2)
 open("base.csv", "wb").write(answer.data)
 """,
         tmp_path,

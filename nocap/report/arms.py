@@ -90,13 +90,15 @@ def _verdicts(comparison: Comparison) -> Table:
 def _speed(arms: Sequence[ComparedArm], *, imported: bool) -> Table:
     """Times and memory; a reason stands where a ratio would be a lie. A log has at most the seconds of training."""
     shown = LOGGED if imported else MEASURED
-    times = (row.times[metric].refused for row in arms for metric, (_, gain) in shown.items() if gain)
-    reasons = list(dict.fromkeys(filter(None, times)))
+
+    def refused(row: ComparedArm, metric: str) -> str | None:
+        return row.times[metric].refused if row.arm.values[metric] or not imported else None
+
+    reasons = list(dict.fromkeys(filter(None, (refused(row, metric) for row in arms for metric, (_, gain) in shown.items() if gain))))
 
     def cells(row: ComparedArm, metric: str, gain: str) -> list[float | Estimate | str | None]:
-        timed = row.times[metric]
-        ratio = f"refused [{reasons.index(timed.refused) + 1}]" if gain and timed.refused else timed.ratio
-        return [timed.mean, ratio] if gain else [timed.mean]
+        why, timed = refused(row, metric), row.times[metric]
+        return [timed.mean, *([f"refused [{reasons.index(why) + 1}]" if why else timed.ratio] if gain else [])]
 
     columns = [ARM]
     for metric, (title, gain) in shown.items():
@@ -153,5 +155,6 @@ def render(comparison: Comparison) -> str:
     notes = [f"note: {line}" for line in comparison.problems]
     if left := comparison.not_compared:
         notes.append(f"not compared: {shorten((f'{name} ({status})' for name, status in left), most=6)}")
-    parts = ["\n".join(compared(comparison)), *map(str, tables(comparison)), "\n".join(notes)]
+    told = [table for table in tables(comparison) if any(cell is not None for row in table.rows for cell in row[1:])]  # not dashes alone
+    parts = ["\n".join(compared(comparison)), *map(str, told), "\n".join(notes)]
     return "\n\n".join(part for part in parts if part)

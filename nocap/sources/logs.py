@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import math
 import pkgutil
 import re
+import runpy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from nocap.config.keys import require
 from nocap.config.outward import redact
@@ -46,6 +46,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 NUMBERS = ("step", "val_loss", "val_bpb", "train_s", "tokens")
 LOSSES = ("val_loss", "val_bpb")
+BUILT_IN = [module.name for module in pkgutil.iter_modules(formats.__path__)]
 TOLD = ("arm", "run", "seed")  # what tells the runs of one file apart
 NAMES = 1000  # of columns that a message may offer
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
@@ -53,12 +54,7 @@ OF_THE_SEED = re.compile(r"(?<![a-z0-9])(?:seed|s)[=_-]?(\d{1,18})(?![a-z0-9])",
 REPEAT = re.compile(r"(seed|s)?[=_-]?\d+|wandb|(offline-)?run-.*", re.IGNORECASE)  # a folder that is no arm, but one of its runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """Where a key stands: a name, and what its numbers are divided by."""
-
-    name: str
-    divisor: float = 1.0
+Columns = Mapping[str, tuple[str, float]]  # key → its name in the log, and what its numbers are divided by
 
 
 @dataclass(kw_only=True)
@@ -85,26 +81,26 @@ class _Run:
         return next((point[key] for point in reversed(self.points) if key in point), None)
 
 
-def columns_of(text: str) -> dict[str, Column]:
+def columns_of(text: str) -> Columns:
     """`step=iter,val_loss=loss/val,train_s=time_ms/1000` as columns.
 
     Errors:
         ValueError: it is no such list.
     """
-    chosen: dict[str, Column] = {}
+    chosen: dict[str, tuple[str, float]] = {}
     for part in filter(None, text.split(",")):
         key, _, name = part.strip().partition("=")
         require(key in KEYS and bool(name), "--columns", f"be KEY=NAME,… with keys of {', '.join(KEYS)}", part)
         scaled = re.fullmatch(r"(.+)/(\d+(?:\.\d+)?)", name) if key in NUMBERS else None
-        chosen[key] = Column(name=scaled[1], divisor=float(scaled[2])) if scaled else Column(name=name)
-    require(all(column.divisor > 0 for column in chosen.values()), "--columns", "divide by a number above 0", text)
+        chosen[key] = (scaled[1], float(scaled[2])) if scaled else (name, 1.0)
+    require(all(divisor > 0 for _, divisor in chosen.values()), "--columns", "divide by a number above 0", text)
     return chosen
 
 
 # --- a log -------------------------------------------------------------------------------------------------------------------------
 
 
-def runs_of(rows: Iterable[Row], columns: Mapping[str, Column]) -> tuple[list[_Run], list[str]]:
+def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[_Run], list[str]]:
     """The runs of one log, and lines about it.
 
     Errors:
@@ -125,8 +121,8 @@ def runs_of(rows: Iterable[Row], columns: Mapping[str, Column]) -> tuple[list[_R
             lines.append(f"{where}: {line}")
     require(bool(names), "it", "hold rows", "none")
     offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
-    for key, column in columns.items():
-        require(column.name in names, f"--columns {key}", f"be one of its columns, {offered}", column.name)
+    for key, (name, _) in columns.items():
+        require(name in names, f"--columns {key}", f"be one of its columns, {offered}", name)
     every = list({id(one): one for one in several.values()}.values())
     with_loss = [one for one in every if one.points]
     require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
@@ -144,14 +140,14 @@ def _name_of(told: Mapping[str, str]) -> object:
     return told.get("arm"), told.get("run"), None if "run" in told else told.get("seed")
 
 
-def _cell(row: Row, key: str, columns: Mapping[str, Column]) -> object:
-    names = (columns[key].name,) if key in columns else KEYS[key]
+def _cell(row: Row, key: str, columns: Columns) -> object:
+    names = columns[key][:1] if key in columns else KEYS[key]
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
-def _number(key: str, value: object, columns: Mapping[str, Column], where: str) -> float:
+def _number(key: str, value: object, columns: Columns, where: str) -> float:
     with suppress(ValueError, OverflowError, TypeError):
-        x = float(value) / (columns[key].divisor if key in columns else 1.0)  # type: ignore[arg-type]
+        x = float(value) / (columns[key][1] if key in columns else 1.0)  # type: ignore[arg-type]
         if math.isfinite(x) or key in LOSSES:
             return x
     raise ValueError(f"{where}: {key} must be a number, got {str(value)[:60]!r}")
@@ -183,7 +179,7 @@ class Log:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def records_of(log: Log, *, columns: Mapping[str, Column], hardware: str | None) -> tuple[list[Record], list[str]]:
+def records_of(log: Log, *, columns: Columns, hardware: str | None) -> tuple[list[Record], list[str]]:
     """The runs of a log as records, with seed -1 where none is named, and lines about it.
 
     Errors:
@@ -253,15 +249,13 @@ def _curve(run: _Run) -> Curve:
 # --- from paths to logs ------------------------------------------------------------------------------------------------------------
 
 
-def load(
-    paths: Sequence[str], *, format: str | None = None, columns: Mapping[str, Column] | None = None, hardware: str | None = None
-) -> Found:
+def load(paths: Sequence[str], *, format: str | None = None, columns: Columns | None = None, hardware: str | None = None) -> Found:
     """Runs of these paths: nocap's own, or where none has such, those of logs. A log that cannot be read is named and left out.
 
     Errors:
         ValueError: a path that is neither, logs of several formats, or a format that cannot be used.
     """
-    wanted = [format] if format else built_in()
+    wanted = [format] if format else BUILT_IN
     there = {path: _logs(path, wanted) for path in paths if format or _may_be_logs(path)}
     if not any(there.values()) or len(there) < len(paths):  # nocap's own runs, or nothing
         require(not format and not columns and not hardware, shorten(paths), f"hold logs of {format or 'another trainer'}", "none")
@@ -275,28 +269,19 @@ def load(
     return found
 
 
-def built_in() -> list[str]:
-    """The names of nocap's own formats."""
-    return [module.name for module in pkgutil.iter_modules(formats.__path__)]
-
-
-def _module(name: str) -> ModuleType:
-    """A format: one of nocap's own, or a Python file."""
-    if name in built_in():
-        return importlib.import_module(f"{formats.__name__}.{name}")
+def _format(name: str) -> Mapping[str, Any]:
+    """What a format defines: one of nocap's own, or a Python file."""
+    if name in BUILT_IN:
+        return vars(importlib.import_module(f"{formats.__name__}.{name}"))
     path = expanded(name)
-    require(path.suffix == ".py" and path.is_file(), "--format", f"be one of {', '.join(built_in())}, or a Python file", name)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    require(path.suffix == ".py" and path.is_file(), "--format", f"be one of {', '.join(BUILT_IN)}, or a Python file", name)
     try:
-        spec.loader.exec_module(module)
+        defined = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # the file may raise anything
-        raise ValueError(f"--format {path} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}") from error
-    ok = callable(getattr(module, "read", None)) and isinstance(getattr(module, "PATTERN", None), str)
-    require(ok, f"--format {path}", "define read(path) and PATTERN, such as '*.txt'", "none" if not ok else "")
-    return module
+        raise ValueError(f"--format {path} cannot be run: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    ok = callable(defined.get("read")) and isinstance(defined.get("PATTERN"), str)
+    require(ok, f"--format {path}", "define read(path) and PATTERN, such as '*.txt'", "something else")
+    return defined
 
 
 def _may_be_logs(path: str) -> bool:
@@ -316,14 +301,14 @@ def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
     """
     place, by_format = expanded(path).absolute(), dict[str, list[Log]]()
     for name in wanted:
-        module = _module(name)
+        form = _format(name)
         if place.exists():
-            files = [place] if place.is_file() and len(wanted) == 1 else _files(place, module.PATTERN.split())
+            files = [place] if place.is_file() and len(wanted) == 1 else _files(place, form["PATTERN"].split())
         else:
-            require(getattr(module, "REMOTE", False), path, "be a file or a folder of logs", "nothing of that name")
+            require(bool(form.get("REMOTE")), path, "be a file or a folder of logs", "nothing of that name")
             files = [Path(path)]
         if files:
-            by_format[name] = [Log(path=file, folder=_folder(file, place), format=Path(name).name, read=module.read) for file in files]
+            by_format[name] = [Log(path=file, folder=_folder(file, place), format=Path(name).name, read=form["read"]) for file in files]
     require(len(by_format) < 2, path, "hold logs of one format; --format says which to read", " and ".join(by_format))
     return next(iter(by_format.values()), [])
 
@@ -344,7 +329,7 @@ def _folder(file: Path, place: Path) -> Path:
     return next((folder for folder in file.parents if not REPEAT.fullmatch(folder.name)), file.parent)
 
 
-def _found(logs: Sequence[Log], columns: Mapping[str, Column], hardware: str | None) -> Found:
+def _found(logs: Sequence[Log], columns: Columns, hardware: str | None) -> Found:
     found, by_identity, seeds = Found(), dict[str, Record](), count(-1, -1)
     same_name = Counter(folder.name for folder in {log.folder for log in logs})
     for log in logs:

@@ -51,7 +51,7 @@ def _of_server(place: str) -> Iterator[Row]:
 
 def _of_file(path: Path) -> Iterator[Row]:
     """Without an end it was killed."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     ended = "not finished"
     for content in _records(path):
