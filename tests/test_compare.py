@@ -429,7 +429,7 @@ def test_what_a_shell_makes_of_a_glob(tmp_path, capsys):
     assert door.main([*others, str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
     assert all(f"{path}: left out, it holds no run" in out for path in others)
-    assert "no run was found" in refusal(others, capsys)
+    assert "must hold runs" in refusal(others, capsys)
     assert "no run was found" in refusal([tmp_path / "runs", tmp_path / "typo"], capsys)
 
 
@@ -437,7 +437,7 @@ def test_nothing_to_compare(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "outputs must be a run" in refusal([], capsys)
     (tmp_path / "empty").mkdir()
-    assert "holds no run" in refusal(["empty"], capsys)
+    assert "empty must hold runs" in refusal(["empty"], capsys)
     assert "no run was found" in refusal(["nano-*"], capsys)
     write_run(tmp_path / "half", status="running")
     assert "needs a finished run" in refusal(["half"], capsys)

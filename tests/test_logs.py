@@ -300,7 +300,7 @@ def test_a_run_that_ends_elsewhere_is_named(tmp_path: Path) -> None:
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
-    "no log": (lambda root: [root / "empty"], r"must be a run, a folder of runs or a grid's folder, and holds no run"),
+    "no log": (lambda root: [root / "empty"], r"empty must hold runs of nocap's own, or logs \(csv, jsonl, .*\), got none"),
     "no log of a format": (lambda root: [root / "empty", "--format", "csv"], r"empty must hold logs of csv, got none"),
     "nothing of that name": (
         lambda root: [root / "x", "--format", "csv"],
@@ -320,7 +320,10 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
         lambda root: [root / "logs", "--columns", "train_s=ms/0"],
         r"--columns must divide by a number above 0, got train_s=ms/0",
     ),
-    "flags without logs": (lambda root: [root / "own", "--hardware", "H100"], r"own must hold logs of another trainer, got none"),
+    "flags without logs": (
+        lambda root: [root / "own", "--hardware", "H100"],
+        r"own must hold no runs of nocap's own, with --col",
+    ),
     "a target in bits": (lambda root: [root / "bits.csv", "--target", "1"], r"--target must be of runs with a loss in nats per token"),
     "a bad format file": (lambda root: [root, "--format", root / "bad.py"], r"--format .*bad.py cannot be run: SyntaxError"),
     "a format that reads nothing": (
@@ -350,9 +353,11 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Cal
 def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / "own", seed=seed)
-    comparison = compared(tmp_path / "own", two_arms(tmp_path / "logs"))
+    mixed = two_arms(tmp_path / "logs")
+    (mixed / "table.csv").write_text("val_loss\n3\n")  # of two formats, which would be refused by themselves
+    comparison = compared(tmp_path / "own", mixed)
     assert (len(comparison.arms), comparison.imported) == (1, [])
-    assert any("logs of another trainer are compared by themselves" in line for line in comparison.problems)
+    assert f"{mixed}: left out, it holds no run of nocap's own" in comparison.problems
 
 
 def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:

@@ -255,16 +255,13 @@ def load(paths: Sequence[str], *, format: str | None = None, columns: Columns | 
     Errors:
         ValueError: a path that is neither, logs of several formats, or a format that cannot be used.
     """
-    wanted = [format] if format else BUILT_IN
-    there = {path: _logs(path, wanted) for path in paths if format or _may_be_logs(path)}
-    if not any(there.values()) or len(there) < len(paths):  # nocap's own runs, or nothing
-        require(not format and not columns and not hardware, shorten(paths), f"hold logs of {format or 'another trainer'}", "none")
-        found = runs.load(paths)
-        apart = "left out, logs of another trainer are compared by themselves: whether the losses measure the same cannot be known"
-        found.problems += [f"{path}: {apart}" for path in there if there[path]]
-        return found
-    logs = {log.path.absolute(): log for path in paths for log in there[path]}
-    found = _found(list(logs.values()), columns or {}, hardware)
+    if not format and not all(map(_may_be_logs, paths)):  # logs beside nocap's own runs are named there, and left out
+        require(not columns and not hardware, shorten(paths), "hold no runs of nocap's own, with --columns or --hardware", "some")
+        return runs.load(paths)
+    there = {path: _logs(path, [format] if format else BUILT_IN) for path in paths}
+    kind = f"logs of {format}" if format else f"runs of nocap's own, or logs ({', '.join(BUILT_IN)}, or a --format of yours)"
+    require(any(there.values()), shorten(paths), f"hold {kind}", "none")
+    found = _found(list({log.path: log for logs in there.values() for log in logs}.values()), columns or {}, hardware)
     found.problems += [f"{path}: left out, it holds no log" for path in paths if not there[path]]
     return found
 

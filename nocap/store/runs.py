@@ -160,7 +160,7 @@ def load(paths: Iterable[str | Path]) -> Found:
         except ValueError:
             if not os.path.lexists(expanded(path)) or (path == places[-1] and not folders):
                 raise
-            found.problems.append(f"{path}: left out, it holds no run")
+            found.problems.append(f"{path}: left out, it holds no run of nocap's own")
     by_identity = dict[str, Record]()
     for folder in folders.values():
         try:
