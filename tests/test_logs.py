@@ -294,6 +294,13 @@ def test_equal_repeats_are_one_run_and_no_verdict(tmp_path: Path) -> None:
     assert arms(compared(tmp_path / "t.csv"))["b"]["difference"]["verdict"] == "no verdict (n=1)"
 
 
+def test_rows_without_a_step_are_one_run_and_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arm,val_loss\na,3.1\na,3.2\nb,3.0\nb,3.3\n")
+    comparison = compared(tmp_path / "t.csv")
+    assert {label: (arm["n"], arm["val_loss"]) for label, arm in arms(comparison).items()} == {"a": (1, 3.2), "b": (1, 3.3)}
+    assert "a table of runs needs a column seed or run" in comparison.problems[0]
+
+
 def test_a_run_that_ends_elsewhere_is_named(tmp_path: Path) -> None:
     jsonl(two_arms(tmp_path) / "idea" / "seed3.jsonl", steps=60)
     assert "idea: its runs end at steps 60 to 100; one that was cut off counts as it stands" in compared(tmp_path).problems

@@ -60,7 +60,7 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
     shown = re.search(r"\[(\d)\] other hardware: 1 × RTX 4090 \(9f9f9f\)", text_of(text))
     assert shown
     assert text_of(text).count(f"refused [{shown[1]}]") == 3  # beside its verdict, and its speed and memory
-    assert "Not shown, for they ran on another machine: gqa swiglu." in text_of(text)
+    assert "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu." in text_of(text)
     assert [arm["label"] for arm in payload_of(text)["arms"] if not arm["placed"]] == ["gqa swiglu"]
 
 

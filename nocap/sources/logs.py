@@ -127,6 +127,8 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[_Run], list[str
     with_loss = [one for one in every if one.points]
     require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
     lines += [f"{_title(one.facts)}: left out, no row of it has a loss" for one in every if not one.points and one.facts.keys() & {*TOLD}]
+    if any(len(one.points) > 1 and one.last("step") is None for one in with_loss):
+        lines.append("of several rows without a step the last is a run's end; a table of runs needs a column seed or run (--columns)")
     return with_loss, lines
 
 
@@ -330,17 +332,18 @@ def _found(logs: Sequence[Log], columns: Columns, hardware: str | None) -> Found
     found, by_identity, seeds = Found(), dict[str, Record](), count(-1, -1)
     same_name = Counter(folder.name for folder in {log.folder for log in logs})
     for log in logs:
+        shown = str(log.path.relative_to(Path.cwd()) if log.path.is_relative_to(Path.cwd()) else log.path)
         arm = log.folder.name if same_name[log.folder.name] == 1 else str(log.folder)
         try:
             records, lines = records_of(replace(log, arm=arm), columns=columns, hardware=hardware)
         except ValueError as error:
-            found.unreadable[str(log.path)] = str(error)
+            found.unreadable[shown] = str(error)
             continue
-        found.problems += [f"{log.path}: {line}" for line in lines]
+        found.problems += [f"{shown}: {line}" for line in lines]
         for record in records:
             own = record if record.seed >= 0 else replace(record, seed=next(seeds))  # which it shares with no other
             if (twin := by_identity.setdefault(own.identity, own)) is not own:
-                found.problems.append(f"{log.path}: left out, it is the same as {twin.folder}")
+                found.problems.append(f"{shown}: left out, it is the same as {twin.folder}")
     found.records = list(by_identity.values())
     for repeat, first in _repeats(found.records):
         found.records.remove(repeat)

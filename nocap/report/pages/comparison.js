@@ -71,7 +71,7 @@
   }
 
   function drawCurves() {
-    const faint = shown().flatMap((arm) => (arm.seeds.length > 1 ? arm.seeds.map((seed) => line(arm, seed, `seed ${seed.seed}${seed.status === "finished" ? "" : `, ${seed.status}`}`, false)) : []));
+    const faint = shown().flatMap((arm) => (arm.seeds.length > 1 ? arm.seeds.map((seed) => line(arm, seed, `${seed.seed < 0 ? "one run" : `seed ${seed.seed}`}${seed.status === "finished" ? "" : `, ${seed.status}`}`, false)) : []));
     const strong = shown().map((arm) => line(arm, arm.mean, arm.averaged > 1 ? `mean of ${arm.averaged} seeds` : "one seed", true)).reverse();
     const marks = [...faint, ...strong];
     const [x, y] = fit(marks);
