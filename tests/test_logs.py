@@ -134,6 +134,7 @@ TABLES = {  # a table, its options, and of each arm its seeds and mean loss
     ),
     "no arms": ("seed,val_loss\n0,4\n1,3\n", "", {"table": ([0, 1], 3.5)}),
     "bits per byte": ("arm,seed,val_bpb\na,0,1.5\nb,0,1.25\n", "", {"a": ([0], 1.5), "b": ([0], 1.25)}),
+    "a loss and its bits apart": ("step,val_loss,val_bpb\n0,5,\n0,,2\n9,4,\n9,,1.5\n", "", {"arms": ([-1], 4)}),
     "one run": ("step,val_loss,train_loss\n0,4,\n1,3.5,2\n2,,2\n", "", {"arms": ([-1], 3.5)}),
 }
 
@@ -165,7 +166,7 @@ def test_a_resumed_run_is_one(tmp_path: Path) -> None:
     comparison = compared(path)
     (run,) = comparison.json()["runs"]
     assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20], [5, 4.1, 3.6])
-    assert comparison.problems == [f"{path}: line 5: its steps go back to 10: 2 rows before that are not used"]
+    assert comparison.problems == [f"{path}: line 5: its steps go back to 10: 1 later rows before that are not used"]
 
 
 # --- times ---------------------------------------------------------------------------------------------------------------------------

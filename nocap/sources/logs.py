@@ -71,11 +71,13 @@ class _Run:
         if not numbers.keys() & {*LOSSES}:
             return None
         before, step = len(self.points), self.now.get("step", math.inf)
-        while self.points and self.points[-1].get("step", -math.inf) >= step < math.inf:
+        while self.points and self.points[-1].get("step", -math.inf) > step:
             self.points.pop()
         dropped = before - len(self.points)
+        if self.points and self.points[-1].get("step") == step:  # said in two rows, or again
+            self.now = self.points.pop() | self.now
         self.points.append(self.now)
-        return f"its steps go back to {step:g}: {dropped} rows before that are not used" if dropped else None
+        return f"its steps go back to {step:g}: {dropped} later rows before that are not used" if dropped else None
 
     def last(self, key: str) -> float | None:
         return next((point[key] for point in reversed(self.points) if key in point), None)
@@ -166,6 +168,7 @@ class Log:
     folder: Path  # that is its arm, unless the log says another
     format: str
     read: Callable[[Path], Iterable[Row]]
+    given: bool  # itself, and not its folder: then it is an arm where it holds several runs
     arm: str = ""
 
     @property
@@ -198,8 +201,8 @@ def records_of(log: Log, *, columns: Columns, hardware: str | None) -> tuple[lis
 
 
 def _record(log: Log, run: _Run, content: str, *, alone: bool, hardware: str | None) -> Record:
-    facts, stem = run.facts, log.path.stem
-    arm = facts.get("arm") or (log.arm if alone else stem)
+    facts = run.facts
+    arm = facts.get("arm") or (log.path.stem if log.given and not alone else log.arm)
     in_name = OF_THE_SEED.search(log.inside) if alone else None
     stated = facts.get("seed") or (in_name[1] if in_name else None)
     require(stated is None or bool(re.fullmatch(r"\d{1,18}(\.0)?", stated)), "seed", "be an integer from 0", stated)
@@ -307,7 +310,10 @@ def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
             require(bool(form.get("REMOTE")), path, "be a file or a folder of logs", "nothing of that name")
             files = [Path(path)]
         if files:
-            by_format[name] = [Log(path=file, folder=_folder(file, place), format=Path(name).name, read=form["read"]) for file in files]
+            facts = {"format": Path(name).name, "read": form["read"], "given": not place.is_dir()}
+            by_format[name] = [Log(path=file, folder=_folder(file, place), **facts) for file in files]
+    if len(by_format) > 1:
+        by_format.pop("modded", None)  # any text may be called *.txt, as in W&B's folders
     require(len(by_format) < 2, path, "hold logs of one format; --format says which to read", " and ".join(by_format))
     return next(iter(by_format.values()), [])
 
