@@ -90,10 +90,16 @@ class Checkout:
         return [name for name in self.names if fnmatch(name, glob)]
 
     def runs(self, name: str, read: Callable[[Path], Iterator[Row]]) -> list[list[Row]]:
+        """Errors:
+        ValueError: the log is damaged.
+        """
         with tempfile.NamedTemporaryFile() as file:
             file.write(self.git("show", f"HEAD:{name}"))
             file.flush()
-            return [list(rows) for _, rows in groupby(read(Path(file.name)), key=lambda row: row.get("run"))]
+            try:
+                return [list(rows) for _, rows in groupby(read(Path(file.name)), key=lambda row: row.get("run"))]
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
 
 
 def record_of(track: str, board: re.Match[str], checkout: Checkout) -> Iterator[dict[str, object]]:
