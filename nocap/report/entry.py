@@ -209,7 +209,7 @@ def _differ(told: Json, again: Json) -> Iterator[str]:
         else:
             same = was == now
         if not same:
-            yield f"{_show(key)} is {_show(was)}, by its rows {_show(now)}"
+            yield f"{_show(key)} is {_show(json.dumps(was))}, by its rows {_show(json.dumps(now))}"
 
 
 def _show(value: object) -> str:
