@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from nocap.judge.compare import Comparison
     from nocap.store.runs import Found
 
-QUESTION = ("paths", "baseline", "target", "allow", "group")
 FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an identity, the beginning of one
 run's name or identity, or last, looked for in outputs/runs. Several can be given; a run counts once. Runs are compared where their
@@ -98,7 +97,8 @@ def _verify(options: argparse.Namespace) -> tuple[Comparison, list[str]]:
     from nocap.report import entry
     from nocap.report.arms import headline
 
-    given = [name for name in QUESTION if getattr(options, name) != _parser().get_default(name)]
+    add_question(asked := argparse.ArgumentParser())
+    given = [name for name, default in vars(asked.parse_args([])).items() if getattr(options, name) != default]
     require(not given, "--verify", "stand without runs and a question: the entry has them", ", ".join(given))
     comparison, lines = entry.verify(options.verify)
     print("\n".join(lines) or f"{options.verify}: says the same ({headline(comparison)})")

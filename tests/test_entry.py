@@ -142,8 +142,9 @@ def test_a_verified_entry_is_a_comparison_like_any_other(folder: Path, outputs: 
     assert "gqa" in (folder / "a.html").read_text()
 
 
-def test_an_entry_of_records_that_logs_are_made_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Such have no parts, no manifest, and a config that names the arm."""
+def test_an_entry_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
+    """Such have no parts, a manifest that says where they are from, and a config that names the arm."""
+    mark = {"format": "csv", "seed": "name", "hardware": None}
     records = [
         Record(
             folder=Path(f"logs/{arm}-{seed}.log"),
@@ -155,7 +156,7 @@ def test_an_entry_of_records_that_logs_are_made_into(tmp_path: Path, capsys: pyt
             started="",
             config={"arm": arm},
             parts={},
-            manifest={},
+            manifest={"attempts": [{}], "imported": mark},
             summary={"val_loss": loss + seed / 1000, "steps": 10},
             curve=Curve(step=[0, 10], tokens=[0, 0], train_s=[0.0, 1.0], val_loss=[11.0, loss + seed / 1000], val_bpb=[None, None]),
         )
@@ -167,6 +168,7 @@ def test_an_entry_of_records_that_logs_are_made_into(tmp_path: Path, capsys: pyt
     again, lines = entry.verify(tmp_path)
     assert lines == []
     assert again.json() == comparison.json()
+    assert [run.manifest["imported"] for run in again.records] == [mark] * 8
     assert [row.difference.outcome.value for row in again.arms if row.difference] == ["better"]
 
 

@@ -37,6 +37,7 @@ from nocap.store.runs import Curve, Found, Record, dig
 
 FILE, PAGE = "entry.json", "entry.md"
 ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machine
+KEPT = ("options", "git", "versions", "imported")  # of a manifest; the last says that it is of another trainer's log
 DOUBTS = ("problems", "not_compared")
 
 _CURVE = {"step": [int], "tokens": [int], "train_s": [float], "val_loss": [float], "val_bpb": [float]}
@@ -72,7 +73,7 @@ def _row(record: Record) -> Json:
         **asdict(record),
         "folder": record.folder.name,
         "parts": {key: part for key, part in record.parts.items() if key != "config"},  # it is there, flat
-        "manifest": {key: manifest.get(key) for key in ("options", "git", "versions")} | {"data": shards, "attempts": attempts},
+        "manifest": {key: manifest[key] for key in KEPT if key in manifest} | {"data": shards, "attempts": attempts},
         "summary": {key: value for key, value in summary.items() if key not in ("error", "tracker")}
         | {"hardware": {key: value for key, value in record.hardware.items() if key != "host"}},
     }
@@ -159,6 +160,7 @@ def verify(folder: Path) -> tuple[Comparison, list[str]]:
     try:
         comparison = _judged(content["question"], content["runs"])
         lines = [*_edits(content, folder), *_changes(content["comparison"], _said(comparison))]
+        arms.render(comparison)  # what cannot be shown is none either
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} must be an entry that nocap.export wrote, got {why}") from error
