@@ -53,7 +53,9 @@ NAMES = 1000  # of columns that a message may offer
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
 OF_THE_SEED = re.compile(r"(?<![a-z0-9])(?:seed|s)[=_-]?(\d{1,18})(?![a-z0-9])", re.IGNORECASE)
 # A folder that is no arm, but one of its runs: a seed, a date, a time, W&B's.
-REPEAT = re.compile(r"(seed|s)[=_-]?\d+|\d{4}-\d\d-\d\d.*|\d\d[-:]\d\d[-:]\d\d|wandb|(offline-)?run-\d.*", re.IGNORECASE)
+REPEAT = re.compile(
+    r"(seed|s)[=_-]?\d+|\d{4}-\d\d-\d\d([T_ -]\d\d[-:]?\d\d[-:]?\d\d)?|\d\d[-:]\d\d[-:]\d\d|wandb|(offline-)?run-\d.*", re.IGNORECASE
+)
 
 
 Columns = Mapping[str, tuple[str, float]]  # key → its name in the log, and what its numbers are divided by
