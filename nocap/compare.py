@@ -25,8 +25,8 @@ run's name or identity, or last, looked for in outputs/runs. Several can be give
 losses measure the same: same validation data, vocabulary and settings. Of several such groups the largest is compared, and a line for
 each other says how to compare that.
 
-A PATH can also be a log of another trainer, or a folder of such: JSON lines, CSV, W&B, modded-nanogpt, or a --format of your own. A folder
-that holds logs right below is an arm, else each of its subfolders is one (docs/logs.md)."""
+A PATH can also be a log of another trainer, or a folder of such: JSON lines, CSV, W&B, modded-nanogpt, or a --format of your own. Each
+folder that holds logs is an arm (docs/logs.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:

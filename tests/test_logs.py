@@ -104,6 +104,10 @@ LAYOUTS = {
     "a folder of folders": ("{arm}/seed={seed}.jsonl", ["."], True),
     "a folder a repeat": ("{arm}/s{seed}/log.jsonl", ["."], True),
     "a folder a repeat, by arm": ("{arm}/seed_{seed}/log.jsonl", ["base", "idea"], True),
+    "a folder a time": ("{arm}/2026-11-24/12-00-0{seed}/log.jsonl", ["."], False),
+    "a folder a number": ("{arm}/24/{seed}.jsonl", ["."], False),
+    "a dated folder an arm": ("2026-04-29_{arm}/{seed}.jsonl", ["."], False),
+    "a step that looks like a seed": ("record/{arm}-s1440/x_{seed}.jsonl", ["."], False),
     "the same names in two places": ("{arm}/runs/x-s{seed}.jsonl", ["base/runs", "idea/runs"], True),
 }
 
@@ -284,7 +288,7 @@ def test_the_same_run_counts_once(tmp_path: Path) -> None:
     comparison = compared(tmp_path)
     assert [arm["n"] for arm in arms(comparison).values()] == [3, 3]
     lines = "\n".join(comparison.problems)
-    assert f"{copy}: left out, it is the same as {first}" in lines
+    assert f"{copy}: left out, it is the same as idea/{first.name}" in lines
     assert f"base/{again.name}: left out, its losses are those of base/run_0.jsonl" in lines
 
 

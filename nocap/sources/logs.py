@@ -1,7 +1,7 @@
 """Logs that somebody else's trainer wrote, as records with less in them, so that they are compared as nocap's own runs are.
 
 A format (`nocap.sources.formats`) gives rows; here they become runs, arms and seeds. An arm is a folder: a PATH that holds logs right
-below, or each of its subfolders that holds some; a file's own `arm` goes before that. A run's last row with a loss is its end. What
+below, or a folder in it that does; a file's own `arm` goes before that. A run's last row with a loss is its end. What
 such a record lacks (code, data, config) nobody can check: it says that it is imported, and its comparison is exploratory.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+import os
 import pkgutil
 import re
 import runpy
@@ -51,7 +52,10 @@ TOLD = ("arm", "run", "seed")  # what tells the runs of one file apart
 NAMES = 1000  # of columns that a message may offer
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
 OF_THE_SEED = re.compile(r"(?<![a-z0-9])(?:seed|s)[=_-]?(\d{1,18})(?![a-z0-9])", re.IGNORECASE)
-REPEAT = re.compile(r"(seed|s)?[=_-]?\d+|wandb|(offline-)?run-.*", re.IGNORECASE)  # a folder that is no arm, but one of its runs
+# A folder that is no arm, but one of its runs: a seed, a date, a time, W&B's.
+REPEAT = re.compile(
+    r"(seed|s)[=_-]?\d+|\d{4}-\d\d-\d\d([T_ -]\d\d[-:]?\d\d[-:]?\d\d)?|\d\d[-:]\d\d[-:]\d\d|wandb|(offline-)?run-\d.*", re.IGNORECASE
+)
 
 
 Columns = Mapping[str, tuple[str, float]]  # key → its name in the log, and what its numbers are divided by
@@ -169,7 +173,7 @@ class Log:
     format: str
     read: Callable[[Path], Iterable[Row]]
     given: bool  # itself, and not its folder: then it is an arm where it holds several runs
-    arm: str = ""
+    arm: str
 
     @property
     def inside(self) -> str:
@@ -301,7 +305,7 @@ def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
     Errors:
         ValueError: there is nothing of that name, or logs of several formats.
     """
-    place, by_format = expanded(path).absolute(), dict[str, list[Log]]()
+    place, by_format = Path(os.path.abspath(expanded(path))), dict[str, list[Log]]()
     for name in wanted:
         form = _format(name)
         if place.exists():
@@ -311,7 +315,7 @@ def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
             files = [Path(path)]
         if files:
             facts = {"format": Path(name).name, "read": form["read"], "given": not place.is_dir()}
-            by_format[name] = [Log(path=file, folder=_folder(file, place), **facts) for file in files]
+            by_format[name] = [Log(path=file, folder=(folder := _folder(file)), arm=_arm(folder, place), **facts) for file in files]
     if len(by_format) > 1:
         by_format.pop("modded", None)  # any text may be called *.txt, as in W&B's folders
     require(len(by_format) < 2, path, "hold logs of one format; --format says which to read", " and ".join(by_format))
@@ -326,20 +330,22 @@ def _files(place: Path, patterns: Sequence[str]) -> list[Path]:
     return sorted(file for file in below if not any(part.startswith(".") for part in file.relative_to(place).parts))
 
 
-def _folder(file: Path, place: Path) -> Path:
-    """Of a file in a PATH, the folder that is its arm: the PATH, or the subfolder that it is in. A folder of one repeat is none."""
-    if place.is_dir():
-        top = place / file.relative_to(place).parts[0]
-        return place if top == file or REPEAT.fullmatch(top.name) else top
+def _folder(file: Path) -> Path:
+    """The folder that is the file's arm: the one that it lies in, or above those of a single repeat."""
     return next((folder for folder in file.parents if not REPEAT.fullmatch(folder.name)), file.parent)
+
+
+def _arm(folder: Path, place: Path) -> str:
+    """What a folder is called: its place in the PATH that was given."""
+    return str(folder.relative_to(place)) if place in folder.parents else folder.name
 
 
 def _found(logs: Sequence[Log], columns: Columns, hardware: str | None) -> Found:
     found, by_identity, seeds = Found(), dict[str, Record](), count(-1, -1)
-    same_name = Counter(folder.name for folder in {log.folder for log in logs})
+    folders = Counter(name for name, _ in {(log.arm, log.folder) for log in logs})
     for log in logs:
         shown = str(log.path.relative_to(Path.cwd()) if log.path.is_relative_to(Path.cwd()) else log.path)
-        arm = log.folder.name if same_name[log.folder.name] == 1 else str(log.folder)
+        arm = log.arm if folders[log.arm] == 1 else str(log.folder)
         try:
             records, lines = records_of(replace(log, arm=arm), columns=columns, hardware=hardware)
         except ValueError as error:
@@ -349,7 +355,7 @@ def _found(logs: Sequence[Log], columns: Columns, hardware: str | None) -> Found
         for record in records:
             own = record if record.seed >= 0 else replace(record, seed=next(seeds))  # which it shares with no other
             if (twin := by_identity.setdefault(own.identity, own)) is not own:
-                found.problems.append(f"{shown}: left out, it is the same as {twin.folder}")
+                found.problems.append(f"{shown}: left out, it is the same as {twin.name}")
     found.records = list(by_identity.values())
     for repeat, first in _repeats(found.records):
         found.records.remove(repeat)
