@@ -107,7 +107,7 @@ LAYOUTS = {
     "a folder a time": ("{arm}/2026-11-24/12-00-0{seed}/log.jsonl", ["."], False),
     "a folder a number": ("{arm}/24/{seed}.jsonl", ["."], False),
     "a dated folder an arm": ("2026-04-29_{arm}/{seed}.jsonl", ["."], False),
-    "a step that looks like a seed": ("record/{arm}-s1440/x_{seed}.jsonl", ["."], False),
+    "a step that looks like a seed": ("record/{arm}-s1440/s1440_{seed}.jsonl", ["."], False),
     "the same names in two places": ("{arm}/runs/x-s{seed}.jsonl", ["base/runs", "idea/runs"], True),
 }
 

@@ -51,7 +51,7 @@ BUILT_IN = [module.name for module in pkgutil.iter_modules(formats.__path__)]
 TOLD = ("arm", "run", "seed")  # what tells the runs of one file apart
 NAMES = 1000  # of columns that a message may offer
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
-OF_THE_SEED = re.compile(r"(?<![a-z0-9])(?:seed|s)[=_-]?(\d{1,18})(?![a-z0-9])", re.IGNORECASE)
+OF_THE_SEED = re.compile(r"(?<![a-z0-9])(?:seed|s(?=[=_-]?\d{1,3}(?!\d)))[=_-]?(\d{1,18})(?![a-z0-9])", re.IGNORECASE)  # s1440 are steps
 # A folder that is no arm, but one of its runs: a seed, a date, a time, W&B's.
 REPEAT = re.compile(
     r"(seed|s)[=_-]?\d+|\d{4}-\d\d-\d\d([T_ -]\d\d[-:]?\d\d[-:]?\d\d)?|\d\d[-:]\d\d[-:]\d\d|wandb|(offline-)?run-\d.*", re.IGNORECASE
