@@ -22,7 +22,7 @@ from tests.tools import run_docs
 from tests.tools.run_docs import ROOT, Block, blocks, matches, pages, simple_commands, split_commands
 
 ALL = [block for page in pages() for block in blocks(page)]
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\[[^\]]*\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)  # in a line, or defined at a page's end
 COMPOSING = ("nocap.train", "nocap.profile", "nocap.bench")
 MINE = ("seed", "output_dir", "cache_dir")
 
