@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nocap import outside
-from nocap.config.keys import require
+from nocap.config.keys import EXIT_CODES, require
 from nocap.store.files import write_text
-from nocap.store.record import write_json, writing
+from nocap.store.record import write_result, writing
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from nocap.judge.compare import Comparison
+    from nocap.store.runs import Found
 
 FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an identity, the beginning of one
@@ -28,11 +31,15 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
-        content = _compare(options)
-        if options.json:
-            with writing("--json", options.json) as path:
-                write_json(path, content)
-    return 0
+        if options.verify:
+            comparison, changed = _verify(options)
+        else:
+            from nocap.report.arms import render
+
+            comparison, changed = judge(options), []
+            print(render(comparison))
+        _write(comparison, options)
+    return EXIT_CODES["failed" if changed else "finished"]
 
 
 def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
@@ -54,39 +61,61 @@ def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.compare", description="Compare runs, arm by arm, with intervals.", epilog=FORMS)
+    add_question(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison as JSON")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
+    verify = "judge the rows of an entry that nocap.export wrote, and say whether they say the same (exit code 1: they do not)"
+    parser.add_argument("--verify", type=Path, metavar="FOLDER", help=verify)
+    outside.document(parser)
+    return parser
+
+
+def add_question(parser: argparse.ArgumentParser) -> None:
+    """What is compared, and how: `nocap.export entry` asks the same."""
     parser.add_argument("paths", nargs="*", metavar="PATH", default=["outputs"], help="runs to compare (default: outputs)")
     parser.add_argument(
         "--baseline", metavar="ARM", help="an arm's label or id, one of its runs, or key=value (default: the first started)"
     )
     parser.add_argument("--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison as JSON")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
     parser.add_argument("--group", metavar="ID", help="compare this group of runs, as the line that left it out names it")
-    outside.document(parser)
-    return parser
 
 
-def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
+def judge(options: argparse.Namespace, *, change: Callable[[Found], Found] = lambda found: found) -> Comparison:
+    """Compare the runs of the paths as the options say. `change` is made to these first."""
     from nocap.judge.compare import compare
-    from nocap.report import comparison as report
-    from nocap.report.arms import render
-    from nocap.report.rows import rows, to_csv
     from nocap.store.runs import load
 
-    target = options.target
+    target, found = options.target, change(load(options.paths))
     require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
-    comparison = compare(load(options.paths), baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group)
-    print(render(comparison))
+    return compare(found, baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group)
+
+
+def _verify(options: argparse.Namespace) -> tuple[Comparison, list[str]]:
+    from nocap.report import entry
+    from nocap.report.arms import headline
+
+    add_question(asked := argparse.ArgumentParser())
+    given = [name for name, default in vars(asked.parse_args([])).items() if getattr(options, name) != default]
+    require(not given, "--verify", "stand without runs and a question: the entry has them", ", ".join(given))
+    comparison, lines = entry.verify(options.verify)
+    print("\n".join(lines) or f"{options.verify}: says the same ({headline(comparison)})")
+    return comparison, lines
+
+
+def _write(comparison: Comparison, options: argparse.Namespace) -> None:
+    from nocap.report import comparison as report
+    from nocap.report.rows import rows, to_csv
+
     if options.csv:
         with writing("--csv", options.csv) as path:
             write_text(path, to_csv(rows(comparison.records)))
     if options.html:
         with writing("--html", options.html) as path:
             report.write(comparison, path)
-    return comparison.json()
+    write_result(options.json, comparison.json())
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
-"""`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model` reads, and plain torch."""
+"""`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model` reads, and plain torch. With `entry` as the
+first word: a comparison of runs that others can check."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
-from nocap import outside
+from nocap import compare, outside
 from nocap.launch.head import use_copies
 from nocap.store.record import check_writable, writing
 from nocap.store.runs import OUTPUTS, find_one
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(outside.arguments(argv))
+    words = outside.arguments(argv)
+    if words[:1] == ["entry"]:
+        return _entry(words)
+    options = _parser().parse_args(words)
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
@@ -30,13 +35,47 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    usage = " ".join(_entry_parser().format_usage().split()[1:])
     parser = argparse.ArgumentParser(
-        prog="python -m nocap.export", description="Write the model of a run's newest checkpoint, with its config, as one safetensors file."
+        prog="python -m nocap.export",
+        description="Write the model of a run's newest checkpoint, with its config, as one safetensors file.",
+        epilog=f"A comparison of runs that others can check: {usage}",
     )
     parser.add_argument("run", metavar="RUN", help="a name, its beginning, an identity, last, or a folder")
     parser.add_argument("file", metavar="FILE", type=Path, help="what to write, as in model.safetensors")
     parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
     parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
+    outside.document(parser)
+    return parser
+
+
+# --- an entry ------------------------------------------------------------------------------------------------------------------------
+
+
+def _entry(words: list[str]) -> int:
+    options = _entry_parser().parse_args(words[1:])
+    from nocap.config.errors import refusals
+
+    with refusals():
+        from nocap.report import entry
+
+        folder = options.output
+        for name in (entry.FILE, entry.PAGE):
+            check_writable("-o", folder / name)
+        comparison = compare.judge(options, change=entry.bare)
+        with writing("-o", folder / entry.FILE):
+            entry.write(comparison, folder, allow=options.allow, command=f"python -m nocap.export {shlex.join(words)}")
+    return 0
+
+
+def _entry_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.export entry",
+        description="Write a comparison that others can check with nocap.compare --verify FOLDER: entry.json and entry.md.",
+        epilog=compare.FORMS,
+    )
+    compare.add_question(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="where; an entry there is replaced")
     outside.document(parser)
     return parser
 

@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from nocap.judge import time_to_target
-from nocap.judge.arms import Arm, changes, choose_baseline, swept_keys
+from nocap.judge.arms import Arm, changes, choose_baseline, setting, swept_keys
 from nocap.judge.arms import group as grouped
 from nocap.judge.comparability import confounders, covers, select
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
@@ -217,7 +217,7 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
 
 
 def _vocabularies(arms: Sequence[Arm]) -> int:
-    return len({arm.config.get("tokenizer.vocabulary") for arm in arms})
+    return len({setting(arm.config, "tokenizer.vocabulary") for arm in arms})
 
 
 def _status(record: Record) -> str:
