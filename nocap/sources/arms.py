@@ -134,7 +134,7 @@ def of_refs(
     require(top is not None, "--ref", "be given in a git repository", here)
     assert top is not None
     commits = {ref: refs.commit_of(ref, top, apart) for ref in dict.fromkeys(ref for ref, _ in commands)}
-    trees = {ref: refs.tree_of(commit, top) for ref, commit in commits.items()}
+    trees = {ref: refs.tree_of(commit, top, apart) for ref, commit in commits.items()}
     first, of_first = commands[0]
     same = [ref for ref, words in commands if ref != first and trees[ref] == trees[first] and words == of_first]
     require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))

@@ -55,9 +55,18 @@ AUTHOR |= {"GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}  # t
 
 def tree_here(top: Path, apart: Sequence[Path] = ()) -> str:
     """The tree of all files that git does not ignore and that do not lie `apart`, as they are now. The index stays as it is."""
+    return _tree(top, apart, "add", "--all")
+
+
+def tree_of(commit: str, top: Path, apart: Sequence[Path] = ()) -> str:
+    """The tree of a commit without what lies `apart`."""
+    return _tree(top, apart, "read-tree", commit)
+
+
+def _tree(top: Path, apart: Sequence[Path], *fill: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        git("add", "--all", at=top, env=env)
+        git(*fill, at=top, env=env)
         git("rm", "-r", "-f", "--quiet", "--cached", "--ignore-unmatch", "--", *_inside(apart, top), at=top, env=env)
         return git("write-tree", at=top, env=env)
 
@@ -66,10 +75,6 @@ def _inside(apart: Sequence[Path], top: Path) -> list[str]:
     """As git names them. What Python compiles is a part of nothing."""
     inside = [path.resolve().relative_to(top.resolve()) for path in apart if path.resolve().is_relative_to(top.resolve())]
     return [":(glob)**/__pycache__/**", *(f":(literal){path.as_posix()}" for path in inside)]
-
-
-def tree_of(commit: str, top: Path) -> str:
-    return git("rev-parse", f"{commit}^{{tree}}", at=top)
 
 
 def files_of(tree: str, top: Path) -> dict[str, str]:
