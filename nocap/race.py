@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.config.keys import require
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command, Reading
@@ -91,7 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
     add("--jobs", type=int, default=1, metavar="N", help="runs at once on this machine (default: 1); of more than one no time is known")
     add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help="where runs and races lie (default: outputs)")
-    add("--html", type=Path, metavar="FILE", help="write the page here too: one file that opens offline")
     add("--json", action="store_true", help="print the result as JSON on stdout, all else on stderr")
     return parser
 
@@ -100,9 +100,8 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
     from nocap.sources import answer, race
     from nocap.store import lease
     from nocap.store.files import write_text
-    from nocap.store.record import check_writable, write_json, writing
+    from nocap.store.record import write_json
 
-    check_writable("--html", asked.html)
     with redirect_stdout(sys.stderr if asked.json else sys.stdout):
         running = _race(asked, command, undo)
         running.folder.mkdir(parents=True, exist_ok=True)
@@ -111,10 +110,8 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
             write_json(running.folder / "result.json", content)
         for table in answer.tables(running, content):
             print(f"\n{table}")
-        print(f"written: {running.folder / 'result.json'}")
-        for path in [running.folder / "result.html", *([asked.html] if asked.html else [])]:
-            with writing("--html", path) as place:
-                write_text(place, answer.render(running, content))
+        write_text(running.folder / "result.html", answer.render(running, content))
+        print(f"written: {running.folder}: result.json, result.html")
     if asked.json:
         print(json.dumps(content, allow_nan=False, default=str), flush=True)
     return 0
@@ -157,28 +154,28 @@ def _check(asked: argparse.Namespace, command: Sequence[str]) -> None:
     Errors:
         ValueError: options that do not go together.
     """
-    from nocap.config.keys import require
-
-    require(asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs)
-    require(1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions)
-    require(asked.jobs >= 1, "--jobs", "be at least 1", asked.jobs)
-    require(asked.jobs == 1 or asked.sessions == 1, "--jobs", "be 1 with --sessions: runs at once share the machine", asked.jobs)
-    require(asked.jobs == 1 or not asked.file, "--jobs", "be 1 with --file: runs at once would write the same file", asked.jobs)
-    both = "both" if asked.arm else "none"
-    require(bool(asked.arm) != bool(asked.ref), "--arm", "be given, or --ref with a command after --; not both", both)
-    words = " ".join([*command, *asked.link])
-    require(not asked.arm or not words, "--arm", "be without a command after -- and without --link", words)
-    rule = "be two or more, each NAME=COMMAND with a name of its own"
-    names = {text.partition("=")[0] for text in asked.arm}
-    require(not asked.arm or len(names) == len(asked.arm) >= 2, "--arm", rule, "; ".join(asked.arm))
-    require(not asked.ref or (len(asked.ref) >= 2 and bool(command)), "--ref", "be two or more, with a command after --", asked.ref)
+    commands, names = " ".join([*command, *asked.link]), {text.partition("=")[0] for text in asked.arm}
+    rules = [
+        (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
+        (1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions),
+        (asked.jobs >= 1, "--jobs", "be at least 1", asked.jobs),
+        (asked.jobs == 1 or asked.sessions == 1, "--jobs", "be 1 with --sessions: runs at once share the machine", asked.jobs),
+        (asked.jobs == 1 or not asked.file, "--jobs", "be 1 with --file: runs at once would write the same file", asked.jobs),
+        (asked.arm or asked.ref, "--arm", "be given, or --ref with a command after --; not both", "none"),
+        (not asked.arm or not asked.ref, "--arm", "be given, or --ref with a command after --; not both", "both"),
+        (not asked.arm or not commands, "--arm", "be without a command after -- and without --link", commands),
+        (len(names) == len(asked.arm) != 1, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(asked.arm)),
+        (asked.arm or (len(asked.ref) >= 2 and command), "--ref", "be two or more, with a command after --", " ".join(asked.ref)),
+    ]
+    for holds, option, rule, got in rules:
+        require(bool(holds), option, rule, got)
 
 
 def _arms(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> tuple[list[Command], Callable[..., None] | None]:
     """The arms, and what runs one of a version."""
     from nocap.sources import arms
 
-    apart = [asked.output_dir, *(Path(name) for name in (asked.file, asked.html) if name)]  # what a race makes is no part of an arm
+    apart = [asked.output_dir, *([Path(asked.file)] if asked.file else [])]  # what a race makes is no part of an arm
     if not asked.ref:
         named = [(name, arms.split(words, f"arm {name}")) for name, _, words in (text.partition("=") for text in asked.arm)]
         return arms.of_commands(named, locked=asked.locked, apart=apart), None
@@ -189,7 +186,6 @@ def _arms(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) ->
 
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
     """What is compared, and what may not be worse."""
-    from nocap.config.keys import require
     from nocap.sources.command import Reading
     from nocap.store.metrics import Better
 
@@ -205,7 +201,6 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
 
 
 def _guard(text: str, file: str) -> Guard:
-    from nocap.config.keys import require
     from nocap.sources.command import Reading, number
     from nocap.sources.race import Guard
 
@@ -215,7 +210,6 @@ def _guard(text: str, file: str) -> Guard:
 
 
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.config.keys import require
     from nocap.sources.command import number
 
     if not text:

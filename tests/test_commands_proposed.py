@@ -126,6 +126,16 @@ def test_a_run_that_fails_says_so_and_its_mended_command_is_another_proposal(stu
     assert answers(study_door(folder, "--json", "--propose", command(0.1)))[0]["number"] == 2
 
 
+def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, folder: Path):
+    (folder.parent / "marks.py").write_text("open('mark', 'w')\nprint('val loss', 1)\n")
+    write(folder, command=f"{sys.executable} marks.py {{seed}}")
+    assert study_door(folder).code == study_door(folder, "--plan").code == study_door(folder, "--judge").code == 2
+    assert study_door(folder, "--propose").code == 0
+    assert not Path("mark").exists()
+    study_door(folder, "--propose", command(0.1))
+    assert Path("mark").exists()
+
+
 def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, folder: Path):
     commit(folder)
     assert answers(study_door(folder, "--json", "--propose", command("0.00")))[0]["word"] == "not shown"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +19,7 @@ from nocap.sources.race import Race
 from nocap.store.metrics import METRICS, Metric, Scale
 
 Content = Mapping[str, Any]
+SHOWN: Callable[[Cell], Cell] = lambda cell: cell  # noqa: E731  # what is drawn already
 
 
 def tables(race: Race, content: Content) -> Iterator[Table]:
@@ -30,7 +31,7 @@ def tables(race: Race, content: Content) -> Iterator[Table]:
         word, reason = verdicts[arm.name]["word"], verdicts[arm.name]["reason"]
         gain = measured(race.gain(arm, primary, n), primary, Scale.difference)
         rows.append([arm.name, n, _mean(content, arm, primary.name), gain, f"{word} ({reason})" if reason else word])
-    columns = [Column(title="arm"), Column(title="n"), _column(primary), Column(title="gain", show=_as_it_is), Column(title="verdict")]
+    columns = [Column(title="arm"), Column(title="n"), _column(primary), Column(title="gain", show=SHOWN), Column(title="verdict")]
     title = f"{primary.name}: {primary.better.value} is better; the gain with its 95% interval"
     yield Table(title=title, columns=columns, rows=rows, notes=_notes(content))
     if others := [reading.metric for reading in race.measured[1:]]:
@@ -44,7 +45,7 @@ def _beside(race: Race, content: Content, title: str, metrics: list[Metric], sca
     base, n = race.arms[0], _pairs(content)
     columns, rows = [Column(title="arm")], [list[Any]([arm.name]) for arm in race.arms]
     for metric in metrics:
-        columns += [_column(metric), Column(title=f"{metric.title}, gain", show=_as_it_is)]
+        columns += [_column(metric), Column(title=f"{metric.title}, gain", show=SHOWN)]
         for row, arm in zip(rows, race.arms, strict=True):
             row += [_mean(content, arm, metric.name), None]
             if arm is not base and (scale is Scale.difference or race.has_verdict(metric.name)):
@@ -55,10 +56,6 @@ def _beside(race: Race, content: Content, title: str, metrics: list[Metric], sca
 
 def _column(metric: Metric) -> Column:
     return values(metric.name, metric.title) if metric.name in METRICS else Column(title=metric.title, show="{:.5g}".format)
-
-
-def _as_it_is(cell: Cell) -> Cell:
-    return cell
 
 
 def _mean(content: Content, arm: Command, name: str) -> float | None:

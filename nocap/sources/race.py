@@ -102,8 +102,8 @@ class Race:
                 self._measure(range(begun, n))
                 begun = n
                 if self.sessions == 1 and (self.ignores_seed(n) or (n in analyses() and self._is_decided(n))):
-                    return self.verdicts(n)
-        return self.verdicts(self.pairs)
+                    break
+        return self.verdicts(begun)
 
     def _is_decided(self, n: int) -> bool:
         return all(verdict["decided"] for verdict in self.verdicts(n))
