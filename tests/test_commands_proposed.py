@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,21 @@ def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, f
     assert not Path("mark").exists()
     study_door(folder, "--propose", command(0.1))
     assert Path("mark").exists()
+
+
+def test_a_proposal_that_is_stopped_goes_on(study_door: Door, folder: Path):
+    (folder.parent / "train.py").write_text(f"{SCRIPT}\nimport time\ntime.sleep(0.5)\n")
+    words = [sys.executable, "-m", "nocap.study", folder, "--json", "--propose", command(0)]
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list(Path("outputs/commands").glob("*/result.json")) and running.poll() is None:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (75, "")
+    assert err == "nocap: paused; runs that ended are kept, and the same command goes on\n"
+    known = {path: path.stat().st_mtime_ns for path in Path("outputs/commands").glob("*/result.json")}
+    assert answers(study_door(folder, "--json", "--propose", command(0)))[0]["number"] == 1
+    assert {path: path.stat().st_mtime_ns for path in known} == known
 
 
 def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, folder: Path):

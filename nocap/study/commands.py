@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from nocap.config import hardware
+from nocap.config.errors import StoppedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.interval import ROUNDING
@@ -77,6 +78,7 @@ def _losses(reading: Reading, runs: Path, begin: Begin, baseline: Command, propo
 
     Errors:
         FailedError: a run that failed, or left no metric.
+        StoppedError: Ctrl-C.
         ValueError: a side that ignores its seed: each of its runs is the same one.
     """
     losses = dict[tuple[str, int], float]()
@@ -84,7 +86,10 @@ def _losses(reading: Reading, runs: Path, begin: Begin, baseline: Command, propo
         for side in (baseline, proposal)[:: 1 if i % 2 == 0 else -1]:
             place = runs / f"{side.content}-{seed}"
             if not reading.is_in(place):
-                begin(side, seed, place)
+                try:
+                    begin(side, seed, place)
+                except KeyboardInterrupt as stop:
+                    raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
             value = reading.value(place, finite=False)
             losses[side.content, seed] = math.inf if not math.isfinite(value) else -value if reading.better is Better.higher else value
     for side in (baseline, proposal):
