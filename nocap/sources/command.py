@@ -214,32 +214,11 @@ def run(
     folder.mkdir(parents=True)
     for name in keep:
         (command.cwd / name).unlink(missing_ok=True)  # an old one would be read as this run's
-    began, started, cpu_s, broken = time.monotonic(), now(), _children_s(), list[OSError]()
-    with (folder / LOG).open("wb", buffering=0) as log:
-        process = subprocess.Popen(
-            command.with_seed(seed),
-            cwd=command.cwd,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {}), "NOCAP_SEED": str(seed)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        reader = threading.Thread(target=_copy, args=(process.stdout, log, began, broken), daemon=True)
-        try:
-            reader.start()
-            peak = _watch(process, until=began + timeout_s, halted=lambda: bool(broken or (stop and stop.is_set())))
-        finally:
-            _end(process)
-            reader.join(GRACE_S)
-            if not reader.is_alive():  # else a process that left the group holds it open, and is not waited for
-                process.stdout.close()
+    began, started, cpu_s = time.monotonic(), now(), _children_s()
+    code, peak = _ended(command, seed, folder / LOG, until=began + timeout_s, env=env or {}, stop=stop)
     wall_s = time.monotonic() - began
-    if broken:
-        raise FailedError(f"{command.name}, seed {seed}: its output cannot be written: {folder / LOG} ({broken[0].strerror})")
-    if process.returncode != 0:
-        ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {process.returncode}"
+    if code != 0:
+        ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {code}"
         last = [text for _, text in lines(folder)][-TAIL:]
         raise FailedError("\n".join([f"{command.name}, seed {seed}: {ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
     for name in keep:
@@ -248,6 +227,36 @@ def run(
     times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
     made = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
     write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
+
+
+def _ended(
+    command: Command, seed: int, path: Path, *, until: float, env: Mapping[str, str], stop: threading.Event | None
+) -> tuple[int, int]:
+    """Start it and copy what it prints to its end, or until it is stopped: its exit code, and the most bytes that its processes had."""
+    broken = list[OSError]()
+    with path.open("wb", buffering=0) as log:
+        process = subprocess.Popen(
+            command.with_seed(seed),
+            cwd=command.cwd,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **env, "NOCAP_SEED": str(seed)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        reader = threading.Thread(target=_copy, args=(process.stdout, log, time.monotonic(), broken), daemon=True)
+        try:
+            reader.start()
+            peak = _watch(process, until=until, halted=lambda: bool(broken or (stop and stop.is_set())))
+        finally:
+            _end(process)
+            reader.join(GRACE_S)
+            if not reader.is_alive():  # else a process that left the group holds it open, and is not waited for
+                process.stdout.close()
+    if broken:
+        raise FailedError(f"{command.name}, seed {seed}: its output cannot be written: {path} ({broken[0].strerror})")
+    return process.returncode, peak
 
 
 def _children_s() -> float:
