@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
-import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
+from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.config.keys import require
 
 if TYPE_CHECKING:
-    from nocap.report.table import Cell
     from nocap.sources.command import Command, Reading
     from nocap.sources.race import Guard, Race
 
@@ -92,79 +90,107 @@ def _parser() -> argparse.ArgumentParser:
     add("--locked", action="append", default=[], metavar="GLOB", help="files that must be equal in all refs: the evaluation, the data")
     add("--link", action="append", default=[], metavar="PATH", help="what git ignores and the command needs, linked into each worktree")
     add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
+    add("--jobs", type=int, default=1, metavar="N", help="runs at once on this machine (default: 1); of more than one no time is known")
     add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help="where runs and races lie (default: outputs)")
     add("--json", action="store_true", help="print the result as JSON on stdout, all else on stderr")
     return parser
 
 
 def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> int:
-    from nocap.config.keys import require
-    from nocap.sources import arms, race
-    from nocap.sources.command import run
+    from nocap.sources import answer, race
     from nocap.store import lease
-    from nocap.store.record import digest, write_json
+    from nocap.store.files import write_text
+    from nocap.store.record import write_json
 
-    readings, guards = _readings(asked)
-    require(asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs)
-    require(1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions)
-    require(
-        bool(asked.arm) != bool(asked.ref), "--arm", "be given, or --ref with a command after --; not both", "both" if asked.arm else "none"
-    )
-    timeout_s, apart_s, expect = _seconds("--timeout", asked.timeout), _seconds("--apart", asked.apart), _expected(asked.expect)
-    keep = [asked.file] if asked.file else []
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr if asked.json else sys.stdout, flush=True)
-
-    def begin(arm: Command, seed: int, place: Path) -> None:
-        (versions.begin if versions else run)(arm, seed, place, timeout_s=timeout_s, keep=keep)
-
-    versions = None
-    if asked.ref:
-        trees = asked.output_dir / "races" / "trees"
-        versions = arms.of_refs(asked.ref, command, locked=asked.locked, links=asked.link, folder=trees, undo=undo, say=say)
-    else:
-        require(
-            not command and not asked.link, "--arm", "be without a command after -- and without --link", shlex.join(command) or asked.link
-        )
-    raced = versions.arms if versions else arms.of_commands(asked.arm, asked.locked)
-    stated = [asked.metrics, asked.file, asked.guard, asked.expect, asked.target, asked.first_seed, asked.sessions]
-    running = race.Race(
-        arms=raced,
-        readings=readings,
-        guards=guards,
-        folder=asked.output_dir / "races" / digest([[(arm.name, arm.content) for arm in raced], stated]),
-        runs=asked.output_dir / "commands",
-        pairs=asked.pairs,
-        expect=expect,
-        target=asked.target,
-        first_seed=asked.first_seed,
-        seeded=asked.reads_seed or all(arm.takes_seed for arm in raced),
-        sessions=asked.sessions,
-        apart_s=apart_s,
-        begin=begin,
-        log=say,
-    )
-    running.folder.mkdir(parents=True, exist_ok=True)
-    with lease.acquire(running.folder):
-        content = race.content(running, running.run())
-        write_json(running.folder / "result.json", content)
-    for text in _drawn(running, content):
-        say(f"\n{text}")
-    say(f"written: {running.folder / 'result.json'}")
+    with redirect_stdout(sys.stderr if asked.json else sys.stdout):
+        running = _race(asked, command, undo)
+        running.folder.mkdir(parents=True, exist_ok=True)
+        with lease.acquire(running.folder):
+            content = race.content(running, running.run())
+            write_json(running.folder / "result.json", content)
+        for table in answer.tables(running, content):
+            print(f"\n{table}")
+        write_text(running.folder / "result.html", answer.render(running, content))
+        print(f"written: {running.folder}: result.json, result.html")
     if asked.json:
         print(json.dumps(content, allow_nan=False, default=str), flush=True)
     return 0
 
 
+def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> Race:
+    from nocap.sources.command import duration_s, run
+    from nocap.sources.race import Race
+    from nocap.store.record import digest
+
+    _check(asked, command)
+    readings, guards = _readings(asked)
+    how = {"timeout_s": duration_s(asked.timeout, "--timeout"), "keep": [asked.file] if asked.file else [], "alone": asked.jobs == 1}
+    apart_s, expect = duration_s(asked.apart, "--apart"), _expected(asked.expect)
+    arms, begin = _arms(asked, command, undo)
+    stated = [asked.metrics, asked.file, asked.guard, asked.expect, asked.target, asked.first_seed, asked.sessions, asked.jobs > 1]
+    racing = Race(
+        arms=arms,
+        readings=readings,
+        guards=guards,
+        folder=asked.output_dir / "races" / digest([[(arm.name, arm.content) for arm in arms], stated]),
+        runs=asked.output_dir / "commands",
+        pairs=asked.pairs,
+        expect=expect,
+        target=asked.target,
+        first_seed=asked.first_seed,
+        seeded=asked.reads_seed or all(arm.takes_seed for arm in arms),
+        sessions=asked.sessions,
+        apart_s=apart_s,
+        jobs=asked.jobs,
+        begin=lambda arm, seed, place: (begin or run)(arm, seed, place, stop=racing.stop, **how),
+        log=partial(print, flush=True),
+    )
+    undo.callback(racing.stop.set)  # before the worktrees go
+    return racing
+
+
+def _check(asked: argparse.Namespace, command: Sequence[str]) -> None:
+    """
+    Errors:
+        ValueError: options that do not go together.
+    """
+    commands, names = " ".join([*command, *asked.link]), {text.partition("=")[0] for text in asked.arm}
+    rules = [
+        (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
+        (1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions),
+        (asked.jobs >= 1, "--jobs", "be at least 1", asked.jobs),
+        (asked.jobs == 1 or asked.sessions == 1, "--jobs", "be 1 with --sessions: runs at once share the machine", asked.jobs),
+        (asked.jobs == 1 or not asked.file, "--jobs", "be 1 with --file: runs at once would write the same file", asked.jobs),
+        (asked.arm or asked.ref, "--arm", "be given, or --ref with a command after --; not both", "none"),
+        (not asked.arm or not asked.ref, "--arm", "be given, or --ref with a command after --; not both", "both"),
+        (not asked.arm or not commands, "--arm", "be without a command after -- and without --link", commands),
+        (len(names) == len(asked.arm) != 1, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(asked.arm)),
+        (asked.arm or (len(asked.ref) >= 2 and command), "--ref", "be two or more, with a command after --", " ".join(asked.ref)),
+    ]
+    for holds, option, rule, got in rules:
+        require(bool(holds), option, rule, got)
+
+
+def _arms(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> tuple[list[Command], Callable[..., None] | None]:
+    """The arms, and what runs one of a version."""
+    from nocap.sources import arms
+
+    apart = [asked.output_dir, *([Path(asked.file)] if asked.file else [])]  # what a race makes is no part of an arm
+    if not asked.ref:
+        named = [(name, arms.split(words, f"arm {name}")) for name, _, words in (text.partition("=") for text in asked.arm)]
+        return arms.of_commands(named, locked=asked.locked, apart=apart), None
+    refs, trees = [(ref, command) for ref in asked.ref], asked.output_dir / "races" / "trees"
+    versions = arms.of_refs(refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print)
+    return versions.arms, versions.begin
+
+
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
     """What is compared, and what may not be worse."""
-    from nocap.config.keys import require
     from nocap.sources.command import Reading
     from nocap.store.metrics import Better
 
     require(bool(asked.metrics), "--metric", "be given: a pattern with one group, as in 'val loss (\\S+)'", "none")
-    readings = [Reading(what=one["what"], better=Better(one["better"]), file=asked.file) for one in asked.metrics]
+    readings = [Reading(what=metric["what"], better=Better(metric["better"]), file=asked.file) for metric in asked.metrics]
     guards = [_guard(text, asked.file) for text in asked.guard]
     every = [*readings, *(guard.reading for guard in guards)]
     for reading in every:
@@ -175,7 +201,6 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
 
 
 def _guard(text: str, file: str) -> Guard:
-    from nocap.config.keys import require
     from nocap.sources.command import Reading, number
     from nocap.sources.race import Guard
 
@@ -184,17 +209,7 @@ def _guard(text: str, file: str) -> Guard:
     return Guard(reading=Reading(what=what, file=file), margin=number(margin, "--guard"))
 
 
-def _seconds(key: str, text: str) -> float:
-    from nocap.config.keys import require
-
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    require(found is not None, key, "be a time, as in 30s, 10m or 2h", text)
-    assert found is not None
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.config.keys import require
     from nocap.sources.command import number
 
     if not text:
@@ -204,46 +219,6 @@ def _expected(text: str) -> tuple[float, float] | None:
     ends = number(low, "--expect"), number(high, "--expect") if high else math.inf
     require(ends[0] < ends[1], "--expect", "hold something: LOW below HIGH", text)
     return ends
-
-
-# --- the answer ----------------------------------------------------------------------------------------------------------------------
-
-
-def _drawn(race: Race, content: Mapping[str, Any]) -> Iterator[str]:
-    from nocap.report.table import Column, Table
-    from nocap.report.words import measured, values
-    from nocap.store.metrics import METRICS, Scale
-
-    base, verdicts = race.arms[0], {one["arm"]: one for one in content["verdicts"]}
-    n, primary = max(one["n"] for one in verdicts.values()), race.readings[0].metric
-
-    def mean(arm: str, name: str) -> float | None:
-        known = [row[name] for row in content["measurements"] if row["arm"] == arm]
-        return None if None in known else fmean(known)
-
-    def gain(arm: Command, name: str) -> Cell | None:
-        if name == primary.name:
-            return measured(race.gain(arm, primary, n), primary, Scale.difference)
-        return measured(race.gain(arm, METRICS[name], n).exp(), METRICS[name], Scale.ratio) if race.has_verdict(name) else None
-
-    notes = [] if content["paired"] else ["Unpaired (Welch): the commands take no seed ({seed} or --reads-seed)."]
-    notes += [f"exploratory: {content['exploratory']}"] if content["exploratory"] else []
-    rows = [[base.name, n, mean(base.name, primary.name), None, "baseline"]]
-    for arm in race.arms[1:]:
-        word, reason = verdicts[arm.name]["word"], verdicts[arm.name]["reason"]
-        rows.append([arm.name, n, mean(arm.name, primary.name), gain(arm, primary.name), f"{word} ({reason})" if reason else word])
-    shown = Column(title=primary.name, show="{:.5g}".format)
-    columns = [Column(title="arm"), Column(title="n"), shown, Column(title="gain"), Column(title="verdict")]
-    title = f"{primary.name}: {primary.better.value} is better; the gain with its 95% interval"
-    yield str(Table(title=title, columns=columns, rows=rows, notes=notes))
-    columns, table = [Column(title="arm")], [list[Any]([arm.name]) for arm in race.arms]
-    for name in race.costs:
-        columns += [values(name, METRICS[name].title), Column(title=f"{METRICS[name].title}, gain")]
-        for row, one in zip(table, race.arms, strict=True):
-            row += [mean(one.name, name), None if one is base else gain(one, name)]
-    timed = race.has_verdict("wall_s")
-    note = f"{race.sessions} sessions." if timed else "Times and memory are of one session: no verdict; --sessions 3 makes one."
-    yield str(Table(title="Costs", columns=columns, rows=table, notes=[note]))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tests.tools import run_docs
 from tests.tools.run_docs import ROOT, Block, blocks, matches, pages, simple_commands, split_commands
 
 ALL = [block for page in pages() for block in blocks(page)]
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\[[^\]]*\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)  # in a line, or defined at a page's end
 COMPOSING = ("nocap.train", "nocap.profile", "nocap.bench")
 MINE = ("seed", "output_dir", "cache_dir")
 
@@ -122,9 +122,20 @@ def test_readme_is_short_and_has_ten_rows_of_the_leaderboard() -> None:
     assert len(lines) <= 140
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    linked = LINK.findall((ROOT / "README.md").read_text())
-    assert [page.name for page in pages()[1:] if f"docs/{page.name}" not in linked] == []
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached, new = {ROOT / "README.md"}, {ROOT / "README.md"}
+    while new:
+        linked = {(page.parent / link.partition("#")[0]).resolve() for page in new for link in LINK.findall(page.read_text())}
+        new = (linked & {*pages()}) - reached
+        reached |= new
+    assert {*pages()} - reached == set()
+
+
+@pytest.mark.parametrize("page", pages()[1:], ids=lambda page: page.name)
+def test_a_page_is_short(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 140 and not line.startswith(("|", "<!-- run", "     "))] == []
 
 
 def test_blocks_of_a_page(tmp_path: Path) -> None:
@@ -145,6 +156,8 @@ def test_blocks_of_a_page(tmp_path: Path) -> None:
     assert matches("3 of … s\n", "1\n3 of 7 s\n4\n")
     assert matches("a\n…\nd\n", "a\nb\nc\nd\n")
     assert not matches("3 of 8 s\n", "3 of 7 s\n")
+    assert matches("a  1,024 s\n  b 2.5% …\n", "a    77 s\n b 0.125%  x\n", numbers=False)
+    assert not matches("a  1,024 s\n", "b    77 s\n", numbers=False)
 
 
 @pytest.mark.slow

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from nocap import race
+from nocap.sources import command
 from nocap.sources.command import LOG, RESULT, Command, Reading
 from nocap.sources.race import Race, content
 from nocap.store.metrics import Better
 from tests.conftest import REPO
+from tests.test_report import text_of
 
 SCRIPT = """
 import os, random, sys, time
@@ -224,29 +226,57 @@ def test_a_metric_in_a_file(repo: Path, raced: Callable[..., Answer], name: str,
     assert {row["val_loss"] for row in answer["measurements"]} == {value}  # type: ignore[attr-defined]
 
 
+GOOD = "print('final', 3 + noise)"
+
+
 @pytest.mark.parametrize(
     ("extra", "code", "line"),
     [
         ("sys.exit(3)", 1, "base, seed 0: exit code 3; see"),
         ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
-        ("print('val loss nan')", 2, "val loss must be a finite number, got nan"),
-        ("print('val loss ' + chr(27) + '[31m')", 2, "val loss must be a number"),
+        ("", 1, "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see"),
+        ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
+        ("print('final ' + chr(27) + '[31m')", 1, "base, seed 0: final must be a number"),
+        ("os.write(1, b'final \\xff\\xfe\\n')", 1, "base, seed 0: final must be a number"),
         ("time.sleep(60)", 1, "no end after 1 s (--timeout)"),
-        ("print('x' * 3_000_000)", 0, ""),
-        ("os.write(1, bytes(range(256)) * 100)", 0, ""),
-        ("subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; time.sleep(60)'])", 0, ""),
+        ("open('/dev/full', 'wb', 0).write(b'x')", 1, "OSError: [Errno 28] No space left on device"),
+        ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
+        (f"{GOOD}; print('x' * 3_000_000)", 0, ""),
+        (f"os.write(1, bytes(range(256)) * 100); print(); {GOOD}", 0, ""),
+        (f"subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; time.sleep(60)']); {GOOD}", 0, ""),
+        (f"print('final 9'); {GOOD}; print('final as it is')", 1, "final must be a number, got 'as'"),
+        (f"print('final 9'); {GOOD}", 0, ""),
     ],
 )
 def test_what_a_command_does_badly(
     repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: str, code: int, line: str
 ) -> None:
+    """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
-    began = time.monotonic()
-    words = [*arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "1", "--timeout", "1s"]
+    began, timeout = time.monotonic(), "1s" if 'sleep(60)"' in f'{extra}"' else "60s"
+    words = [*arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", r"final (\S+)", "--pairs", "1", "--timeout", timeout]
     assert (failed(*words) if code else race.main(words)) == code
     assert line in capsys.readouterr().err
     assert time.monotonic() - began < 40
-    assert (repo / "outputs" / "commands").is_dir()
+    (log, *_) = repo.glob("outputs/commands/*-0/output.log")
+    assert "val loss" in log.read_text()
+    monkeypatch.setenv("EXTRA", GOOD)
+    if "nan" in extra:  # a value that is none is a result, which nobody tries again until it is better
+        shutil.rmtree(log.parent)
+    assert race.main([*words[:-1], "60s"]) == 0
+    assert "final" in capsys.readouterr().out
+
+
+def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "1"]
+    monkeypatch.setenv("EXTRA", "for i in range(100_000): print(i)")  # more than a pipe takes
+    with monkeypatch.context() as full:
+        full.setattr(command, "LOG", "/dev/full")
+        assert failed(*words) == 1
+    assert "base, seed 0: its output cannot be written: /dev/full (No space left on device)" in capsys.readouterr().err
+    assert race.main(words) == 0
 
 
 @pytest.mark.parametrize(
@@ -265,6 +295,11 @@ def test_what_a_command_does_badly(
         (["--metric", PATTERN, "--ref", "main"], "--arm must be given, or --ref"),
         (["--metric", PATTERN, "--locked", "nothing*"], "--locked must match a file"),
         (["--metric", PATTERN, "--link", "data"], "--arm must be without"),
+        (["--metric", PATTERN, "--arm", "third='x"], "arm third must be a command, with quotes in pairs"),
+        (["--metric", PATTERN, "--timeout", "soon"], "--timeout must be a time"),
+        (["--metric", PATTERN, "--jobs", "0"], "--jobs must be at least 1"),
+        (["--metric", PATTERN, "--jobs", "2", "--sessions", "3"], "--jobs must be 1 with --sessions"),
+        (["--metric", "loss", "--jobs", "2", "--file", "out.json"], "--jobs must be 1 with --file"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(repo: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
@@ -283,6 +318,7 @@ def test_bad_input_is_refused_before_anything_runs(repo: Path, capsys: pytest.Ca
         (("main", "idea"), ("--locked", "nothing/**"), "--locked must match a file of main"),
         (("main", "idea"), ("--link", "nothing"), "--link must be a file or folder"),
         (("main", "idea"), ("--link", "helper.py"), "--link must be a path that git ignores"),
+        (("main", "idea"), ("--arm", "a=true"), "--arm must be given, or --ref"),
     ],
 )
 def test_refs_that_cannot_be_raced(
@@ -295,10 +331,12 @@ def test_refs_that_cannot_be_raced(
     assert not (repo / "outputs" / "commands").exists()
 
 
-def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPatch, jobs: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     words = ["-m", "nocap.race", *arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "3"]
-    env = {**os.environ, "EXTRA": "time.sleep(0.3)"}
+    words += ["--jobs", jobs]
+    env = {**os.environ, "EXTRA": "time.sleep(0.5)"}
     for number in (signal.SIGKILL, signal.SIGINT):
         running = subprocess.Popen([PYTHON, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         there = len(list(repo.glob("outputs/commands/*/result.json")))
@@ -314,10 +352,83 @@ def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPat
     assert done.stdout.count(", seed ") == 6 - len(known)
 
 
-def simulated(tmp_path: Path, chance: random.Random, *, gain: float, pairs: int, skewed: bool = False) -> str:
-    """The word of a race whose commands are drawn: seeds and arms have noise of the same size."""
-    runs = tmp_path / "runs"
-    shutil.rmtree(tmp_path, ignore_errors=True)
+def test_runs_at_once_share_the_machine_and_have_no_times(
+    repo: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXTRA", "began = time.time(); time.sleep(0.5); print('from', began, 'to', time.time())")
+    (repo / "other.py").write_text(SCRIPT.replace("- GAIN", "- 0.1"))
+    words = [*arms(base="train.py {seed}", idea="other.py {seed}"), "--metric", PATTERN, "--pairs", "3"]
+    answer = raced(*words, "--jobs", "4")
+    assert verdict(answer) == ("better", 3)
+    assert [*answer["verdicts"][0]["costs"]] == ["peak_mib"]  # type: ignore[index]
+    assert "Runs shared the machine (--jobs 4)" in str(answer["said"])
+    lines = [path.read_text().splitlines()[-1].split() for path in repo.glob("outputs/commands/*/output.log")]
+    spans = [(float(words[2]), float(words[4])) for words in lines]
+    assert any(a != b and a[0] < b[0] < a[1] for a in spans for b in spans)
+    alone = raced(*words)
+    assert str(alone["said"]).count(", seed ") == 6  # times are of runs that had the machine
+    assert [*alone["verdicts"][0]["costs"]] == ["wall_s", "cpu_s", "peak_mib"]  # type: ignore[index]
+    assert "raced before" in str(alone["exploratory"])
+
+
+def test_after_a_failure_nothing_more_begins_and_what_runs_ends(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXTRA", "time.sleep(1.5) if 'slow' in sys.argv else sys.exit(5)")
+    words = [*arms(base="train.py {seed} slow", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "3"]
+    assert failed(*words, "--jobs", "2") == 1
+    assert "idea, seed 0: exit code 5" in capsys.readouterr().err
+    assert [json.loads(path.read_text())["arm"] for path in repo.glob("outputs/commands/*/result.json")] == ["base"]
+    assert len(list(repo.glob("outputs/commands/*"))) == 2
+
+
+def test_what_a_race_writes_is_no_part_of_its_arms(repo: Path, raced: Callable[..., Answer]) -> None:
+    (repo / ".gitignore").unlink()
+    (repo / "write.py").write_text("import helper, sys\nopen('out.json', 'w').write('{\"val_loss\": ' + sys.argv[1] + '.5}')\n")
+    commit("nothing is ignored")
+    words = [*arms(base="write.py {seed}", idea="write.py 1{seed}"), "--metric", "val_loss", "--file", "out.json", "--pairs", "2"]
+    assert str(raced(*words)["said"]).count(", seed ") == 4
+    assert ", seed " not in str(raced(*words)["said"])
+    (repo / "out.json").unlink()
+    noted = raced("--ref", "main", "--ref", "idea", "--metric", PATTERN, "--pairs", "2", "--", PYTHON, "train.py", "{seed}")
+    assert "changes that no --ref" not in str(noted["said"])
+
+
+def page_of(answer: Answer) -> str:
+    (folder,) = (line.split(": ")[1] for line in str(answer["said"]).splitlines() if line.startswith("written: "))
+    return Path(folder, "result.html").read_text()
+
+
+def test_the_page_of_a_race(repo: Path, raced: Callable[..., Answer]) -> None:
+    """The tables, the intervals, what was registered and what a reader must be told; in one file without a script."""
+    (repo / "other.py").write_text(SCRIPT.replace("- GAIN", "- 0.1"))
+    words = [*arms(base="train.py {seed}", **{"<b>idea</b>": "other.py {seed}"}), "--metric", PATTERN, "--pairs", "3"]
+    first = raced(*words, "--guard", r"loss (\S+)$ 0.01", "--expect", "0.05..0.2")
+    page = page_of(first)
+    shown = text_of(page)
+    assert "<b>idea" not in page
+    assert "<script" not in page
+    assert page.count('<svg class="forest"') == 2
+    assert 'class="stated"' in page
+    assert 'class="bound"' in page
+    assert "<b>idea</b>: confirmed" in shown
+    assert f"{PYTHON} other.py" in shown
+    assert str(first["at"]) in shown
+    assert "[0.05, 0.2]" in shown
+    assert "exploratory" not in shown
+    assert "exploratory: 6 of its runs were there before it was registered" in text_of(page_of(raced(*words)))
+
+
+def test_the_page_says_that_arms_are_not_paired_and_of_one_seed(repo: Path, raced: Callable[..., Answer]) -> None:
+    page = page_of(raced(*arms(base="train.py", idea="train.py 5"), "--metric", PATTERN, "--jobs", "2"))
+    assert "Unpaired (Welch)" in text_of(page)
+    assert "no verdict (n=1: repeats are equal to rounding" in text_of(page)
+    assert "Runs shared the machine (--jobs 2)" in text_of(page)
+    assert "<svg" not in page
+
+
+def made_race(folder: Path, chance: random.Random, *, gain: float, pairs: int, skewed: bool = False) -> Race:
+    """A race whose commands are drawn: seeds and arms have noise of the same size."""
 
     def begin(arm: Command, seed: int, place: Path) -> None:
         noise = chance.expovariate(1.0) if skewed else chance.gauss(0, 1)
@@ -325,11 +436,16 @@ def simulated(tmp_path: Path, chance: random.Random, *, gain: float, pairs: int,
         (place / LOG).write_text(f"0.1\tval loss {9 + 0.01 * (noise - gain * (arm.name == 'idea')):.8f}\n")
         (place / RESULT).write_text(json.dumps({"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0}))
 
-    both = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in ("base", "idea")]
+    both = [Command(name=name, words=("{seed}",), cwd=folder, content=name) for name in ("base", "idea")]
     reading = Reading(what=PATTERN, better=Better.lower)
-    made = Race(arms=both, readings=[reading], folder=tmp_path, runs=runs, pairs=pairs, begin=begin, log=lambda line: None)
-    answer = content(made, made.run())
-    return str(answer["verdicts"][0]["word"])
+    return Race(arms=both, readings=[reading], folder=folder, runs=folder / "runs", pairs=pairs, begin=begin, log=lambda line: None)
+
+
+def simulated(tmp_path: Path, chance: random.Random, *, gain: float, pairs: int, skewed: bool = False) -> str:
+    """The word of a race that is drawn."""
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    made = made_race(tmp_path, chance, gain=gain, pairs=pairs, skewed=skewed)
+    return str(content(made, made.run())["verdicts"][0]["word"])
 
 
 @pytest.mark.slow

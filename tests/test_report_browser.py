@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,11 @@ import pytest
 from nocap.judge.compare import Comparison
 from nocap.launch.search import Sampler, Search
 from nocap.report import comparison as report
+from nocap.sources import answer
+from nocap.sources.race import content
 from nocap.store.runs import Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
+from tests.test_race import made_race
 from tests.test_search import LR, a_search, carried
 from tests.test_search import fake as fake
 
@@ -35,7 +39,7 @@ FLAGS = [
 class Tab:
     """A report in a browser's tab, and whatever it complained about or asked for."""
 
-    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", last: str = "times") -> None:
+    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", last: str | None = "times") -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         self.wrong: list[str] = []
         self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
@@ -43,7 +47,8 @@ class Tab:
         self.page.on("dialog", lambda dialog: (self.wrong.append("a dialog"), dialog.dismiss()))
         self.page.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or self.wrong.append(request.url))
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector(f"#{last} > svg")
+        if last is not None:
+            self.page.wait_for_selector(f"#{last} > svg")
 
     def plotted(self, plot: str) -> list[str]:
         """What the lines or marks of a plot are called."""
@@ -259,6 +264,20 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     assert tab.points("key0") == tab.points("key1") == n
     assert set(tab.page.locator("#key1 text").all_text_contents()) >= {"mqa", "mha"}
     assert tab.page.locator("tbody tr").count() == 8
+    tab.page.close()
+    assert tab.wrong == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(browser: Any, tmp_path: Path, scheme: str) -> None:
+    raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
+    (tmp_path / "race.html").write_text(answer.render(raced, content(raced, raced.run())))
+    tab = Tab(browser, tmp_path / "race.html", width=390, scheme=scheme, last=None)
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert tab.page.locator("figure .forest g.better circle").count() == 1
+    tab.page.set_viewport_size({"width": 1400, "height": 900})
+    assert tab.page.locator("figure .forest").bounding_box()["width"] > 1000
+    assert tab.background() == ("rgb(252, 252, 250)" if scheme == "light" else "rgb(21, 23, 27)")
     tab.page.close()
     assert tab.wrong == []
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
@@ -25,24 +26,23 @@ print(platform.python_version(), *sorted(f"{one.name} {one.version}" for one in 
 SCRIPT_BYTES = 2**24  # of a file that a command names, at most: what is longer is data
 
 
-def of_commands(texts: Sequence[str], locked: Sequence[str]) -> list[Command]:
-    """Arms from `NAME=COMMAND`. In a git repository the working tree is a part of what they run; elsewhere the files that they name are.
+def of_commands(commands: Sequence[tuple[str, Sequence[str]]], *, locked: Sequence[str] = (), apart: Sequence[Path] = ()) -> list[Command]:
+    """Arms from (name, words). In a git repository the working tree is a part of what they run, but for what lies `apart`; elsewhere the
+    files that they name are.
 
     Errors:
-        ValueError: not two names or more, or a command that is not there.
+        ValueError: a command that is not there, or a locked pattern that matches nothing.
     """
     here = Path.cwd()
     top = refs.repository(here)
-    tree = refs.tree_here(top) if top else ""
+    tree = refs.tree_here(top, apart) if top else ""
     require(top is not None or not locked, "--locked", "be given in a git repository", list(locked))
     equal = refs.locked({"the working tree": tree}, locked, top) if top else ""
-    arms = {name: shlex.split(words) for name, _, words in (text.partition("=") for text in texts)}
-    require(len(arms) == len(texts) >= 2, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(texts) or "none")
     made = list[Command]()
-    for name, words in arms.items():
+    for name, words in commands:
         _check_program(name, words, here)
-        twins = sum(one.words == tuple(words) for one in made)  # a command raced against itself has runs of its own
-        content = digest([words, tree or _scripts(words, here), equal, _environment(words[0]), twins])
+        twins = sum(arm.words == tuple(words) for arm in made)  # a command raced against itself has runs of its own
+        content = digest([list(words), tree or _scripts(words, here), equal, _environment(words[0]), twins])
         made.append(Command(name=name, words=tuple(words), cwd=here, content=content))
     return made
 
@@ -51,6 +51,18 @@ def _scripts(words: Sequence[str], here: Path) -> list[str]:
     """Digests of the files that a command names."""
     files = (here / word for word in words)
     return [digest(path.read_bytes().hex()) for path in files if path.is_file() and path.stat().st_size < SCRIPT_BYTES]
+
+
+def split(text: str, key: str) -> list[str]:
+    """The words of a command.
+
+    Errors:
+        ValueError: its quotes are not in pairs.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{key} must be a command, with quotes in pairs, got {text!r}") from error
 
 
 def _check_program(name: str, words: Sequence[str], at: Path) -> None:
@@ -81,8 +93,8 @@ class Versions:
     links: Sequence[str]
     stamps: Mapping[str, tuple[int, int]]  # of what is linked in, before the first run
 
-    def begin(self, arm: Command, seed: int, place: Path, *, timeout_s: float, keep: Sequence[str]) -> None:
-        """Run one, and end the race where it was no run of its own version.
+    def begin(self, arm: Command, seed: int, place: Path, **how: Any) -> None:
+        """Run one, `how` as for `run`, and end the race where it was no run of its own version.
 
         Errors:
             FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked in.
@@ -90,7 +102,7 @@ class Versions:
         told = place.with_suffix(".loaded").absolute()
         path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")]))
         own = {"PYTHONPATH": path, "NOCAP_TOP": str(self.top), "NOCAP_TREE": str(arm.top), "NOCAP_LOADED": str(told)}
-        run(arm, seed, place, timeout_s=timeout_s, keep=keep, env=own)
+        run(arm, seed, place, env=own, **how)
         known = refs.files_of("HEAD", self.top)
         loaded = told.read_text().splitlines() if told.exists() else []
         told.unlink(missing_ok=True)
@@ -103,39 +115,42 @@ class Versions:
 
 
 def of_refs(
-    names: Sequence[str],
-    words: Sequence[str],
+    commands: Sequence[tuple[str, Sequence[str]]],
     *,
     locked: Sequence[str],
     links: Sequence[str],
     folder: Path,
+    apart: Sequence[Path] = (),
     undo: ExitStack,
     say: Callable[[str], None],
 ) -> Versions:
-    """Arms from refs, each in a worktree below `folder` until `undo` ends. A ref that is named twice is raced against itself.
+    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends. What is named twice is raced against itself. What lies
+    `apart` is no part of the working tree.
 
     Errors:
-        ValueError: no repository, no such ref, refs with the same files, a locked pattern that matches nothing or files that differ.
+        ValueError: no repository, no such ref, arms that are the same, a locked pattern that matches nothing or files that differ.
     """
     here, top = Path.cwd(), refs.repository(Path.cwd())
     require(top is not None, "--ref", "be given in a git repository", here)
     assert top is not None
-    require(len(names) >= 2 and bool(words), "--ref", "be two or more, with a command after --", " ".join(names))
-    commits = {f"{ref}#{i}" if ref in names[:i] else ref: refs.commit_of(ref, top) for i, ref in enumerate(names)}
-    trees = {name: refs.tree_of(commit, top) for name, commit in commits.items()}
-    first, *others = trees
-    same = [name for name in others if trees[name] == trees[first] and name.partition("#")[0] != first]
+    commits = {ref: refs.commit_of(ref, top, apart) for ref in dict.fromkeys(ref for ref, _ in commands)}
+    trees = {ref: refs.tree_of(commit, top, apart) for ref, commit in commits.items()}
+    first, of_first = commands[0]
+    same = [ref for ref, words in commands if ref != first and trees[ref] == trees[first] and words == of_first]
     require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))
-    if refs.HERE not in names and refs.is_dirty(top):
+    if refs.HERE not in commits and refs.is_dirty(top, apart):
         say("note: the working tree has changes that no --ref . names: they are not raced")
     equal = [refs.locked(trees, locked, top), refs.linked(links, top)]
-    made = []
-    for name, commit in commits.items():
-        place = (folder / f"{commit[:12]}{name.partition('#')[2]}").absolute()
-        refs.link(links, top, refs.worktree(commit, place, top))
-        undo.callback(refs.drop, place, top)
+    made = list[Command]()
+    for i, (ref, words) in enumerate(commands):
+        twin = sum((trees[other], given) == (trees[ref], words) for other, given in commands[:i])
+        place = (folder / f"{commits[ref][:12]}{f'-{twin}' if twin else ''}").absolute()
+        if place not in [arm.top for arm in made]:
+            refs.link(links, top, refs.worktree(commits[ref], place, top))
+            undo.callback(refs.drop, place, top)
         cwd = place / here.relative_to(top)
+        name = f"{ref}#{i}" if ref in [other for other, _ in commands[:i]] else ref
         _check_program(name, words, cwd)
-        content = digest([list(words), trees[name], equal, _environment(words[0]), name.partition("#")[2]])
+        content = digest([list(words), trees[ref], equal, _environment(words[0]), twin])
         made.append(Command(name=name, words=tuple(words), cwd=cwd, content=content, top=place))
     return Versions(arms=made, top=top, links=links, stamps=refs.stamps(links, top))

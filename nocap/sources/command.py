@@ -18,7 +18,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ class Reading:
         way = ("lower", "higher") if self.better is Better.lower else ("higher", "lower")
         return Metric(name=self.name, title=self.name, unit="", better=self.better, kind=Kind.seed, made_by="command", words=way)
 
-    def check(self) -> None:
+    def check(self, key: str = "--metric") -> None:
         """
         Errors:
             ValueError: no pattern of Python, or one without a group.
@@ -75,10 +75,10 @@ class Reading:
         try:
             pattern = self.pattern
         except re.error as error:
-            raise ValueError(f"--metric must be a regular expression with a group, or a name, got {self.what!r} ({error})") from error
+            raise ValueError(f"{key} must be a regular expression with a group, or a name, got {self.what!r} ({error})") from error
         rule = "have one group, or the groups value and step, as in 'step (?P<step>\\d+) loss (?P<value>\\S+)'"
         groups = set(pattern.groupindex)
-        require("value" in groups if groups else pattern.groups == 1, "--metric", rule, self.what)
+        require("value" in groups if groups else pattern.groups == 1, key, rule, self.what)
 
     def curve(self, folder: Path) -> list[tuple[float | None, float, float]]:
         """(step or None, value, seconds since the start) of each match, in order.
@@ -96,17 +96,27 @@ class Reading:
                 found.append((step, number(text, self.name), seconds))
         return found
 
-    def value(self, folder: Path) -> float:
+    def value(self, folder: Path, *, finite: bool = True) -> float:
         """The last match.
 
         Errors:
-            ValueError: none, or one that is not finite.
+            FailedError: none, one that is no number, or with `finite` one that is not finite.
         """
-        points = self.curve(folder)
         where = self.file or f"what it printed, by {self.pattern.pattern!r}"
-        require(bool(points), self.name, f"be in {where}", "nothing")
-        require(math.isfinite(points[-1][1]), self.name, "be a finite number", points[-1][1])
+        try:
+            points = self.curve(folder)
+            require(bool(points), self.name, f"be in {where}", "nothing")
+            require(math.isfinite(points[-1][1]) or not finite, self.name, "be a finite number", points[-1][1])
+        except ValueError as error:
+            run = result(folder) or {}
+            raise FailedError(f"{run.get('arm')}, seed {run.get('seed')}: {error}; see {folder / LOG}") from error
         return points[-1][1]
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a run ended well and left it."""
+        with suppress(ValueError):
+            return result(folder) is not None and bool(self.curve(folder))
+        return False
 
 
 def number(text: str, name: str) -> float:
@@ -114,6 +124,18 @@ def number(text: str, name: str) -> float:
         return float(text.strip(" ,;:|"))
     except ValueError as error:
         raise ValueError(f"{name} must be a number, got {text!r}") from error
+
+
+def duration_s(text: str, key: str) -> float:
+    """Seconds of 30s, 10m, 2h.
+
+    Errors:
+        ValueError: no such time.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    require(parts is not None, key, "be a time, as in 30s, 10m or 2h", text)
+    assert parts is not None
+    return float(parts[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[parts[2]]
 
 
 def lines(folder: Path) -> Iterator[tuple[float, str]]:
@@ -172,48 +194,69 @@ def result(folder: Path) -> dict[str, Any] | None:
 
 
 def run(
-    command: Command, seed: int, folder: Path, *, timeout_s: float, keep: Sequence[str] = (), env: Mapping[str, str] | None = None
+    command: Command,
+    seed: int,
+    folder: Path,
+    *,
+    timeout_s: float,
+    keep: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    alone: bool = True,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Run it to its end. `keep`: files that it writes and that metrics are read from.
+    """Run it to its end. `keep`: files that it writes and that metrics are read from. `alone`: nothing else runs beside it, else its times
+    are not kept. `stop`: ends it from another thread.
 
     Errors:
-        FailedError: it did not end well; the output stays.
+        FailedError: it did not end well, or its output cannot be written; the output stays.
     """
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
     folder.mkdir(parents=True)
     for name in keep:
         (command.cwd / name).unlink(missing_ok=True)  # an old one would be read as this run's
     began, started, cpu_s = time.monotonic(), now(), _children_s()
-    with (folder / LOG).open("w", encoding="utf-8") as log:
+    code, peak = _ended(command, seed, folder / LOG, until=began + timeout_s, env=env or {}, stop=stop)
+    wall_s = time.monotonic() - began
+    if code != 0:
+        ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {code}"
+        last = [text for _, text in lines(folder)][-TAIL:]
+        raise FailedError("\n".join([f"{command.name}, seed {seed}: {ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
+    for name in keep:
+        if (command.cwd / name).is_file():
+            shutil.copyfile(command.cwd / name, folder / Path(name).name)
+    times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
+    made = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
+    write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
+
+
+def _ended(
+    command: Command, seed: int, path: Path, *, until: float, env: Mapping[str, str], stop: threading.Event | None
+) -> tuple[int, int]:
+    """Start it and copy what it prints to its end, or until it is stopped: its exit code, and the most bytes that its processes had."""
+    broken = list[OSError]()
+    with path.open("wb", buffering=0) as log:
         process = subprocess.Popen(
             command.with_seed(seed),
             cwd=command.cwd,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {}), "NOCAP_SEED": str(seed)},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **env, "NOCAP_SEED": str(seed)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         assert process.stdout is not None
-        reader = threading.Thread(target=_copy, args=(process.stdout, log, began), daemon=True)
+        reader = threading.Thread(target=_copy, args=(process.stdout, log, time.monotonic(), broken), daemon=True)
         try:
             reader.start()
-            peak = _watch(process, until=began + timeout_s)
+            peak = _watch(process, until=until, halted=lambda: bool(broken or (stop and stop.is_set())))
         finally:
             _end(process)
             reader.join(GRACE_S)
             if not reader.is_alive():  # else a process that left the group holds it open, and is not waited for
                 process.stdout.close()
-    wall_s = time.monotonic() - began
-    if process.returncode != 0:
-        ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {process.returncode}"
-        last = [text for _, text in lines(folder)][-TAIL:]
-        raise FailedError("\n".join([f"{command.name}, seed {seed}: {ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
-    for name in keep:
-        if (command.cwd / name).is_file():
-            shutil.copyfile(command.cwd / name, folder / Path(name).name)
-    costs = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s, "peak_mib": peak / 2**20}
-    write_json(folder / RESULT, {"arm": command.name, "content": command.content, "seed": seed, "started": started, **costs})
+    if broken:
+        raise FailedError(f"{command.name}, seed {seed}: its output cannot be written: {path} ({broken[0].strerror})")
+    return process.returncode, peak
 
 
 def _children_s() -> float:
@@ -222,8 +265,8 @@ def _children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _copy(source: IO[bytes], log: IO[str], began: float) -> None:
-    """Each line with its time, without secrets and terminal control."""
+def _copy(source: IO[bytes], log: IO[bytes], began: float, broken: list[OSError]) -> None:
+    """Each line with its time, without secrets and terminal control; or why it cannot be written."""
     left = LOG_BYTES
     while raw := source.readline(LINE_BYTES):
         text = visible(redact(raw.decode(errors="replace").rstrip("\r\n")))
@@ -231,21 +274,22 @@ def _copy(source: IO[bytes], log: IO[str], began: float) -> None:
         if left < 0:
             text = f"cut: more than {LOG_BYTES >> 20} MiB of output"
         if left > -LINE_BYTES:
-            log.write(f"{time.monotonic() - began:.3f}\t{text}\n")
-            log.flush()
-
-
-def _watch(process: subprocess.Popen[bytes], *, until: float) -> int:
-    """The most bytes that its processes held together, until it ends or its time is over."""
-    peak, tree = 0, psutil.Process(process.pid)
-    while process.poll() is None and time.monotonic() < until:
-        held = 0
-        for one in _tree(tree):
             try:
-                held += one.memory_info().rss
-            except psutil.Error:
-                continue
-        peak = max(peak, held)
+                log.write(f"{time.monotonic() - began:.3f}\t{text}\n".encode())
+            except OSError as error:
+                broken.append(error)
+                return
+
+
+def _watch(process: subprocess.Popen[bytes], *, until: float, halted: Callable[[], bool]) -> int:
+    """The most bytes that its processes had together, until it ends, its time is over, or it is halted."""
+    peak, tree = 0, psutil.Process(process.pid)
+    while process.poll() is None and time.monotonic() < until and not halted():
+        used = 0
+        for each in _tree(tree):
+            with suppress(psutil.Error):
+                used += each.memory_info().rss
+        peak = max(peak, used)
         try:
             process.wait(LOOK_S)
         except subprocess.TimeoutExpired:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from threading import Event
 from typing import Any
 
 from nocap.judge.claim import TO_TARGET
@@ -26,6 +28,7 @@ from nocap.store.metrics import METRICS, Better, Kind, Metric, now
 from nocap.store.record import digest, read_json, write_json
 
 FILE = "race.json"
+TIMES = ("wall_s", "cpu_s", "time_to_target_s")
 OPEN = (Outcome.unclear.value, Outcome.undecided.value, Word.inconclusive.value)  # more pairs may change these words
 
 
@@ -51,7 +54,10 @@ class Race:
     seeded: bool = True  # the commands take the seed
     sessions: int = 1
     apart_s: float = 0.0
+    jobs: int = 1  # runs at once; of more than one no time is known
     begin: Callable[[Command, int, Path], None]  # runs one
+    stop: Event = field(default_factory=Event)  # ends what runs
+    failed: Event = field(default_factory=Event)  # begins nothing more
     log: Callable[[str], None] = print
     known: dict[str, Any] = field(default_factory=dict)  # the registration
 
@@ -65,13 +71,14 @@ class Race:
         arms = {arm.name: [arm.content, *arm.words] for arm in self.arms}
         stated = {
             "arms": arms,
-            "metrics": [[one.what, one.file, one.better.value] for one in self.readings],
+            "metrics": [[reading.what, reading.file, reading.better.value] for reading in self.readings],
             "guards": [[guard.reading.what, guard.margin] for guard in self.guards],
             "expect": self.expect and [end if math.isfinite(end) else None for end in self.expect],
             "target": self.target,
             "first_seed": self.first_seed,
             "seeded": self.seeded,
             "sessions": self.sessions,
+            "at_once": self.jobs > 1,
         }
         self.known = read_json(self.folder / FILE) or {}
         if not self.known:
@@ -88,22 +95,46 @@ class Race:
             FailedError: a run that did not end well.
         """
         self.register()
-        for repeat in range(self.pairs):
-            self._wait(repeat)
-            for arm in self.arms if repeat % 2 == 0 else self.arms[::-1]:
-                if result(self.place(arm, repeat)) is None:
-                    began = time.monotonic()
-                    self.begin(arm, self.first_seed + repeat, self.place(arm, repeat))
-                    value = self.readings[0].value(self.place(arm, repeat))
-                    self.log(
-                        f"{arm.name}, seed {self.first_seed + repeat}: {self.readings[0].name} {value:g}  {time.monotonic() - began:.1f} s"
-                    )
-            n = repeat + 1
-            if self.sessions == 1 and (n in analyses() or self.ignores_seed(n)):
-                found = self.verdicts(n)
-                if all(one["decided"] for one in found) or self.ignores_seed(n):
-                    return found
-        return self.verdicts(self.pairs)
+        begun, stops = 0, {2, *analyses(), self.pairs}  # at two it shows whether a command ignores its seed
+        for n in range(1, self.pairs + 1) if self.sessions > 1 else sorted(stops):
+            if n <= self.pairs:
+                self._wait(begun)
+                self._measure(range(begun, n))
+                begun = n
+                if self.sessions == 1 and (self.ignores_seed(n) or (n in analyses() and self._is_decided(n))):
+                    break
+        return self.verdicts(begun)
+
+    def _is_decided(self, n: int) -> bool:
+        return all(verdict["decided"] for verdict in self.verdicts(n))
+
+    def _measure(self, repeats: range) -> None:
+        """What is missing of these repeats, `jobs` at once, in the order in which arms take turns. After a failure nothing more begins, and
+        what runs goes on to its end."""
+        turns = [(arm, repeat) for repeat in repeats for arm in (self.arms if repeat % 2 == 0 else self.arms[::-1])]
+        with ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                for run in [pool.submit(self._run, arm, repeat) for arm, repeat in turns]:
+                    run.result()
+            except KeyboardInterrupt:
+                self.stop.set()
+                raise
+
+    def _run(self, arm: Command, repeat: int) -> None:
+        place, seed, began = self.place(arm, repeat), self.first_seed + repeat, time.monotonic()
+        if self.failed.is_set() or self.stop.is_set() or (self.has_times(place) and all(reading.is_in(place) for reading in self.measured)):
+            return
+        try:
+            self.begin(arm, seed, place)
+            values = [reading.value(place) for reading in self.measured]
+        except Exception:
+            self.failed.set()
+            raise
+        self.log(f"{arm.name}, seed {seed}: {self.readings[0].name} {values[0]:g}  {time.monotonic() - began:.1f} s")
+
+    def has_times(self, place: Path) -> bool:
+        """Whether a run ended well, and alone where its times are asked for."""
+        return {*self.costs} - {*TO_TARGET} <= (result(place) or {}).keys()
 
     def _wait(self, repeat: int) -> None:
         """Until the next session of timing may begin."""
@@ -124,7 +155,7 @@ class Race:
             return [float((result(place) or {})[metric]) for place in places]
         if metric in TO_TARGET:
             return [self._to_target(place)[TO_TARGET.index(metric)] for place in places]
-        reading = next(one for one in self.measured if one.name == metric)
+        reading = next(reading for reading in self.measured if reading.name == metric)
         return [reading.value(place) for place in places]
 
     @property
@@ -144,8 +175,9 @@ class Race:
 
     @property
     def costs(self) -> list[str]:
-        """What is compared beside the metrics, as ratios."""
-        return [*COSTS, *(TO_TARGET if self.target is not None else ())]
+        """What is compared beside the metrics, as ratios. Runs that share the machine have no times."""
+        names = [*COSTS, *(TO_TARGET if self.target is not None else ())]
+        return [name for name in names if self.jobs == 1 or name not in TIMES]
 
     def has_verdict(self, cost: str) -> bool:
         """Times of one session have none."""
@@ -180,10 +212,10 @@ class Race:
 
     def _verdict(self, arm: Command, n: int, *, single: bool) -> dict[str, Any]:
         primary = self.readings[0].metric
-        found = self.gain(arm, primary, n)
+        gain = self.gain(arm, primary, n)
         size = max(map(abs, [*self.values(arm, primary.name, n), *self.values(self.arms[0], primary.name, n)]))
         guards = [(guard, self.gain(arm, guard.reading.metric, n)) for guard in self.guards]
-        word, reason = self._word(found, guards, tie=ROUNDING * size)
+        word, reason = self._word(gain, guards, tie=ROUNDING * size)
         if single:
             word, reason = Outcome.undecided.value, "n=1: repeats are equal to rounding, the command ignores its seed"
         costs = {}
@@ -197,23 +229,23 @@ class Race:
             "word": word,
             "reason": reason,
             "decided": word not in OPEN,
-            "gain": found.json(),
+            "gain": gain.json(),
             "guards": [{"metric": guard.reading.name, "margin": guard.margin, **ends.json()} for guard, ends in guards],
             "costs": costs,
             "exploratory": self.known["exploratory"],
         }
 
-    def _word(self, found: Estimate, guards: Sequence[tuple[Guard, Estimate]], *, tie: float) -> tuple[str, str]:
-        if not math.isfinite(found.high):
-            return Outcome.undecided.value, f"n={found.n}"
+    def _word(self, gain: Estimate, guards: Sequence[tuple[Guard, Estimate]], *, tie: float) -> tuple[str, str]:
+        if not math.isfinite(gain.high):
+            return Outcome.undecided.value, f"n={gain.n}"
         places = [ends.place(-guard.margin, math.inf) for guard, ends in guards]
         broken = next((guard.reading.name for (guard, _), place in zip(guards, places, strict=True) if place not in (0, 1)), "")
         if self.expect is not None:
-            word, reason = decide(found.place(*self.expect, tie=tie), places)
+            word, reason = decide(gain.place(*self.expect, tie=tie), places)
             return word.value, f"guard {broken}" if broken else reason.value if reason else ""
         if -1 in places:
             return Outcome.worse.value, f"guard {broken}"
-        way = outcome(found, tie=tie)
+        way = outcome(gain, tie=tie)
         return (Outcome.unclear.value, f"guard {broken}") if broken and way is Outcome.better else (way.value, "")
 
 
@@ -225,8 +257,8 @@ def _exploratory(there: int, raced: int) -> str:
 
 def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All of it as JSON: the registration, every measurement, every verdict."""
-    n = max([one["n"] for one in verdicts] + [1])
-    names = [*(one.name for one in race.measured), *race.costs]
+    n = max([verdict["n"] for verdict in verdicts] + [1])
+    names = [*(reading.name for reading in race.measured), *race.costs]
     rows = [
         {"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **{name: race.values(arm, name, n)[i] for name in names}}
         for arm in race.arms

@@ -35,13 +35,14 @@ def repository(folder: Path) -> Path | None:
         return None
 
 
-def commit_of(ref: str, top: Path) -> str:
-    """
+def commit_of(ref: str, top: Path, apart: Sequence[Path] = ()) -> str:
+    """What lies `apart` is left out of the working tree's.
+
     Errors:
         ValueError: no such ref.
     """
     if ref == HERE:
-        return git("commit-tree", tree_here(top), "-p", "HEAD", "-m", "the working tree", at=top, env=AUTHOR)
+        return git("commit-tree", tree_here(top, apart), "-p", "HEAD", "-m", "the working tree", at=top, env=AUTHOR)
     try:
         return git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", at=top)
     except ValueError as error:
@@ -52,16 +53,28 @@ AUTHOR = {f"GIT_{who}_{what}": "nocap" for who in ("AUTHOR", "COMMITTER") for wh
 AUTHOR |= {"GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}  # the same tree is the same commit
 
 
-def tree_here(top: Path) -> str:
-    """The tree of all files that git does not ignore, as they are now. The index stays as it is."""
+def tree_here(top: Path, apart: Sequence[Path] = ()) -> str:
+    """The tree of all files that git does not ignore and that do not lie `apart`, as they are now. The index stays as it is."""
+    return _tree(top, apart, "add", "--all")
+
+
+def tree_of(commit: str, top: Path, apart: Sequence[Path] = ()) -> str:
+    """The tree of a commit without what lies `apart`."""
+    return _tree(top, apart, "read-tree", commit)
+
+
+def _tree(top: Path, apart: Sequence[Path], *fill: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        git("add", "--all", at=top, env=env)
+        git(*fill, at=top, env=env)
+        git("rm", "-r", "-f", "--quiet", "--cached", "--ignore-unmatch", "--", *_inside(apart, top), at=top, env=env)
         return git("write-tree", at=top, env=env)
 
 
-def tree_of(commit: str, top: Path) -> str:
-    return git("rev-parse", f"{commit}^{{tree}}", at=top)
+def _inside(apart: Sequence[Path], top: Path) -> list[str]:
+    """As git names them. What Python compiles is a part of nothing."""
+    inside = [path.resolve().relative_to(top.resolve()) for path in apart if path.resolve().is_relative_to(top.resolve())]
+    return [":(glob)**/__pycache__/**", *(f":(literal){path.as_posix()}" for path in inside)]
 
 
 def files_of(tree: str, top: Path) -> dict[str, str]:
@@ -70,8 +83,9 @@ def files_of(tree: str, top: Path) -> dict[str, str]:
     return {path: head.split()[2] for row in rows if row for head, _, path in [row.partition("\t")]}
 
 
-def is_dirty(top: Path) -> bool:
-    return bool(git("status", "--porcelain", at=top))
+def is_dirty(top: Path, apart: Sequence[Path] = ()) -> bool:
+    but = [path.replace(":(", ":(exclude,") for path in _inside(apart, top)]
+    return bool(git("status", "--porcelain", "--", ".", *but, at=top))
 
 
 def worktree(commit: str, folder: Path, top: Path) -> Path:
@@ -117,15 +131,15 @@ def linked(paths: Sequence[str], top: Path) -> str:
     Errors:
         ValueError: nothing is there.
     """
-    found = {}
+    hashes = {}
     for path in paths:
         place = top / path
         require(place.exists(), "--link", f"be a file or folder of {top}", path)
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if file.is_file():
                 with file.open("rb") as content:
-                    found[str(file.relative_to(top))] = hashlib.file_digest(content, "sha256").hexdigest()
-    return digest(found)
+                    hashes[str(file.relative_to(top))] = hashlib.file_digest(content, "sha256").hexdigest()
+    return digest(hashes)
 
 
 def stamps(paths: Sequence[str], top: Path) -> dict[str, tuple[int, int]]:

@@ -19,7 +19,8 @@ is carried out, written there.
   python -m nocap.study experiments/gqa --judge                       the verdicts of what there is; nothing is trained or written
   python -m nocap.study experiments/gqa --rows                        and write rows.jsonl: another machine does not train these runs again
   python -m nocap.study --board experiments                           the leaderboard of all studies, and their READMEs
-  python -m nocap.study ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: the answers so far"""
+  python -m nocap.study ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: the answers so far
+  python -m nocap.study ideas --propose 'python train.py {seed}'      as commands of your own trainer, with propose.command in study.yaml"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--judge", action="store_true", help="judge what there is: train, time and write nothing")
     what.add_argument("--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies, and its head in README")
     what.add_argument(
-        "--propose", nargs="*", metavar="OVERRIDES", help="train arms beside the baseline, each given as overrides in quotes, and answer"
+        "--propose", nargs="*", metavar="PROPOSAL", help="train arms beside the baseline, each given as overrides or a command, and answer"
     )
     parser.add_argument("--rows", action="store_true", help="write the runs that finished into rows.jsonl, for other machines")
     parser.add_argument("--json", action="store_true", help="print each answer or study as a line of JSON, all else on stderr")

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
+from nocap.sources.arms import split
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.study import board as leaderboard
-from nocap.study import conduct, log, pages, preview, results, spec, tasks
+from nocap.study import commands, conduct, log, overrides, pages, preview, results, spec, tasks
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.propose import answer
 from nocap.study.spec import Study
@@ -51,7 +52,7 @@ def _loaded(folder: Path, options: Options) -> tuple[Study, str]:
     """A folder's study, and the scale that is asked for."""
     study = replace(spec.load(spec.source_of(folder)), folder=str(folder.resolve()))
     on_gpu = defaults.device() is Device.cuda and "gpu" in study.scales
-    return study, options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales)))
+    return study, options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), ""))
 
 
 def studies(asked: argparse.Namespace) -> int:
@@ -114,19 +115,24 @@ def propose(asked: argparse.Namespace) -> int:
     require(len(folders) == 1, "FOLDER", "be one with --propose", ", ".join(map(str, folders)))
     require(options.sessions is None, "sessions", "be left out with --propose: losses are compared", options.sessions)
     study, scale = _loaded(folders[0], options)
-    try:
-        proposals = [shlex.split(text) for text in asked.propose]
-    except ValueError as error:
-        raise ValueError(f"--propose must be overrides, with quotes in pairs, got {shlex.join(asked.propose)}") from error
-    with lease.acquire(folders[0]):
-        for line in answer(study, scale, proposals, output_dir=options.output_dir, steps=options.steps):
+    if (rules := study.propose) is None:
+        raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
+    with lease.acquire(folders[0]), ExitStack() as undo:
+        if rules.command:
+            own = [name for name in ("scale", "steps") if getattr(options, name)]
+            require(not own, " and ".join(own), "be left out of commands: they are nocap's own trainer's", "one")
+            questions = commands.asked(study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo)
+        else:
+            words = [split(text, "--propose") for text in asked.propose]
+            questions = overrides.asked(study, rules, scale, words, output_dir=options.output_dir, steps=options.steps)
+        for line in answer(Path(study.folder), rules, questions):
             print(json.dumps(line) if asked.json else _said(line), flush=True)
     return EXIT_CODES["finished"]
 
 
 def _said(line: dict[str, object]) -> str:
     gain = line["gain"]
-    loss = f": {'lower' if gain >= 0 else 'higher'} loss by {abs(gain):.4f}" if isinstance(gain, float) else ""
+    how = f": {'better' if gain >= 0 else 'worse'} by {abs(gain):.4f}" if isinstance(gain, float) else ""
     diverged = ", a run diverged" if line["diverged"] else ""
     overrides: Sequence[str] = line["overrides"]  # type: ignore[assignment]
-    return f"{line['word']}: {shlex.join(overrides)}{loss}{diverged}, {line['pairs']} pairs (proposal {line['number']})"
+    return f"{line['word']}: {shlex.join(overrides)}{how}{diverged}, {line['pairs']} pairs (proposal {line['number']})"

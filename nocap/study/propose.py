@@ -11,26 +11,18 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from nocap.config import compose as composing
-from nocap.config import hardware
-from nocap.config.compose import Composed, as_in
-from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.judge.interval import BATCH, BATCHES, batches_above
-from nocap.model.flops import component_flops
-from nocap.store.identity import config_that_counts, digest, source_hashes
+from nocap.store.record import digest
 from nocap.study.log import FILE, Line, append, read
-from nocap.study.plan import check_fair, compose_arms, training_overrides
-from nocap.study.spec import CLOSED, Propose, Study
-from nocap.study.tasks import loss_of, train, trainings
+from nocap.study.spec import Propose
 
-OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
+FIXED = "be what its proposals began with (files too, unless propose.ref is given); another baseline, gain or limit is another study"
 MOST = 200  # proposals of one study: for so many the error budget was simulated
 ACCEPTED, NOT_SHOWN = "accepted", "not shown"
 BASELINE, PROPOSAL = "baseline", "proposal"
@@ -96,73 +88,47 @@ def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def answer(
-    study: Study, scale: str, proposals: Sequence[Sequence[str]], *, output_dir: str, steps: int | None = None
-) -> Iterable[dict[str, Any]]:
-    """One after the other; without proposals, the answers so far. All are checked before the first one is trained. What the runs print
-    goes to stderr.
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What was proposed. `arm`: the digest of what it trains."""
+
+    words: Sequence[str]
+    arm: str
+    measure: Callable[[Sequence[int]], Losses]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a study. `against`: the digest of what the baseline trains. `fixed`: what the first proposal fixes. `common`: what
+    each line of the log has."""
+
+    proposals: Sequence[Proposal]
+    against: str
+    fixed: object
+    common: Line
+
+
+def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any]]:
+    """One after the other; without proposals, the answers so far. What the runs print goes to stderr.
 
     Errors:
-        ValueError: no `propose` in the study, changed rules, a damaged log; a proposal that does not compose, sets what the study sets,
-            is no fair comparison, or has too many FLOPs a token.
+        ValueError: changed rules, a damaged log, one proposal too many.
         StoppedError, FailedError: somebody asked to stop, or a run failed; the same command goes on.
     """
-    if (rules := study.propose) is None:
-        raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
-    require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
-    require(not study.tune.trials, "tune", "be left out of a study with propose: nothing is searched", "one")
-    at, path = study.scales[scale], Path(study.folder) / FILE
-    baseline = compose_arms(study, at, [study.baseline], training_overrides(at, output_dir, steps))[study.baseline]
-    sides = [(list(words), _composed(rules, baseline, words)) for words in proposals]
+    path, fixed = folder / FILE, digest(asked.fixed)
     known = read(path)
     require(not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken)
-    fixed = digest({**asdict(rules), "baseline": {**config_that_counts(baseline.run), "seed": None}})
-    rule = "be what its proposals began with; another baseline, gain or limit is another study, in a folder of its own"
-    require(all(line["rules"] == fixed for line in known.of("rules")), str(path.parent), rule, "another one")
-    t = baseline.run.trainer
-    common = {"machine": hardware.describe(t.device, t.threads)["fingerprint"], "scale": scale}
-    campaign = Campaign(rules, lines=known.lines, write=lambda line: append(path, lambda log: [line], common))
-    if sides:
-        append(path, lambda log: [] if log.of("rules") else [{"event": "rules", "rules": fixed}], common)
-    for words, proposal in sides:
+    require(all(line["rules"] == fixed for line in known.of("rules")), str(folder), FIXED, "another one")
+    campaign = Campaign(rules, lines=known.lines, write=lambda line: append(path, lambda log: [line], asked.common))
+    if asked.proposals:
+        append(path, lambda log: [] if log.of("rules") else [{"event": "rules", "rules": fixed}], asked.common)
+    for proposal in asked.proposals:
         with redirect_stdout(sys.stderr):
-            losses = partial(_losses, study.name, {PROPOSAL: proposal, BASELINE: baseline})
-            found = campaign.propose(_arm(proposal), words, losses, against=_arm(baseline))
-        yield _shown(found, words)
-    for line in [] if sides else campaign.answers.values():
+            line = campaign.propose(proposal.arm, proposal.words, proposal.measure, against=asked.against)
+        yield _shown(line, proposal.words)
+    for line in [] if asked.proposals else campaign.answers.values():
         yield _shown(line, campaign.proposals[line["arm"]]["overrides"])
 
 
 def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
     return {"overrides": list(overrides), **{name: line[name] for name in ("number", "word", "pairs", "gain", "diverged")}}
-
-
-def _arm(side: Composed) -> str:
-    """The digest of what a side trains: its resolved config without the seed, and its source. A name is no part of it."""
-    return digest({"config": {**config_that_counts(side.run), "seed": None}, "source": source_hashes(side.run)})
-
-
-def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
-    """The proposal's overrides on top of the baseline's, with its precision and compilation."""
-    for word in words:
-        (name,) = composing.keys([word])
-        require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
-    proposal = as_in(baseline, [*baseline.overrides, *words])
-    check_fair({BASELINE: baseline, PROPOSAL: proposal})
-    mine, theirs = (side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline))
-    require(mine == theirs, "trainer.steps × trainer.batch_tokens", f"be the baseline's {theirs:,} tokens", f"{mine:,}")
-    if rules.flops is not None:
-        flops = [sum(component_flops(side.run, vocab_size=side.run.tokenizer.vocab_size).values()) for side in (proposal, baseline)]
-        ratio = flops[0] / flops[1]
-        require(ratio <= rules.flops, "FLOPs of a token", f"be at most {rules.flops:g} of the baseline's (propose.flops)", f"{ratio:.3f}")
-    return proposal
-
-
-def _losses(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) -> Losses:
-    runs, losses = trainings(sides, {seed: [*sides] for seed in seeds}), dict[tuple[str, int], float]()
-    results = train(runs, label)
-    for run in runs:
-        if (record := run.record()) is None:
-            raise FailedError(f"{label} {run.arm}, seed {run.seed}: {results[run.plan.identity].reason}")
-        losses[run.arm, run.seed] = loss_of(record)
-    return {seed: (losses[PROPOSAL, seed], losses[BASELINE, seed]) for seed in seeds}

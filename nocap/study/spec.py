@@ -20,7 +20,7 @@ from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
 from nocap.judge.claim import BASELINE, CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS, Declared
-from nocap.store.metrics import Metric
+from nocap.store.metrics import Better, Metric
 
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
@@ -71,11 +71,21 @@ class Tune:
 
 @dataclass(kw_only=True, slots=True)
 class Propose:
-    """How a program's proposals are answered: arms beside the baseline, as many tokens, on seeds that it does not choose."""
+    """How a program's proposals are answered: arms beside the baseline, on seeds that it does not choose. With `command` a proposal is
+    anybody's training command, and this one is the baseline; else it is overrides of nocap's own, with as many tokens."""
 
-    gain: float = key(ge=0, le=100, default=0.0)  # nats: a proposal is accepted where it is shown to lower the loss by more
+    gain: float = key(ge=0, le=100, default=0.0)  # nats, or the metric's unit: a proposal is accepted where it is shown to gain more
     flops: float | None = key(ge=1, le=1000, default=None)  # FLOPs of a token over the baseline's, at most; null: any number
     first_seed: int = key(ge=0, lt=2**62, default=0)
+    command: str = ""
+    metric: str = ""  # of what a command prints: a pattern with one group, or a name
+    better: Better = Better.lower
+    file: str = ""  # that the command writes, with the metric
+    ref: str = ""  # of the baseline; then a proposal is the working tree, each in a worktree of its own
+    locked: list[str] = field(default_factory=list)  # files that must be equal in both
+    link: list[str] = field(default_factory=list)  # what git ignores and the command needs
+    reads_seed: bool = False  # the command reads $NOCAP_SEED
+    timeout: str = "12h"  # of a run
 
     @property
     def batches(self) -> list[range]:
@@ -90,10 +100,10 @@ class Study:
     question: str
     method: str = ""  # what a reader should know beyond the arms
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
-    arms: dict[str, list[str]]
+    arms: dict[str, list[str]] = field(default_factory=dict)
     baseline: str = ""  # "": the first of the arms
     seeds: list[int] = key(ge=0, lt=2**63, default_factory=lambda: [0, 1, 2])  # all that may be needed, analysis by analysis
-    scales: dict[str, ScaleConfig]
+    scales: dict[str, ScaleConfig] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     tune: Tune = field(default_factory=Tune)  # no trials: there is none
     propose: Propose | None = None
@@ -237,8 +247,7 @@ def _rules(study: Study) -> list[Check]:
     enough, alone = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", "not be its own baseline"
     return [
         (study.question.strip(), "question", "be given", repr(study.question)),
-        (study.arms, "arms", "be given", "none"),
-        (study.scales, "scales", "be given", "none"),
+        *_rules_of_propose(study),
         (not odd, "arms and scales", "have names of up to 100 characters, without / and first a letter or digit", odd[:1]),
         (claims or study.propose, "claims", "have at least one, unless propose is given", "none"),
         (not claims or len(study.seeds) >= LEAST_PAIRS, "seeds", enough, len(study.seeds)),
@@ -249,6 +258,20 @@ def _rules(study: Study) -> list[Check]:
         (not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared),
         (not searched or not bare, "tune.trials", "be for every trained arm", ", ".join(bare)),
         (not searched or (len(sizes) == 1 and min(sizes) >= 2), "tune.trials", even, sizes),
+    ]
+
+
+def _rules_of_propose(study: Study) -> list[Check]:
+    """Either overrides of arms are proposed, or commands."""
+    rules = study.propose or Propose()
+    given = [name for name in ("metric", "file", "ref", "locked", "link", "reads_seed") if getattr(rules, name)]
+    own = [name for name, there in (("arms", study.arms), ("scales", study.scales), ("propose.flops", rules.flops)) if there]
+    return [
+        (study.arms or rules.command, "arms", "be given", "none"),
+        (study.scales or rules.command, "scales", "be given", "none"),
+        (not rules.command or not own, "propose.command", "be without what is nocap's own trainer's", ", ".join(own)),
+        (bool(rules.command) == bool(rules.metric), "propose.metric", "be given with propose.command", repr(rules.metric)),
+        (rules.command or not given, "propose.command", f"be given with {', '.join(given)}", "none"),
     ]
 
 

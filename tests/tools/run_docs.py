@@ -10,6 +10,7 @@ after it is the output that the page shows, where `…` stands for anything. HTM
     <!-- exit 2 -->                     the exit code that is right (default: 0)
     <!-- add: model=nano -->            overrides put after each command
     <!-- run: COMMAND; COMMAND -->      smaller commands to run in place of the block's
+    <!-- numbers vary -->               a number in the output shown stands for any number, spaces for any number of spaces
 
 Exits with 1 if a command fails or prints something else.
 """
@@ -32,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900  # a command
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-SETTING = re.compile(r"(not run|slow|exit|add|run)\b:?\s*(.*)", re.DOTALL)
+SETTING = re.compile(r"(not run|slow|exit|add|run|numbers vary)\b:?\s*(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +122,14 @@ def simple_commands(command: str) -> list[list[str]]:
     return [words for words in found if words and words[0] != "for"]
 
 
-def matches(shown: str, output: str) -> bool:
-    """Whether the lines shown are in the output, one after the other; `…` stands for anything, alone on its line for any lines."""
-    lines = [r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line.rstrip()).replace("…", ".*") + r" *\n" for line in shown.splitlines()]
-    return re.search("".join(lines), output + "\n") is not None
+def matches(shown: str, output: str, *, numbers: bool = True) -> bool:
+    """Whether the lines shown are in the output, one after the other; `…` stands for anything, alone on its line for any lines. Without
+    `numbers` any number stands for any other, and columns may be of other widths."""
+    lines = [re.escape(line.rstrip()).replace("…", ".*") + r" *\n" for line in shown.splitlines()]
+    if not numbers:
+        lines = [re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", re.sub(r"(\\ )+", " +", line)) for line in lines]
+    anything = [r"(?:.*\n)*?" if line.strip() == "…" else pattern for line, pattern in zip(shown.splitlines(), lines, strict=True)]
+    return re.search("".join(anything), output + "\n") is not None
 
 
 def scratch(folder: Path) -> Path:
@@ -147,7 +152,7 @@ def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, fl
     done = subprocess.run(bash, cwd=where, env=environment(where), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != int(block.settings.get("exit", "0")):
         wrong = "\n".join((done.stdout + done.stderr).splitlines()[-12:]) or "no output"
-    elif last and block.shown and not matches(block.shown, done.stdout + done.stderr):
+    elif last and block.shown and not matches(block.shown, done.stdout + done.stderr, numbers="numbers vary" not in block.settings):
         wrong = f"the page shows\n{block.shown}but it printed\n{done.stdout}{done.stderr}"
     return done.returncode, time.monotonic() - started, wrong
 
