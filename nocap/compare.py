@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nocap import outside
 from nocap.config.keys import require
 from nocap.store.files import write_text
-from nocap.store.record import write_json, writing
+from nocap.store.record import answering, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,11 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
-    with refusals():
-        content = _compare(options)
-        if options.json:
-            with writing("--json", options.json) as path:
-                write_json(path, content)
+    with refusals(), answering(options.json) as answer:
+        answer(_compare(options))
     return 0
 
 
@@ -59,13 +56,12 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline", metavar="ARM", help="an arm's label or id, one of its runs, or key=value (default: the first started)"
     )
     parser.add_argument("--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison as JSON")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
     parser.add_argument("--group", metavar="ID", help="compare this group of runs, as the line that left it out names it")
-    outside.document(parser)
+    outside.document(parser, answer="the whole comparison")
     return parser
 
 

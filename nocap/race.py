@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,10 +24,10 @@ Arms are commands (--arm) or versions of the repository in which one stands (--r
 $NOCAP_SEED, is the repeat's seed. A metric is a regular expression with one group, matched over the output (the last match counts), or a
 name: of lines METRIC name=number, or in a JSON or CSV file that the command writes (--file). The same command goes on where it was.
 
-  python -m nocap.race --arm base='python train.py --seed {seed}' --arm idea='python train.py --lr 3e-4 --seed {seed}' \\
-      --metric 'val loss (\\S+)'
-  python -m nocap.race --ref main --ref my-idea --locked 'data/**' --locked eval.py --metric 'val loss (\\S+)' -- \\
-      python train.py --seed {seed}
+  python -m nocap.race --arm base='python train.py --seed {seed}' \\
+      --arm idea='python train.py --lr 3e-4 --seed {seed}' --metric 'val loss (\\S+)'
+  python -m nocap.race --ref main --ref my-idea --locked 'data/**' --locked eval.py \\
+      --metric 'val loss (\\S+)' -- python train.py --seed {seed}
 
 Exit codes: 0 an answer, 1 a run failed, 2 bad input, 75 paused."""
 
@@ -51,8 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     split = words.index("--") if "--" in words else len(words)
     asked = _parser().parse_args(words[:split])
     from nocap.config.errors import StoppedError, refusals
+    from nocap.store.record import answering
 
-    with refusals(), ExitStack() as undo:
+    with refusals(), answering(asked.json) as asked.answer, ExitStack() as undo:
         try:
             return _raced(asked, words[split + 1 :], undo)
         except KeyboardInterrupt as stop:
@@ -62,10 +61,9 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.race",
-        usage="%(prog)s (--arm NAME='COMMAND' … | --ref REF … -- COMMAND) --metric PATTERN [options]",
+        usage="%(prog)s (--arm NAME='COMMAND' … | --ref REF … -- COMMAND) --metric PATTERN [flags]",
         description="Race training commands, pair by pair.",
         epilog=FORMS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(metrics=[])
     add = parser.add_argument
@@ -93,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--link", action="append", default=[], metavar="PATH", help="what git ignores and the command needs, linked into each worktree")
     add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
     add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help="where runs and races lie (default: outputs)")
-    add("--json", action="store_true", help="print the result as JSON on stdout, all else on stderr")
+    outside.document(parser, answer="the result")
     return parser
 
 
@@ -114,7 +112,7 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
     keep = [asked.file] if asked.file else []
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr if asked.json else sys.stdout, flush=True)
+        print(line, flush=True)
 
     def begin(arm: Command, seed: int, place: Path) -> None:
         (versions.begin if versions else run)(arm, seed, place, timeout_s=timeout_s, keep=keep)
@@ -152,8 +150,7 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
     for text in _drawn(running, content):
         say(f"\n{text}")
     say(f"written: {running.folder / 'result.json'}")
-    if asked.json:
-        print(json.dumps(content, allow_nan=False, default=str), flush=True)
+    asked.answer(content)
     return 0
 
 
