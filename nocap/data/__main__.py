@@ -93,8 +93,8 @@ def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
     size = f"{train:,} train and {val:,} val tokens of {dataset.vocab_size:,} ids"
     print(", ".join([f"{run.data.kind}: {size}", *_describe_source(dataset.source)]))
     print(f"fingerprint {dataset.fingerprint}")
-    shards = {split: list(map(_plain, found)) for split, found in (("train", dataset.train), ("val", dataset.val))}
-    return {**shards, "source": dataset.source, "vocab_size": dataset.vocab_size, "fingerprint": dataset.fingerprint}
+    made = {split: list(map(_plain, getattr(dataset, split))) for split in ("train", "val")}
+    return {**made, "source": dataset.source, "vocab_size": dataset.vocab_size, "fingerprint": dataset.fingerprint}
 
 
 def _plain(shard: Shard) -> dict[str, Any]:

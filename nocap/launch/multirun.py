@@ -33,7 +33,7 @@ from nocap.options.tracker import RunFacts
 from nocap.store.files import write_text
 from nocap.store.identity import digest
 from nocap.store.record import SUMMARY
-from nocap.store.tracking import offline, track_comparison
+from nocap.store.tracking import gathered, offline, track_comparison
 
 OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
 
@@ -176,11 +176,13 @@ def _report(grid: Grid, results: Mapping[str, Result], *, stopped: bool, conclud
         conclude()
     elif counts["finished"]:
         _compare(grid)
-    for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
+    runs = {cell.label: cell.plan.run_dir for cell in grid.cells}
+    shows = gathered(grid.cells[0].plan.run.tracker, grid.folder, runs)
+    for line in [*upload_all(grid.folder, [cell.plan for cell in grid.cells]), *shows]:
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
         print(f"report: {shown(grid.folder / REPORT)}")
-    print(f"compare: python -m nocap.compare {shown(grid.folder)}", flush=True)
+    print(f"compare: python -m nocap.compare {shown(grid.folder)}\ncurves: python -m nocap.plot {shown(grid.folder)}", flush=True)
     if counts.keys() & {"failed", "waiting", DAMAGED}:
         return EXIT_CODES["failed"]
     return EXIT_CODES["preempted"] if "preempted" in counts else 0

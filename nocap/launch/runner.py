@@ -294,14 +294,10 @@ class Runner:
         self._steps[cell.plan.identity] = steps = result.summary.get("steps") or 0
         self._bar.total -= cell.plan.run.trainer.steps - steps
         event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
-        self._log(cell, event, _figures(result) if result.status == "finished" else result.reason, *self._left())
+        rest = left(self._count() - self._before, self._bar.total - self._bar.n, time.monotonic() - self._began)
+        self._log(cell, event, _figures(result) if result.status == "finished" else result.reason, rest)
         self._watch(cell, result.status)
         self.stopping = self.stopping or (self._fail_fast and result.status == "failed")
-
-    def _left(self) -> list[str]:
-        """How long the rest will take, at the pace so far."""
-        done, to_do = self._count() - self._before, self._bar.total - self._bar.n
-        return [left(time.monotonic() - self._began, done, to_do)] if done > 0 < to_do else []
 
     def _count(self) -> int:
         """The steps of all cells."""

@@ -46,7 +46,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     if verb != "list":
         parser.prog, parser.description = f"python -m nocap.runs {verb}", VERBS[verb].capitalize()
     parser.set_defaults(verb=verb, json=None)
-    count = {"show": "?", "why": 2, "diff": 2}.get(verb, "*")
+    count: int | str = {"show": "?", "why": 2, "diff": 2}.get(verb, "*")  # type: ignore[assignment]
     parser.add_argument(
         "words",
         nargs=count,

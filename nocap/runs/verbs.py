@@ -102,7 +102,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
-    last = f"{len(run.manifest['attempts'])} attempt(s), the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
+    last = f"{plural(len(run.manifest['attempts']), 'attempt')}, the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
     code = {"commit": str(dig(run.manifest, "git", "commit") or "")[:12], **(run.manifest.get("versions") or {})}
     steps = [str(step) for step in sorted(saved_steps(run.folder))]
     kept = f", of that {size(size_of(run.folder / FOLDER))} in checkpoints of steps {shorten(steps, most=8)}" if steps else ""

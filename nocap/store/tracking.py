@@ -66,6 +66,17 @@ def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Sequence[Mapping[st
     return mirrors
 
 
+def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[str]:
+    """The commands that show a grid's runs together."""
+    lines = list[str | None]()
+    for each in _each(tracker):
+        try:
+            lines.append(each.gathered(folder, runs))
+        except OSError as error:  # such as a file system without links
+            lines.append(f"{each.kind}: {error}")
+    return [*filter(None, lines)]
+
+
 def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path) -> str | None:
     """A grid's verdicts and report, where a tracker has a place for them; their address, or how to sync them."""
     opened = [(each, each.open_comparison(_clean(facts))) for each in _each(tracker)]

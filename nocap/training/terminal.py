@@ -88,15 +88,10 @@ class Reporter:
             if self._bar is not None:
                 self._bar.update(step + 1 - self._bar.n)
                 self._bar.set_postfix_str(f"loss {loss} {self._val} {speed} tok/s", refresh=False)
-            parts = [f"train {loss}", *parts, f"{speed} tokens/s", *self._left(now, step)]
+            parts = [f"train {loss}", *parts, f"{speed} tokens/s", left(step - self._began[1], self._steps - step, now - self._began[0])]
         if "val/loss" in row or (self._bar is None and now - self._last_line >= QUIET_S):
             self._last_line = now
-            self.log("  ".join([f"step {step:>6}/{self._steps}", *parts]), drawn=True)
-
-    def _left(self, now: float, step: int) -> list[str]:
-        """How long the rest will take, at the pace so far."""
-        began, first = self._began
-        return [left(now - began, step - first, self._steps - step)] if step > first else []
+            self.log("  ".join([f"step {step:>6}/{self._steps}", *filter(None, parts)]), drawn=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -104,8 +99,9 @@ class Reporter:
             self._bar = None
 
 
-def left(spent_s: float, done: int, to_do: int) -> str:
-    return f"about {duration(round(spent_s / done * to_do))} left"
+def left(done: int, to_do: int, spent_s: float) -> str:
+    """How long the rest will take, at the pace so far; nothing before there is one, or after the last."""
+    return f"about {duration(round(spent_s / done * to_do))} left" if done > 0 < to_do else ""
 
 
 def _number(value: float | None) -> str:
