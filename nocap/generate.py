@@ -23,7 +23,7 @@ from nocap.store.runs import LAST
 class Generate:
     """The keys of the command; `help` describes each."""
 
-    run: str = field(default=LAST, metadata={"help": "a name, its beginning, an identity, last, a folder, or a file of nocap.export"})
+    run: str = field(default=LAST, metadata={"help": "a name, its beginning, identity, a folder, or a file of nocap.export"})
     prompt: str = key(free=True, default="", help="the text to continue; empty: the beginning of a document")
     max_tokens: int = key(ge=1, le=2**24, default=200, help="new tokens a sample; fewer where the model's context ends")
     samples: int = key(ge=1, le=4096, default=1, help="texts, decoded in one batch")

@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.race",
-        usage="%(prog)s (--arm NAME='COMMAND' … | --ref REF … -- COMMAND) --metric PATTERN [flags]",
+        usage="%(prog)s (--arm NAME=COMMAND … | --ref REF … -- COMMAND) --metric PATTERN [flags]",
         description="Race training commands, pair by pair.",
         epilog=FORMS,
     )

@@ -301,7 +301,8 @@ class Runner:
 
     def _count(self) -> int:
         """The steps of all cells."""
-        self._steps |= {work.cell.plan.identity: last_step(work.cell) for work in self._running}
+        running = (work.cell for work in self._running)
+        self._steps |= {cell.plan.identity: max(last_step(cell), self._steps.get(cell.plan.identity, 0)) for cell in running}
         self._bar.n = sum(self._steps.values())
         return self._bar.n
 

@@ -140,6 +140,7 @@ def answering(path: Path | None, *, lines: bool = False) -> Iterator[Callable[[M
     def line(content: Mapping[str, Any]) -> str:
         return json.dumps(redact({"schema_version": SCHEMA_VERSION, **content}), allow_nan=False) + "\n"
 
+    require(path is None or "=" not in path.name, "--json", "be a file, or - before what is no file's name", path)
     check_writable("--json", None if path == STDOUT else path)
     with redirect_stdout(sys.stderr if path == STDOUT else out):
         yield answers.append if path != STDOUT else lambda content: print(line(content), end="", file=out, flush=True)

@@ -15,7 +15,7 @@ is carried out, written there. After python -m nocap.study:
 
   experiments/gqa scale=cpu                     carry it out: verdicts, README and results
   experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
-  experiments/gqa sessions=5                    in five timing sessions, not three: also on another day
+  experiments/gqa sessions=5                    timed in five sessions, not three: also later
   experiments/gqa --judge                       verdicts of what there is; trains and writes nothing
   experiments/gqa --rows                        and write rows.jsonl, for other machines
   --board experiments                           the leaderboard of all studies, and their READMEs
