@@ -176,9 +176,7 @@ def _report(grid: Grid, results: Mapping[str, Result], *, stopped: bool, conclud
         conclude()
     elif counts["finished"]:
         _compare(grid)
-    runs = {cell.label: cell.plan.run_dir for cell in grid.cells}
-    shows = gathered(grid.cells[0].plan.run.tracker, grid.folder, runs)
-    for line in [*upload_all(grid.folder, [cell.plan for cell in grid.cells]), *shows]:
+    for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
         print(f"report: {shown(grid.folder / REPORT)}")
@@ -213,6 +211,8 @@ def _compare(grid: Grid) -> None:
             report.write(comparison, path)
             if message := track_grid(grid, comparison.json(), report=path):
                 print(f"tracker: {message}")
+        for command in gathered(grid.cells[0].plan.run.tracker, grid.folder, {cell.label: cell.plan.run_dir for cell in grid.cells}):
+            print(f"tracker: {command}")
     except Exception as error:
         print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -214,7 +214,9 @@ class Runner:
         self._results: dict[str, Result] = {}
         self._held_until = 0.0
         self._more, self._total, self._place = more, total, dict[str, int]()
-        self._bar = tqdm(total=0, desc="steps of all cells", disable=None, leave=False, file=trusted(sys.stdout))  # on a terminal alone
+        self._bar = tqdm(
+            total=0, desc="steps of all cells", unit="step", disable=None, leave=False, file=trusted(sys.stdout)
+        )  # on a terminal alone
         self._steps, self._drawn, self._began = dict[str, int](), 0.0, time.monotonic()
         self._before, self._wide = 0, 0  # steps that cells had when they began here; characters of the longest label
         self._add(grid.cells)

@@ -68,13 +68,7 @@ def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Sequence[Mapping[st
 
 def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[str]:
     """The commands that show a grid's runs together."""
-    lines = list[str | None]()
-    for each in _each(tracker):
-        try:
-            lines.append(each.gathered(folder, runs))
-        except OSError as error:  # such as a file system without links
-            lines.append(f"{each.kind}: {error}")
-    return [*filter(None, lines)]
+    return [*filter(None, (each.gathered(folder, runs) for each in _each(tracker)))]
 
 
 def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path) -> str | None:

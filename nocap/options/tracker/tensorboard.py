@@ -28,7 +28,7 @@ class TensorBoard(Tracker):
         _remove(root)
         for label, run_dir in runs.items():
             if (run_dir / "tensorboard").is_dir():
-                link = root / label.replace(os.sep, "_")
+                link = root / label.replace(os.sep, "_")[:200]
                 link.parent.mkdir(exist_ok=True)
                 link.symlink_to(os.path.relpath(run_dir / "tensorboard", root))
         return f"tensorboard --logdir {shlex.quote(os.path.relpath(root))}" if root.is_dir() else None
