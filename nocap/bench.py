@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 from contextlib import redirect_stdout
-from pathlib import Path
+from typing import Any
 
 from nocap import outside
 from nocap.config.keys import require
@@ -18,7 +18,7 @@ FORMS = """\
 OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top; the first arm is the baseline, and runs twice.
 Tokens are random; on a CPU an arm has one thread and is not compiled, unless its overrides say so.
 
-  python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "attention=gqa mlp=gelu3x"
+  python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "mlp=gelu3x"
   python -m nocap.bench --suite cpu --json cpu.json
 
 --arm-external races a training step of your own: FILE defines build(request, **options), which returns a callable. It gets
@@ -26,15 +26,18 @@ the baseline's sizes and tokens. After FILE come NAME=VALUE for build, and overr
 such as trainer.precision=fp32. The file is Python and is run as you: name only files that you trust. docs/measuring.md
 has the protocol.
 
-  python -m nocap.bench model=tiny --arm attention=flash --arm-external "mine.py trainer.precision=fp32 hidden=512\""""
+  python -m nocap.bench model=tiny --arm attention=flash \\
+      --arm-external "mine.py trainer.precision=fp32 hidden=512\""""
 
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
     from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
+    from nocap.store.record import answering
 
-    with refusals():
-        return EXIT_CODES["finished" if _bench(options) else "failed"]
+    with refusals(), answering(options.json) as answer:
+        answer(result := _bench(options))
+    return EXIT_CODES["failed" if any(arm["status"] == "failed" for arm in result["arms"]) else "finished"]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,7 +45,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m nocap.bench",
         description="Time training steps of several arms, interleaved.",
         epilog=FORMS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="what all arms share")
@@ -51,22 +53,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--suite", choices=("cpu", "gpu"), help="the standard arms instead: each attention, each MLP, precision, compilation")
     add("--rounds", type=int, metavar="N", help="this many rounds (default: until the intervals are narrow enough)")
     add("--seconds", type=float, metavar="S", help=f"stop after so long, warm-up included (default: {SECONDS:g}; a suite has its own)")
-    add("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    outside.document(parser)
+    outside.document(parser, answer="the result")
     return parser
 
 
-def _bench(options: argparse.Namespace) -> bool:
-    """Whether every arm that could be timed was: one that failed for another reason than memory is a failure."""
+def _bench(options: argparse.Namespace) -> dict[str, Any]:
+    """The result. An arm that did not fit has the status of that; one that failed for another reason than memory has failed."""
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.arms import compose_arms, suite
     from nocap.measure.text import render_bench
-    from nocap.store.record import check_writable, write_result
 
     require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
     require(not (options.suite and options.arm), "--arm", "be left out with --suite, which has its own", f"{len(options.arm)} of them")
     require(options.rounds is None or options.rounds >= LEAST_PAIRS, "--rounds", f"be at least {LEAST_PAIRS}", options.rounds)
-    check_writable("--json", options.json)
     base, overrides, seconds = suite(options.suite, options.overrides) if options.suite else (options.overrides, options.arm, SECONDS)
     enough = bool(overrides) and len(overrides) + len(options.arm_external) >= 2
     require(enough, "--arm", "be given at least twice, the baseline first (once beside --arm-external)", f"{len(overrides)} of them")
@@ -84,8 +83,7 @@ def _bench(options: argparse.Namespace) -> bool:
         _progress("")
     result = {"suite": options.suite, "words": base, **result}
     print(render_bench(result))
-    write_result(options.json, result)
-    return all(arm["status"] != "failed" for arm in result["arms"])
+    return result
 
 
 def _progress(line: str) -> None:

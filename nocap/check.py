@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from nocap import outside
 from nocap.config.keys import require
@@ -28,8 +29,11 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-    with refusals():
-        return EXIT_CODES["finished" if _check(options) else "failed"]
+    from nocap.store.record import answering
+
+    with refusals(), answering(options.json) as answer:
+        answer(result := _check(options))
+    return EXIT_CODES["failed" if result["failed"] else "finished"]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,17 +41,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m nocap.check",
         description="Run on each option of a folder what the suite runs on nocap's own.",
         epilog=FORMS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", metavar="DIR", help="a folder with options")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for every run")
     parser.add_argument("--only", default="", metavar="NAME", help="only the check of this name, or all checks of this option")
-    outside.document(parser)
+    outside.document(parser, answer="each check's end")
     return parser
 
 
-def _check(options: argparse.Namespace) -> bool:
-    """Whether no check failed."""
+def _check(options: argparse.Namespace) -> dict[str, Any]:
+    """How each check ended, and how many failed."""
     folder, only, words = expanded(options.folder).absolute(), options.only, tuple(options.overrides)
     require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
     outside.use([folder])
@@ -67,7 +70,7 @@ def _check(options: argparse.Namespace) -> bool:
     for word in words:
         key = word.partition("=")[0]
         require(key not in taken, key, f"be left out, where {taken.get(key)} is what is checked", word)
-    ended = Counter[str]()
+    ended, rows = Counter[str](), list[dict[str, str]]()
     for choice in chosen:
         group, name = candidates[choice]
         trial = Trial(group=group, name=name, more=words, folder=Path(tempfile.mkdtemp(prefix="nocap-check-")))
@@ -75,13 +78,14 @@ def _check(options: argparse.Namespace) -> bool:
         try:
             for status, check, detail in results(trial, only if only in checks else ""):
                 ended[status] += 1
+                rows.append({"option": choice, "check": check, "status": status, "detail": detail})
                 print(f"{status:<4} {choice} {check:<8}  {detail}", flush=True)
         finally:
             if ended["FAIL"] == failed:
                 shutil.rmtree(trial.folder, ignore_errors=True)
     skipped = f", {ended['skip']} skipped" if ended["skip"] else ""
     print(f"{ended['FAIL']} failed{skipped}" if ended["FAIL"] else f"all passed{skipped}", flush=True)
-    return not ended["FAIL"]
+    return {"failed": ended["FAIL"], "skipped": ended["skip"], "checks": rows}
 
 
 if __name__ == "__main__":

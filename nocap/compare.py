@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
 from nocap.store.files import write_text
-from nocap.store.record import write_result, writing
+from nocap.store.record import answering, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
-    with refusals():
+    with refusals(), answering(options.json) as options.answer:
         if options.verify:
             comparison, changed = _verify(options)
         else:
@@ -65,12 +65,11 @@ def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.compare", description="Compare runs, arm by arm, with intervals.", epilog=FORMS)
     add_question(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole comparison as JSON")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     verify = "judge the rows of an entry that nocap.export wrote, and say whether they say the same (exit code 1: they do not)"
     parser.add_argument("--verify", type=Path, metavar="FOLDER", help=verify)
-    outside.document(parser)
+    outside.document(parser, answer="the whole comparison")
     return parser
 
 
@@ -123,7 +122,7 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
     if options.html:
         with writing("--html", options.html) as path:
             report.write(comparison, path)
-    write_result(options.json, comparison.json())
+    options.answer(comparison.json())
 
 
 if __name__ == "__main__":

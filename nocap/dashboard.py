@@ -14,8 +14,7 @@ from typing import Any
 
 from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
-from nocap.config.outward import guarded
-from nocap.store.record import write_result
+from nocap.store.record import answering
 from nocap.training.ledger import LINES
 
 
@@ -32,11 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
-    with refusals(), guarded():
+    with refusals(), answering(options.json) as answer:
         shown = _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))
         workspace, report = build(shown, entity=options.entity or ("" if options.json else _login()), project=options.project)
         if options.json:
-            write_result(options.json, as_json(workspace, report))
+            answer(as_json(workspace, report))
             return 0
         try:
             for made in (workspace, report):
@@ -54,8 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs")
     parser.add_argument("--project", default="nocap", metavar="NAME", help="where the runs are (default: nocap)")
     parser.add_argument("--entity", metavar="NAME", help="the account or team (default: the login's)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what would be made, and make nothing; needs no login")
-    outside.document(parser)
+    outside.document(parser, answer="what would be made (and make nothing, which needs no login)")
     return parser
 
 

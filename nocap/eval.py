@@ -10,8 +10,8 @@ from nocap import outside
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.store.formats import plural
-from nocap.store.record import check_writable, write_result
-from nocap.store.runs import OUTPUTS
+from nocap.store.record import answering
+from nocap.store.runs import LAST, OUTPUTS
 
 KEPT = ("results", "groups", "versions", "n-shot", "n-samples")  # of what lm-eval returns
 
@@ -20,9 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
-    with refusals():
-        check_writable("--json", options.json)
-        write_result(options.json, _evaluate(options))
+    with refusals(), answering(options.json) as answer:
+        answer(_evaluate(options))
     return 0
 
 
@@ -32,16 +31,16 @@ def _parser() -> argparse.ArgumentParser:
         description="Evaluate the model of a run's newest checkpoint, or of an exported file, on tasks of lm-eval.",
         epilog="It needs the extra: pip install 'nocap[eval]'.",
     )
-    parser.add_argument("run", metavar="RUN", help="a name, its beginning, an identity, last, a folder, or a file of nocap.export")
+    about = "a name, its beginning, an identity, last (the default), a folder, or a file of nocap.export"
+    parser.add_argument("run", nargs="?", default=LAST, metavar="RUN", help=about)
     parser.add_argument("--tasks", required=True, metavar="A,B", help="names of lm-eval's tasks, or yaml files, which may run code")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents of each task")
     parser.add_argument("--num-fewshot", type=int, metavar="N", help="examples before each question (default: the task's)")
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="texts scored at once (default: %(default)s)")
     parser.add_argument("--device", choices=[one.value for one in Device], help="default: a GPU where there is one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
     parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
     parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
-    outside.document(parser)
+    outside.document(parser, answer="all results")
     return parser
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from nocap import compare, outside
 from nocap.launch.head import use_copies
-from nocap.store.record import check_writable, writing
-from nocap.store.runs import OUTPUTS, find_one
+from nocap.store.record import answering, check_writable, writing
+from nocap.store.runs import LAST, OUTPUTS, find_one
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(words)
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
-    with refusals():
+    with refusals(), answering(options.json) as answer:
         check_writable("FILE", options.file)
         run_dir = find_one(options.run, outputs=options.output_dir)
         if options.allow_code:
@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         with writing("FILE", options.file) as path:
             about = export(run_dir, path, log=lambda line: print(f"nocap: {line}", file=sys.stderr))
         print(f"{about['name']} at step {about['step']}, {options.file.stat().st_size / 2**20:.1f} MiB")
+        answer({**about, "file": str(options.file)})
     return 0
 
 
@@ -41,11 +42,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Write the model of a run's newest checkpoint, with its config, as one safetensors file.",
         epilog=f"A comparison of runs that others can check: {usage}",
     )
-    parser.add_argument("run", metavar="RUN", help="a name, its beginning, an identity, last, or a folder")
+    parser.add_argument(
+        "run", nargs="?", default=LAST, metavar="RUN", help="a name, its beginning, an identity, last (the default), or a folder"
+    )
     parser.add_argument("file", metavar="FILE", type=Path, help="what to write, as in model.safetensors")
     parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
     parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
-    outside.document(parser)
+    outside.document(parser, answer="what the file says of the run")
     return parser
 
 

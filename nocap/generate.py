@@ -15,14 +15,15 @@ from nocap.config import defaults, hardware
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
-from nocap.store.record import check_writable, write_result
+from nocap.store.record import answering
+from nocap.store.runs import LAST
 
 
 @dataclass(kw_only=True, slots=True)
 class Generate:
     """The keys of the command; `help` describes each."""
 
-    run: str = field(metadata={"help": "a run's folder or name, the beginning of its name or identity, last, or a file of nocap.export"})
+    run: str = field(default=LAST, metadata={"help": "a name, its beginning, identity, a folder, or a file of nocap.export"})
     prompt: str = key(free=True, default="", help="the text to continue; empty: the beginning of a document")
     max_tokens: int = key(ge=1, le=2**24, default=200, help="new tokens a sample; fewer where the model's context ends")
     samples: int = key(ge=1, le=4096, default=1, help="texts, decoded in one batch")
@@ -45,9 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     from nocap.config.compose import from_overrides  # Hydra comes with it: --help does without
     from nocap.config.errors import refusals
 
-    with refusals():
-        check_writable("--json", options.json)
-        write_result(options.json, _generate(from_overrides(Generate, options.overrides), allow_code=options.allow_code))
+    with refusals(), answering(options.json) as answer:
+        answer(_generate(from_overrides(Generate, options.overrides), allow_code=options.allow_code))
     return 0
 
 
@@ -57,12 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.generate",
         description="Text from the newest valid checkpoint of a run, over a cache of keys and values.",
-        epilog=f"keys:\n{keys}\nexample: python -m nocap.generate run=3f2a9c prompt='def main' temperature=0.8 top_k=50 samples=3",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"keys:\n{keys}\nexample:\n  python -m nocap.generate run=3f2a9c prompt='def main' temperature=0.8 top_k=50 samples=3",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to generate: see keys")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the texts as JSON")
-    outside.document(parser)
+    outside.document(parser, answer="the texts")
     parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
     return parser
 

@@ -20,13 +20,15 @@ import json
 import os
 import pkgutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,11 +36,12 @@ from typing import Any
 from nocap.config.bounded import read_bytes, read_yaml
 from nocap.config.keys import EXIT_CODES, InputError, require
 from nocap.config.option import Option
-from nocap.config.paths import conf_dir, expanded
+from nocap.config.paths import STDOUT, conf_dir, expanded
 
 PACKAGE = "nocap.options"  # and the entry points' name
 PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names otherwise
 VARIABLE = "NOCAP_OUTSIDE"
+WIDTH = 100  # characters of a line of every command's help
 LOADED = set(sys.modules)  # before any option from outside
 __path__: list[str] = []
 
@@ -236,9 +239,20 @@ def arguments(argv: Sequence[str] | None) -> list[str]:
     return rest
 
 
-def document(parser: argparse.ArgumentParser) -> None:
-    """Name the flag in a command's help."""
+def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
+    """What every command's parser has in common: the flag in its help, its width, and, where it has an `answer`, `--json` for that."""
     parser.add_argument("--config-dir", metavar="DIR", action="append", help="options from outside: docs/add-an-idea.md; can be repeated")
+    if answer:
+        about = f"{answer} as JSON; without FILE, or as -, on stdout and all else on stderr"
+        parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about)
+    parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, width=WIDTH)
+    parser.description, parser.epilog = (_filled(text or "") for text in (parser.description, parser.epilog))
+
+
+def _filled(text: str) -> str:
+    """In lines of the help's width, but for those that are indented, such as examples."""
+    parts = groupby(text.splitlines(), key=lambda line: line[:2].isspace() or not line)
+    return "\n".join("\n".join(lines) if kept else textwrap.fill(" ".join(lines), WIDTH) for kept, lines in parts)
 
 
 # --- importing ---------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nocap import outside
 from nocap.config.keys import require
 from nocap.store.files import write_file
-from nocap.store.record import check_writable, write_result, writing
+from nocap.store.record import answering, check_writable, writing
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -26,12 +26,12 @@ def main(argv: list[str] | None = None) -> None:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
     from nocap.config.errors import refusals
 
-    with refusals():
+    with refusals(), answering(options.json) as answer:
         require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
-        for flag in ("json", "html", "trace"):
+        for flag in ("html", "trace"):
             check_writable(f"--{flag}", getattr(options, flag))
         found = _profile(options)
-        write_result(options.json, found)
+        answer(found)
         if options.html:
             from nocap.measure.text import render_page
 
@@ -43,12 +43,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration")
-    add("--json", type=Path, metavar="FILE", help="write the profile as JSON")
     add("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
     add("--ceilings", action="store_true", help="also: what each option could win at most")
     add("--repeats", type=int, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
-    outside.document(parser)
+    outside.document(parser, answer="the profile")
     return parser
 
 

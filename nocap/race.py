@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +22,10 @@ Arms are commands (--arm) or versions of the repository in which one stands (--r
 $NOCAP_SEED, is the repeat's seed. A metric is a regular expression with one group, matched over the output (the last match counts), or a
 name: of lines METRIC name=number, or in a JSON or CSV file that the command writes (--file). The same command goes on where it was.
 
-  python -m nocap.race --arm base='python train.py --seed {seed}' --arm idea='python train.py --lr 3e-4 --seed {seed}' \\
-      --metric 'val loss (\\S+)'
-  python -m nocap.race --ref main --ref my-idea --locked 'data/**' --locked eval.py --metric 'val loss (\\S+)' -- \\
-      python train.py --seed {seed}
+  python -m nocap.race --arm base='python train.py --seed {seed}' \\
+      --arm idea='python train.py --lr 3e-4 --seed {seed}' --metric 'val loss (\\S+)'
+  python -m nocap.race --ref main --ref my-idea --locked 'data/**' --locked eval.py \\
+      --metric 'val loss (\\S+)' -- python train.py --seed {seed}
 
 Exit codes: 0 an answer, 1 a run failed, 2 bad input, 75 paused."""
 
@@ -49,8 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     split = words.index("--") if "--" in words else len(words)
     asked = _parser().parse_args(words[:split])
     from nocap.config.errors import StoppedError, refusals
+    from nocap.store.record import answering
 
-    with refusals(), ExitStack() as undo:
+    with refusals(), answering(asked.json) as asked.answer, ExitStack() as undo:
         try:
             return _raced(asked, words[split + 1 :], undo)
         except KeyboardInterrupt as stop:
@@ -60,10 +59,9 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.race",
-        usage="%(prog)s (--arm NAME='COMMAND' … | --ref REF … -- COMMAND) --metric PATTERN [options]",
+        usage="%(prog)s (--arm NAME=COMMAND … | --ref REF … -- COMMAND) --metric PATTERN [flags]",
         description="Race training commands, pair by pair.",
         epilog=FORMS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(metrics=[])
     add = parser.add_argument
@@ -92,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
     add("--jobs", type=int, default=1, metavar="N", help="runs at once on this machine (default: 1); of more than one no time is known")
     add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help="where runs and races lie (default: outputs)")
-    add("--json", action="store_true", help="print the result as JSON on stdout, all else on stderr")
+    outside.document(parser, answer="the result")
     return parser
 
 
@@ -102,18 +100,16 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
     from nocap.store.files import write_text
     from nocap.store.record import write_json
 
-    with redirect_stdout(sys.stderr if asked.json else sys.stdout):
-        running = _race(asked, command, undo)
-        running.folder.mkdir(parents=True, exist_ok=True)
-        with lease.acquire(running.folder):
-            content = race.content(running, running.run())
-            write_json(running.folder / "result.json", content)
-        for table in answer.tables(running, content):
-            print(f"\n{table}")
-        write_text(running.folder / "result.html", answer.render(running, content))
-        print(f"written: {running.folder}: result.json, result.html")
-    if asked.json:
-        print(json.dumps(content, allow_nan=False, default=str), flush=True)
+    running = _race(asked, command, undo)
+    running.folder.mkdir(parents=True, exist_ok=True)
+    with lease.acquire(running.folder):
+        content = race.content(running, running.run())
+        write_json(running.folder / "result.json", content)
+    for table in answer.tables(running, content):
+        print(f"\n{table}")
+    write_text(running.folder / "result.html", answer.render(running, content))
+    print(f"written: {running.folder}: result.json, result.html")
+    asked.answer(content)
     return 0
 
 

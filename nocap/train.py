@@ -35,7 +35,7 @@ def _main() -> None:
         if flags.help:
             from nocap.launch.search import Search
 
-            print(manual([] if flags.grid else flags.overrides, search=Search))  # a sweep has no values to show
+            print(manual([] if flags.grid else flags.overrides, search=Search, everything=flags.all))  # a sweep has no values to show
         elif flags.cfg:
             config, _ = unchecked(flags.overrides)
             print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")

@@ -26,7 +26,7 @@ def summaries(out: Path) -> dict[str, Json]:
 
 def trained(printed: str) -> list[str]:
     """What the cells that were started vary, in the order of their starts."""
-    return re.findall(r"^\[ *\d+/\d+\] start +(.*)$", printed, re.M)
+    return [label.rstrip() for label in re.findall(r"^\[ *\d+/\d+\] start +(.*)$", printed, re.M)]
 
 
 def records(out: Path) -> dict[str, list[Json]]:

@@ -17,10 +17,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import as_in, compose
+from nocap.config.compose import as_in, compose, overrides_of
 from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import FASTER, reasons
-from nocap.config.flags import SWEEPS, comments_of, manual
+from nocap.config.flags import COMMON, KEYS, SWEEPS, asked, comments_of, manual
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
@@ -437,9 +437,40 @@ def test_every_key_of_the_shelf_has_a_comment_that_help_shows(group: str) -> Non
         assert not silent - ({*outside.groups()} if group == "" else set()), kind
 
 
-def test_help_shows_values_choices_and_comments_of_the_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "140")
-    shown = manual(["attention=hybrid", "attention.window=32", "data=text", "ideas=[x0]", "trainer.device=cpu"], search=Search)
+def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> None:
+    lines = manual([], search=Search).splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= outside.WIDTH
+    words = {word.strip(",") for line in lines for word in line.split()}
+    assert {outside.place(group) for group in (*outside.groups(), "experiment")} < words
+    assert {name for group in (*outside.groups(), "experiment") for name in outside.yamls(group)} < words
+    assert sorted(re.findall(r"^  ([\w.]+)=\S", "\n".join(lines[lines.index(KEYS) :]), re.M)) == sorted(COMMON)
+    start = lines.index("Examples, after python -m nocap.train:") + 1
+    for line in lines[start : lines.index("", start)]:
+        given = asked(re.split("  +", line.strip())[0].split())
+        first = [
+            f"{one.key_or_group}={next(iter(one.sweep_string_iterator()))}" if one.is_sweep_override() else str(one.input_line)
+            for one in overrides_of(given.overrides, grid=given.grid)
+        ]
+        assert compose(first), line
+
+
+def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
+    chosen = manual(["attention=hybrid", "ideas=[x0]"], search=Search)
+    keys = re.findall(r"^  ([\w.]+)=\S", chosen[chosen.index(KEYS) :], re.M)
+    assert {"attention.window", "ideas.x0.x0"} < {*keys}
+    assert {key.partition(".")[0] for key in keys} == {"attention", "ideas"}
+    every = manual([], search=Search, everything=True)
+    assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < {*re.findall(r"^  ([\w.]+)=", every, re.M)}
+    assert max(map(len, every.splitlines())) <= outside.WIDTH
+    assert [asked(words.split()).all for words in ("--help all", "all --help", "--help", "seed=0 -h all")] == [True, True, False, True]
+    assert asked(["--help", "all", "seed=0"]).overrides == ["seed=0"]
+    assert asked(["all"]).overrides == ["all"]  # which is refused as any word
+
+
+def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
+    words = ["attention=hybrid", "attention.window=32", "data=text", "ideas=[x0]", "trainer.device=cpu"]
+    shown = manual(words, search=Search, everything=True)
     assert re.search(r"^  attention  +flash, gqa, hybrid", shown, re.M)
     assert re.search(r"^  attention\.n_kv_heads=\$\{model\.n_head\}  ", shown, re.M)
     assert re.search(r"^attention=hybrid  Layers take their kind from `pattern`", shown, re.M)
@@ -454,7 +485,6 @@ def test_help_shows_values_choices_and_comments_of_the_chosen(monkeypatch: pytes
     assert re.search(r"^  model\.logit_softcap=null  ", shown, re.M)
     assert "schema" not in shown
     assert "muon_lr" not in shown
-    assert len({line for line in shown.splitlines() if len(line) > 140}) == 0
     for word, says in (
         ("atention=flash", r"atention is no key"),
         ("trainer.stepz=3", r"trainer\.stepz is no key \(did you mean trainer\.steps\?\)"),

@@ -117,7 +117,7 @@ def test_a_checkpoint_of_another_model_is_refused(trained: Path, say: Say):
 
 
 REFUSALS = {
-    "no run": ([], "run must be given"),
+    "no run at all": (["output_dir=there"], "last must be a run, a folder, a glob, or a run's name or identity in there/runs"),
     "unknown run": (["run=nothing"], "nothing must be a run, a folder, a glob, or a run's name or identity in outputs/runs"),
     "unknown run elsewhere": (["run=nothing", "output_dir=there"], "in there/runs"),
     "unknown key": (["run=RUN", "temprature=1"], "temprature is no key of generate (did you mean temperature?)"),

@@ -290,6 +290,7 @@ def test_on_a_terminal_a_bar_counts_the_steps(tmp_path: Path) -> None:
     assert re.search(r"all cells: .*\d/3 ", text)
     assert "step      0/3" not in text  # the cell's own lines
     assert re.search(r"\[1/1\] done +nano-flash-gelu4x-wsd-adamw-s0  val", text)
+    assert text.count("[1/1]") == 1  # a line a run: what has begun is in the bar
 
 
 @pytest.mark.slow

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nocap import plot
-from nocap.report.drawing import drawn
+from nocap.report.drawing import Curve, drawn
 from nocap.runs.__main__ import main
 from nocap.runs.verbs import remove_run
 from nocap.store import lease
@@ -147,8 +148,12 @@ def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest
 # --- curves --------------------------------------------------------------------------------------------------------------------------
 
 
+def line(label: str, x: list[float], y: list[float]) -> Curve:
+    return Curve(label, x, y, y, y)
+
+
 def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
-    text = drawn([("falling", [0, 10], [4.0, 2.0]), ("level", [0, 5], [2.0, 2.0])], x="steps", y="loss", width=11, height=5)
+    text = drawn([line("falling", [0, 10], [4.0, 2.0]), line("level", [0, 5], [2.0, 2.0])], x="steps", y="loss", width=11, height=5)
     head, *rows, _, ends, falling, level = text.splitlines()
     assert head == "loss over steps"
     assert [row.partition("┤")[2].find("•") for row in rows] == sorted(row.partition("┤")[2].find("•") for row in rows)
@@ -167,7 +172,7 @@ def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.Captur
     assert out.startswith("val/loss over steps\n    5 ┤•")
     assert run.name in out
     assert plot.main(["last", "--x", "train_s", "--after", "200"]) == 0
-    assert "over seconds of training\n  3.5 ┤•" in capsys.readouterr().out
+    assert "over seconds of training from step 200 on\n  3.5 ┤•" in capsys.readouterr().out
     pytest.importorskip("matplotlib")
     assert plot.main(["last", "--png", "new/curve.png"]) == 0
     assert (here / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -177,8 +182,89 @@ def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.Captur
 
 
 def test_one_point_is_drawn_as_one() -> None:
-    text = drawn([("long", [0, 9], [4.0, 2.0]), ("short", [5], [3.0])], x="steps", y="loss", width=10, height=5)
+    text = drawn([line("long", [0, 9], [4.0, 2.0]), line("short", [5], [3.0])], x="steps", y="loss", width=10, height=5)
     assert "\n".join(text.splitlines()[1:-3]).count("+") == 1
+
+
+def test_on_a_logarithmic_axis_a_power_law_is_straight() -> None:
+    x = [1.0, 10.0, 100.0]
+    text = drawn([line("law", x, [4 / at for at in x])], x="steps", y="loss", log="xy", width=9, height=9)
+    _, *rows, _, ends, _ = text.splitlines()
+    assert [row.partition("┤")[2].rstrip() for row in rows] == [" " * i + "•" for i in range(9)]
+    assert [float(row.partition("┤")[0]) for row in rows[::4]] == [4, 0.4, 0.04]
+    assert ends.split() == ["1", "100"]
+
+
+def test_a_band_is_drawn_around_its_line() -> None:
+    text = drawn([Curve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5])], x="steps", y="loss", width=11, height=5)
+    columns = list(zip(*[f"{row.partition('┤')[2]:<11}" for row in text.splitlines()[1:6]], strict=True))
+    assert ("".join(columns[0]), "".join(columns[-1])) == ("··•··", " ·•· ")
+
+
+LOSSES = {0: (5.5, 3.4, 3.3, 3.2, 3.1), 1: (5.7, 3.6, 3.4, 3.2, 3.0)}
+
+
+def answered(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert plot.main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, losses in LOSSES.items():
+        write_run(here / "outputs", seed=seed, curve=losses)
+    write_run(here / "outputs", words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, curve=LOSSES[0], started="2026-01-02T00:00:00")
+    found = answered("outputs", "--after", "0", capsys=capsys)
+    both, alone = found["curves"]
+    assert (both["label"], alone["label"]) == ("gelu4x (2 seeds)", "gelu3x")
+    assert both["x"] == alone["x"]
+    pairs = list(zip(*LOSSES.values(), strict=True))
+    assert both["y"] == pytest.approx([sum(pair) / 2 for pair in pairs])
+    assert (both["low"], both["high"]) == ([min(pair) for pair in pairs], [max(pair) for pair in pairs])
+    assert alone["y"] == alone["low"] == alone["high"] == [*LOSSES[0]]
+    assert plot.main(["outputs", "--after", "0", "--log", "y"]) == 0
+    assert "·" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    assert plot.main(["outputs", "--log", "xy", "--png", "a.png"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "after", "first"),
+    [
+        (["outputs"], 40, 100),  # from 5.7 to 3.0, and without the first from 3.6
+        (["outputs", "--after", "0"], 0, 0),
+        (["last"], 0, 0),  # one run, whole
+        (["outputs", "--y", "tokens"], 0, 0),  # nothing is squeezed
+        (["outputs", "--log", "x", "--after", "0"], 0, 100),  # 0 has no place there
+        (["outputs", "--x", "tokens", "--after", "150"], 150, 2000),
+    ],
+)
+def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
+    words: list[str], after: int, first: int, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, losses in LOSSES.items():
+        write_run(here / "outputs", seed=seed, curve=losses, started=f"2026-01-0{seed + 1}T00:00:00")
+    found = answered(*words, capsys=capsys)
+    assert (found["after"], found["curves"][0]["x"][0]) == (after, first)
+    assert plot.main(words) == 0
+    assert (f"from step {after} on" in capsys.readouterr().out.splitlines()[0]) == (after > 0)
+
+
+def test_runs_that_have_not_ended_are_drawn_as_far_as_all_seeds_have_come(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [write_run(here / "outputs", seed=seed, curve=losses) for seed, losses in LOSSES.items()]
+    (folders[1] / "summary.json").unlink()
+    rows = (folders[1] / "metrics.jsonl").read_text().splitlines()
+    (folders[1] / "metrics.jsonl").write_text("\n".join(rows[:3]) + "\n")
+    (curve,) = answered("outputs", "--after", "0", capsys=capsys)["curves"]
+    assert curve["x"] == [0, 100, 200]
+    assert curve["label"].endswith("(2 seeds)")
+
+
+def test_log_y_refuses_what_is_not_above_0(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(here / "outputs", curve=(5.0, 4.0, 3.5, 3.2, 0.0))
+    with pytest.raises(SystemExit, match="2"):
+        plot.main(["last", "--log", "y"])
+    assert "--log must be left out for y, which is not above 0 everywhere, got 0.0" in capsys.readouterr().err
 
 
 def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from nocap.config.compose import compose
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
-from nocap.store.tracking import open_tracker
+from nocap.store.tracking import gathered, open_tracker
 from tests.conftest import REPO
 from tests.test_tracking import child
 
@@ -23,7 +23,7 @@ import json, os
 from pathlib import Path
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
-from nocap.store.tracking import open_tracker
+from nocap.store.tracking import gathered, open_tracker
 
 rows = [{{"step": i, "tokens": 10 * i, "val/loss": 3.0 - i if i % 2 else None, "clock/train_s": i / 2}} for i in range(4)]
 facts = RunFacts(**{FACTS!r}, run_dir=Path.cwd(), config={{"a": {{"b": 1}}}}, options={{"attention": "gqa"}}, swept={{"lr": 0.1}})
@@ -66,6 +66,34 @@ print(json.dumps(found))
     assert {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")} == ends
     assert rows[-1] == {**ends, "step": 3}
     assert (found["trackio"]["name"], found["trackio"]["options"]) == ("gqa lr=0.1 s0 0123ab", {"attention": "gqa"})
+
+
+def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from torch.utils.tensorboard import SummaryWriter
+
+    monkeypatch.chdir(tmp_path)
+    runs = {label: tmp_path / "runs" / name for label, name in (("lr=0.1 seed=0", "a"), ("path=x/y seed=0", "b"), ("none", "c"))}
+    for run in list(runs.values())[:2]:
+        writer = SummaryWriter(log_dir=str(run / "tensorboard"))
+        writer.add_scalar("val/loss", 3.0, global_step=1)
+        writer.close()
+    grid = tmp_path / "grids" / "a grid"
+    grid.mkdir(parents=True)
+    tracker = NoTracker(also=["tensorboard"])
+    for _ in range(2):  # the same command again
+        assert gathered(tracker, grid, runs) == ["tensorboard --logdir 'grids/a grid/tensorboard'"]
+    board = EventMultiplexer().AddRunsFromDirectory(str(grid / "tensorboard")).Reload()
+    assert {name: [point.step for point in board.Tensors(name, "val/loss")] for name in board.Runs()} == {
+        "lr=0.1 seed=0": [1],
+        "path=x_y seed=0": [1],
+    }
+    (grid / "tensorboard").rename(grid / "elsewhere")
+    (grid / "tensorboard").symlink_to("elsewhere")  # somebody's link is not deleted through
+    gathered(tracker, grid, {})
+    assert len(list((grid / "elsewhere").iterdir())) == 2
+    assert gathered(NoTracker(), grid, runs) == []
 
 
 def test_a_missing_package_costs_one_line_and_no_other_tracker(

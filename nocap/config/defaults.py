@@ -76,7 +76,7 @@ def precision(device: Device, work: Work, micro_batch: int = 1, threads: int = 1
         return Precision.fp32, "this CPU has no bf16 products"
     width, channels = work.model.d_model, work.model.d_model // max(1, work.model.n_head)
     if width * channels < WIDE and work.head <= work.blocks:
-        return Precision.fp32, f"width {width} × {channels} channels a head is below {WIDE}"
+        return Precision.fp32, f"bf16 is slower at {width} wide × {channels} channels a head, below {WIDE:,}"
     rows, inner, columns = (
         min(512, 1 << (max(1, micro_batch * work.model.seq_len).bit_length() - 1)),  # a power of two: few shapes are timed
         min(2048, width),  # beyond, only the time that it takes grows
@@ -97,7 +97,7 @@ def compilation(device: Device, work: Work) -> tuple[Compile, str]:
     if not hardware.cpp_compiler():
         return Compile.off, "there is no C++ compiler"
     saved = (SAVED_BY_HEAD if work.head > work.blocks else SAVED) * work.eager_s
-    why = f"it would save about {saved:,.0f} CPU-seconds a thread, and takes {COLD_S:g}"
+    why = f"it takes {COLD_S:g} s of each core, and would save {saved:,.1f} s of this run"
     return Compile.regional if saved > COLD_S else Compile.off, why
 
 

@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -51,8 +50,8 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     flags, unknown = parser.parse_known_intermixed_args(arguments)
     require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
     mode = "hydra.mode=MULTIRUN"
-    flags.grid = flags.multirun or mode in flags.overrides
-    flags.overrides = [word for word in flags.overrides if word != mode]
+    flags.grid, flags.all = flags.multirun or mode in flags.overrides, flags.help and "all" in flags.overrides
+    flags.overrides = [word for word in flags.overrides if word != mode and not (flags.all and word == "all")]
     alone = [f"--{name.replace('_', '-')}" for name in GRIDS if getattr(flags, name)]
     alone += [word for word in flags.overrides if re.match(r"search[.=]", word)]
     require(flags.grid or not alone, ", ".join(alone), "be given with --multirun", "one run")
@@ -64,49 +63,67 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
 HEAD = """\
 usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
 
-Trains one run, or with --multirun a grid. The same command again goes on where it stopped, and trains nothing twice.
+Trains one run, or with --multirun a grid. The same command again goes on where it stopped.
 
-  --multirun, -m    a grid: comma-separated values are swept, as in attention=flash,gqa seed=0,1,2; see Grids below
+Examples, after python -m nocap.train:
+  experiment=first_run                      a small GPT on Python's own source, in about a minute
+  data=text data.path=book.txt model=small  on a text of yours
+  -m attention=flash,gqa seed=0,1,2         a grid: two arms, three seeds, a table with verdicts
+  -m --plan attention=flash,gqa seed=0,1,2  its cells, time and disk; trains nothing
+  optimizer=muon schedule=cosine --help     the keys of these options
+
+Flags
+  --multirun, -m    a grid: every combination of values with commas between them
   --plan            tell the cells, time and disk of a grid, train nothing
   --config-dir DIR  options of your own (docs/add-an-idea.md); can be repeated
-  --cfg job         print the composed config, train nothing; with --resolve, what follows from other keys is worked out
+  --cfg job         print the composed config, train nothing; --resolve works out the rest
   --info            what Hydra knows: --info defaults-tree and the like
-  --help, -h        this page, for the options on the command line: attention=sliding --help shows its keys"""
+  --help, -h        this page; OPTIONS --help: their keys; --help all: every key, and all of grids"""
 SWEEPS = """\
 Grids (--multirun): every combination of what is swept; then a table with intervals, and a report
-  seed=0,1,2                          these values, or the options of a group; three seeds or more give verdicts
-  'model.n_layer=range(2,9,2)'        2, 4, 6, 8
-  'norm=glob(*)'                      all options of a group; glob(*,exclude=layernorm) all but one
-  'ideas=[],[x0],[x0,smear]'          lists. Quotes keep brackets and stars from the shell
-  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations: tag(log,interval(…)), int(interval(…))
-  --zip --fail-fast --detach          lists in pairs; stop at the first failure; leave the cells to Slurm
-  hydra/launcher=pool                 several cells at once on this machine; without it one; slurm, ray: a cluster's jobs
-Where it stopped, the same command goes on; a cell that is finished is not trained again. More in docs/grids.md"""
-COLUMN = 38  # where what a key means begins
+  seed=0,1,2                    these values, or the options of a group; verdicts take three seeds
+  'model.n_layer=range(2,9,2)'  2, 4, 6, 8
+  'norm=glob(*)'                all options of a group; glob(*,exclude=layernorm) all but one
+  'ideas=[],[x0],[x0,smear]'    lists. Quotes keep brackets and stars from the shell
+  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations:
+                                also tag(log,interval(…)), int(interval(…))
+  --zip --fail-fast --detach    lists in pairs; stop at the first failure; leave the cells to Slurm
+  hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
+The same command goes on where it stopped, and trains no finished cell again. More in docs/grids.md"""
+KEYS = "Keys (KEY=VALUE; … follows from other keys)"
+COMMON = (
+    *("trainer.steps", "trainer.batch_tokens", "trainer.micro_batch", "trainer.devices", "trainer.device", "trainer.precision"),
+    *("trainer.compile", "trainer.val_every", "trainer.checkpoint_every", "model.n_layer", "model.d_model", "model.seq_len"),
+    *("optimizer.lr", "seed", "output_dir"),
+)
+COLUMN = 32  # where what a key means begins
 
 
-def manual(words: Sequence[str], *, search: type) -> str:
-    """What there is to choose, and every key of what the words choose, with its value in the yaml and the comment beside its field. Nothing
-    is composed. `search`: whose keys a grid that searches has.
+def manual(words: Sequence[str], *, search: type, everything: bool = False) -> str:
+    """What there is to choose, and the common keys, each with its value in the yaml and the comment beside its field; of words the keys of
+    what they choose instead; or with `everything` every key. Nothing is composed. `search`: whose keys a grid that searches has.
 
     Errors:
         ValueError: an unknown option or key, or a malformed override.
     """
-    width = min(140, shutil.get_terminal_size(fallback=(120, 0)).columns)
-    lines = [HEAD, "", "Options (GROUP=OPTION)"]
+    lines, given = [HEAD, "", "Options (GROUP=OPTION)"], overrides_of(words)
     for group in (*outside.groups(), "experiment"):
-        lines.append(_wrapped(f"  {outside.place(group):<14}  ", ", ".join(outside.yamls(group)), width))
-    lines += ["", SWEEPS]
-    typed, known = {one.key_or_group: one.value() for one in overrides_of(words) if not is_choice(one)}, list[str]()
+        lines.append(_wrapped(f"  {outside.place(group):<14}  ", ", ".join(outside.yamls(group))))
+    lines += ["", *([SWEEPS, ""] if everything else []), KEYS]
+    typed, known = {one.key_or_group: one.value() for one in given if not is_choice(one)}, list[str]()
+    places = {one.key_or_group.replace("/", ".").partition(".")[0] for one in given}
     for title, place, schema, plain in [("search", "search", search, {"sampler": "SAMPLER"}), *_sections(words)]:
-        lines += ["", f"{title}  {_sentence(schema) if '=' in title or title == 'search' else ''}".rstrip()]
-        kinds, comments = get_type_hints(schema), comments_of(schema)
+        whole, kinds, comments = everything or place.partition(".")[0] in places, get_type_hints(schema), comments_of(schema)
+        if whole:
+            lines += ["", _wrapped(title, _sentence(schema) if "=" in title or title == "search" else "")]
         for f in dataclasses.fields(schema):
             if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(plain.get(f.name), dict):
                 known.append(f"{place}.{f.name}".lstrip("."))
                 key = "search" if known[-1] == "search.sampler" else known[-1]
                 value = _shown(typed.get(key, plain.get(f.name, _default(f))))
-                lines.append(_wrapped(f"  {key}={value}".ljust(COLUMN), _meaning(kinds[f.name], comments.get(f.name, "")), width))
+                if whole or (not words and key in COMMON):
+                    meaning = _meaning(kinds[f.name], comments.get(f.name, ""), whole)
+                    lines.append(_wrapped(f"  {key}={value}".ljust(COLUMN), meaning))
     for key in typed.keys() - {*known}:
         raise ValueError(f"{key} is no key{suggest(key, known)}")
     return "\n".join(lines)
@@ -117,12 +134,12 @@ def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, 
     train = read_yaml(conf_dir() / "train.yaml")
     yield "trainer", "trainer", Trainer, train["trainer"]
     chosen = {group: name for row in train["defaults"] if isinstance(row, dict) for group, name in row.items()}
+    chosen[outside.place("launcher")] = [*outside.yamls("launcher")]
     for one in filter(is_choice, overrides_of(words)):
         require(one.key_or_group != "experiment", "experiment", "be left out of --help: --cfg job prints what it sets", one.input_line)
         chosen[one.key_or_group] = one.value()
         for name in _listed(one.value()):
             check_option(one, name)
-    chosen[outside.place("launcher")] = [*outside.yamls("launcher")]
     for group in outside.groups():
         for name in _listed(chosen[outside.place(group)]):
             plain, schema = outside.read(group, name)
@@ -143,7 +160,7 @@ def _shown(value: Any) -> str:
     if value is dataclasses.MISSING or value == "???":
         return "…, which must be given"
     if str(value).startswith("${nocap."):
-        return "…, which follows from other keys"
+        return "…"
     return str(value.value) if isinstance(value, Enum) else str(value) if isinstance(value, str | list) else json.dumps(value)
 
 
@@ -152,12 +169,12 @@ def _sentence(schema: type) -> str:
     return "" if text.startswith(f"{schema.__name__}(") else text.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
 
 
-def _meaning(kind: Any, text: str) -> str:
-    """What the comment of a key of this kind says and, of a choice, what there is."""
+def _meaning(kind: Any, text: str, whole: bool) -> str:
+    """What the comment of a key of this kind says and, of a choice, what there is; the `whole` says what each of that is."""
     if not (inspect.isclass(kind) and issubclass(kind, Enum)):
         return text
     meanings = comments_of(kind)
-    choices = [f"{one.value} ({meanings[one.name]})" if meanings.get(one.name) else str(one.value) for one in kind]
+    choices = [f"{one.value} ({meanings[one.name]})" if whole and meanings.get(one.name) else str(one.value) for one in kind]
     return ": ".join(filter(None, [text, ", ".join(choices)]))
 
 
@@ -175,9 +192,9 @@ def comments_of(schema: type) -> dict[str, str]:
     return found
 
 
-def _wrapped(head: str, text: str, width: int) -> str:
-    start = head if head.endswith(" ") else f"{head}  "
-    return textwrap.fill(text or " ", width, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)).rstrip()
+def _wrapped(head: str, text: str) -> str:
+    start = head if head.endswith("  ") else f"{head.rstrip()}  "
+    return textwrap.fill(text or " ", outside.WIDTH, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)).rstrip()
 
 
 # --- what Hydra itself answers ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 from nocap.config.keys import check_text, require
 
 PACKAGE = Path(__file__).resolve().parents[1]
+STDOUT = Path("-")  # as a command's --json names it
 
 
 def conf_dir() -> Path:

@@ -7,10 +7,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
+
+if TYPE_CHECKING:
+    from nocap.data.tokens import Shard
 
 EXIT_BAD = 1  # a shard that does not verify; 2 is bad input
 
@@ -23,7 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         ("prepare", "make or download what these overrides need, and check it: prepare data=stdlib tokenizer=gpt2"),
         ("verify", "read every byte again and name each bad file"),
     ):
-        verbs.add_parser(verb, help=text, description=text).add_argument("overrides", nargs="*", help="data=… tokenizer=… key=value …")
+        of_verb = verbs.add_parser(verb, help=text, description=text)
+        of_verb.add_argument("overrides", nargs="*", help="data=… tokenizer=… key=value …")
+        outside.document(of_verb, answer="the same")
     outside.document(parser)
     arguments = parser.parse_args(outside.arguments(argv))
     if arguments.verb is None:
@@ -31,24 +37,27 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from nocap.config.compose import compose  # Hydra, only where it is needed
     from nocap.config.errors import refusals
+    from nocap.store.record import answering
 
-    with refusals():
+    with refusals(), answering(arguments.json) as answer:
         run = compose(arguments.overrides)
-        return {"list": _list, "prepare": _prepare, "verify": _verify}[arguments.verb](run, cache_root(run.cache_dir))
+        found = {"list": _list, "prepare": _prepare, "verify": _verify}[arguments.verb](run, cache_root(run.cache_dir))
+        answer(found)
+    return EXIT_BAD if found.get("bad") else 0
 
 
-def _list(run: Run, cache_dir: Path) -> int:
-    print("sources (data=…):")
+def _list(run: Run, cache_dir: Path) -> dict[str, Any]:
+    sources = dict[str, str]()
     for kind, option in outside.options("data").items():
         text = option.__doc__ or ""
         if text.startswith(f"{option.__name__}("):  # a dataclass without a docstring of its own gets its signature for one
             text = sys.modules[option.__module__].__doc__ or ""
-        print(f"  {kind:<10} {text.strip().partition(chr(10))[0]}")
-    print(f"cache ({cache_dir}):")
+        sources[kind] = text.strip().partition("\n")[0]
     cached = [("corpora/[!.]*", _describe_made), ("fineweb/*.json", _describe_fineweb)]
-    for line in [_line(path, describe) for pattern, describe in cached for path in sorted(cache_dir.glob(pattern))] or ["nothing yet"]:
-        print(f"  {line}")
-    return 0
+    sets = [_line(path, describe) for pattern, describe in cached for path in sorted(cache_dir.glob(pattern))]
+    shown = [f"{kind:<10} {text}" for kind, text in sources.items()]
+    print("\n  ".join(["sources (data=…):", *shown]), "\n  ".join([f"cache ({cache_dir}):", *(sets or ["nothing yet"])]), sep="\n")
+    return {"sources": sources, "cache_dir": str(cache_dir), "cache": sets}
 
 
 def _line(path: Path, describe: Callable[[Path], str]) -> str:
@@ -73,7 +82,7 @@ def _describe_fineweb(record: Path) -> str:
     return f"fineweb {known['repo']} at {known['commit'][:12]}  {len(known['files'])} shards known  {size / 2**20:.1f} MiB"
 
 
-def _prepare(run: Run, cache_dir: Path) -> int:
+def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
     from nocap.data.prepare import prepare
 
     dataset = prepare(run.data, run.tokenizer, cache_dir=cache_dir)
@@ -84,7 +93,12 @@ def _prepare(run: Run, cache_dir: Path) -> int:
     size = f"{train:,} train and {val:,} val tokens of {dataset.vocab_size:,} ids"
     print(", ".join([f"{run.data.kind}: {size}", *_describe_source(dataset.source)]))
     print(f"fingerprint {dataset.fingerprint}")
-    return 0
+    made = {split: list(map(_plain, getattr(dataset, split))) for split in ("train", "val")}
+    return {**made, "source": dataset.source, "vocab_size": dataset.vocab_size, "fingerprint": dataset.fingerprint}
+
+
+def _plain(shard: Shard) -> dict[str, Any]:
+    return {"path": str(shard.path), "tokens": shard.tokens, "sha256": shard.sha256}
 
 
 def _describe_source(source: dict[str, object]) -> Iterator[str]:
@@ -97,7 +111,7 @@ def _describe_source(source: dict[str, object]) -> Iterator[str]:
     yield from (f"{key} {source[key]}" for key in ("python", "commit") if key in source)
 
 
-def _verify(run: Run, cache_dir: Path) -> int:
+def _verify(run: Run, cache_dir: Path) -> dict[str, Any]:
     from nocap.data.prepare import verify
 
     good, bad = verify(run.data, run.tokenizer, cache_dir=cache_dir)
@@ -105,7 +119,7 @@ def _verify(run: Run, cache_dir: Path) -> int:
         print(f"ok   {shard.path}  {shard.tokens:,} tokens  sha256 {shard.sha256[:16]}")
     for line in bad:
         print(f"bad  {line}", file=sys.stderr)
-    return EXIT_BAD if bad else 0
+    return {"good": list(map(_plain, good)), "bad": bad}
 
 
 if __name__ == "__main__":

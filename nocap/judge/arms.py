@@ -54,8 +54,8 @@ class Arm:
         return next((value for run in self.runs if (value := run.summary.get(key))), None)
 
 
-def group(records: Sequence[Record]) -> list[Arm]:
-    """The arms that have a finished or a diverged run, in the order in which they were started.
+def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
+    """The arms that have a finished or a diverged run, or without `ended` any, in the order in which they were started.
 
     Runs of one config whose code or data differ are different arms: nobody may average over an edit in between.
     """
@@ -64,11 +64,16 @@ def group(records: Sequence[Record]) -> list[Arm]:
         groups.setdefault(digest([record.config, record.parts.get("source"), record.parts.get("data")]), []).append(record)
     arms = []
     for members in groups.values():
-        finished = tuple(r for r in members if r.status == "finished" and (r.val_loss, r.value("val_bpb")) != (None, None))
+        finished = tuple(r for r in members if _counts(r) or not (ended or r.status == "diverged"))
         diverged = tuple(r for r in members if r.status == "diverged")
         if finished or diverged:
             arms.append(Arm(id=members[0].arm, label="", config=members[0].config, runs=finished, diverged=diverged))
     return _labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
+
+
+def _counts(run: Record) -> bool:
+    """Whether it is finished, with a loss."""
+    return run.status == "finished" and (run.val_loss, run.value("val_bpb")) != (None, None)
 
 
 def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:

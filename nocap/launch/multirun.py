@@ -33,7 +33,7 @@ from nocap.options.tracker import RunFacts
 from nocap.store.files import write_text
 from nocap.store.identity import digest
 from nocap.store.record import SUMMARY
-from nocap.store.tracking import offline, track_comparison
+from nocap.store.tracking import gathered, offline, track_comparison
 
 OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
 
@@ -180,7 +180,7 @@ def _report(grid: Grid, results: Mapping[str, Result], *, stopped: bool, conclud
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
         print(f"report: {shown(grid.folder / REPORT)}")
-    print(f"compare: python -m nocap.compare {shown(grid.folder)}", flush=True)
+    print(f"compare: python -m nocap.compare {shown(grid.folder)}\ncurves: python -m nocap.plot {shown(grid.folder)}", flush=True)
     if counts.keys() & {"failed", "waiting", DAMAGED}:
         return EXIT_CODES["failed"]
     return EXIT_CODES["preempted"] if "preempted" in counts else 0
@@ -211,6 +211,8 @@ def _compare(grid: Grid) -> None:
             report.write(comparison, path)
             if message := track_grid(grid, comparison.json(), report=path):
                 print(f"tracker: {message}")
+        for command in gathered(grid.cells[0].plan.run.tracker, grid.folder, {cell.label: cell.plan.run_dir for cell in grid.cells}):
+            print(f"tracker: {command}")
     except Exception as error:
         print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -22,6 +22,7 @@ from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.sources import Source, init_checkpoint, located, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
+from nocap.store.formats import plural
 from nocap.store.identity import differing, digest, identity_parts, uncommitted
 from nocap.store.record import read_ended, read_json
 from nocap.store.runs import of_identity
@@ -272,9 +273,9 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """What was chosen for this machine, and why where it is the default."""
-    t = plan.run.trainer
-    where = f"{t.devices} × {hardware.device_name(t.device)}" + (f", {t.threads} thread(s) each" if t.device is Device.cpu else "")
-    line = f"{plan.run_dir.name}: {where}, {t.precision.value}, compile {t.compile.value}"
-    why = [f"{key} {reason}" for key, reason in reasons(plan.run).items() if reason.startswith(f"{getattr(t, key).value}: ")]
-    return f"{line}\ndefaults: {'; '.join(why)}" if why else line
+    """What it trains where, and what was chosen for this machine, with the reason where that is the default."""
+    t, why = plan.run.trainer, reasons(plan.run)
+    where = f"{t.devices} × {hardware.device_name(t.device)}" + (f" with {plural(t.threads, 'thread')}" if t.device is Device.cpu else "")
+    chosen = {key: getattr(t, key).value for key in ("precision", "compile")}
+    told = [f"{key} {why[key] if why.get(key, '').startswith(f'{value}: ') else value}" for key, value in chosen.items()]
+    return "\n".join([f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}", *told])

@@ -22,8 +22,10 @@ from nocap.launch.attempt import Attempt, Share, clean, hold
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import DAMAGED, outcome
 from nocap.launch.signals import stop_handler
+from nocap.store.formats import shorten
 from nocap.store.lease import HeldError
 from nocap.store.record import ENDED, SUMMARY, read_json, read_rows
+from nocap.training.terminal import left
 
 HELD_POLL_S = 0.5  # for each cell that another process is training, between looks at them: a thousand are no load on a file server
 REFRESH_S = 0.5  # between updates of the bar
@@ -212,8 +214,11 @@ class Runner:
         self._results: dict[str, Result] = {}
         self._held_until = 0.0
         self._more, self._total, self._place = more, total, dict[str, int]()
-        self._bar = tqdm(total=0, desc="steps of all cells", disable=None, leave=False, file=trusted(sys.stdout))  # on a terminal alone
-        self._steps, self._drawn = dict[str, int](), 0.0
+        self._bar = tqdm(
+            total=0, desc="steps of all cells", unit="step", disable=None, leave=False, file=trusted(sys.stdout)
+        )  # on a terminal alone
+        self._steps, self._drawn, self._began = dict[str, int](), 0.0, time.monotonic()
+        self._before, self._wide = 0, 0  # steps that cells had when they began here; characters of the longest label
         self._add(grid.cells)
 
     def run(self) -> dict[str, Result]:
@@ -246,7 +251,9 @@ class Runner:
                     self._bar.total -= cell.plan.run.trainer.steps
                 else:
                     self._running.append(work)
-                    self._log(cell, self._executor.event)
+                    self._before += last_step(cell)
+                    if self._bar.disable or self._executor.event != Devices.event:  # the bar names what has begun here
+                        self._log(cell, self._executor.event)
             except HeldError as error:
                 self._leave(cell, str(error).partition("and ")[2])
             except (OSError, ValueError) as error:
@@ -261,6 +268,7 @@ class Runner:
         for cell in cells:
             self._place.setdefault(cell.plan.identity, len(self._place) + 1)
             self._bar.total += cell.plan.run.trainer.steps
+            self._wide = max(self._wide, len(cell.label))
         self._waiting.extend(cells)
 
     def _leave(self, cell: Cell, why: str) -> None:
@@ -285,21 +293,31 @@ class Runner:
 
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
+        self._steps[cell.plan.identity] = steps = result.summary.get("steps") or 0
+        self._bar.total -= cell.plan.run.trainer.steps - steps
         event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
-        self._log(cell, event, _figures(result) if result.status == "finished" else result.reason)
+        rest = left(self._count() - self._before, self._bar.total - self._bar.n, time.monotonic() - self._began)
+        self._log(cell, event, _figures(result) if result.status == "finished" else result.reason, rest)
         self._watch(cell, result.status)
         self.stopping = self.stopping or (self._fail_fast and result.status == "failed")
 
-    def _log(self, cell: Cell, event: str, more: str | None = None) -> None:
+    def _count(self) -> int:
+        """The steps of all cells."""
+        running = (work.cell for work in self._running)
+        self._steps |= {cell.plan.identity: max(last_step(cell), self._steps.get(cell.plan.identity, 0)) for cell in running}
+        self._bar.n = sum(self._steps.values())
+        return self._bar.n
+
+    def _log(self, cell: Cell, event: str, *more: str | None) -> None:
         place, n = self._place[cell.plan.identity], max(self._total, len(self._place))
         self._bar.clear()
-        print("  ".join([f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label}", *([more] if more else [])]), flush=True)
+        print("  ".join([f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{self._wide}}", *filter(None, more)]).rstrip(), flush=True)
 
     def _draw(self) -> None:
         if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:
-            self._steps |= {work.cell.plan.identity: last_step(work.cell) for work in self._running}
-            self._bar.n, self._drawn = sum(self._steps.values()), time.monotonic()
-            self._bar.refresh()
+            self._count()
+            self._drawn = time.monotonic()
+            self._bar.set_postfix_str(shorten((work.cell.label for work in self._running), most=3))
 
 
 def _figures(result: Result) -> str:

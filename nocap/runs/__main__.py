@@ -6,21 +6,22 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
-from nocap.store.runs import OUTPUTS
+from nocap.store.runs import LAST, OUTPUTS
 
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
 VERBS = {
-    "list": "the runs of these names and filters; what `nocap runs` does without a verb",
-    "show": "one run: its result, code, machine, disk, and what refers to it",
+    "list": "the runs of these names and filters; the same without a verb",
+    "show": "one run (default: last): its result, code, machine, disk, and what refers to it",
     "why": "what makes two runs differ",
-    "sync": "upload what W&B kept offline of these runs, and of the comparisons of their grids",
+    "diff": "the same as why",
+    "sync": "upload what W&B kept offline of these runs, and of their grids' comparisons",
     "rm": "remove whole runs",
     "gc": "remove the checkpoints of ended runs; their records stay",
 }
 FORMS = """\
 A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or a filter:
 
-  status=failed   run=nano-*   attention=gqa   optimizer.lr=0.003   seed=1   'val_loss<3.2'   'age>30d'   'size>1G'
+  status=failed  run=nano-*  attention=gqa  optimizer.lr=0.003  'val_loss<3.2'  'age>30d'  'size>1G'
 
 Runs of any name that is given, of those that meet all filters. rm and gc print what would go, and remove it with --yes."""
 
@@ -31,28 +32,32 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser(verb).parse_intermixed_args(words)
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
     from nocap.runs.verbs import explain, list_runs, remove, show, sync
+    from nocap.store.record import answering
 
-    with refusals():
-        return {"list": list_runs, "show": show, "why": explain, "sync": sync, "rm": remove, "gc": remove}[verb](options)
+    with refusals(), answering(options.json) as options.answer:
+        doors = {"list": list_runs, "show": show, "why": explain, "diff": explain, "sync": sync, "rm": remove, "gc": remove}
+        return doors[verb](options)
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    verbs = "\n".join(f"  {name:<6} {what}" for name, what in VERBS.items())
-    parser = argparse.ArgumentParser(
-        prog=f"python -m nocap.runs{'' if verb == 'list' else f' {verb}'}",
-        description=VERBS[verb].capitalize(),
-        epilog=f"{f'verbs:{chr(10)}{verbs}{chr(10)}{chr(10)}' if verb == 'list' else ''}{FORMS}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    verbs = "\n".join(f"  {name:<5} {what}" for name, what in VERBS.items())
+    about = f"Runs on the disk. A verb goes first, and each has its own --help:\n\n{verbs}\n\nThe flags here are those of list."
+    parser = argparse.ArgumentParser(prog="python -m nocap.runs [VERB]", description=about, epilog=FORMS)
+    if verb != "list":
+        parser.prog, parser.description = f"python -m nocap.runs {verb}", VERBS[verb].capitalize()
+    parser.set_defaults(verb=verb, json=None)
+    count: int | str = {"show": "?", "why": 2, "diff": 2}.get(verb, "*")  # type: ignore[assignment]
+    parser.add_argument(
+        "words",
+        nargs=count,
+        default=LAST if count == "?" else None,
+        metavar="WORD" if count == "*" else "RUN",
+        help="names and filters: see below",
     )
-    parser.set_defaults(verb=verb)
-    count = {"show": 1, "why": 2}.get(verb, "*")
-    parser.add_argument("words", nargs=count, metavar="WORD" if count == "*" else "RUN", help="names and filters")
     parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
     if verb == "list":
         parser.add_argument("--columns", metavar="A,B", default=COLUMNS, help="columns or config keys (default: %(default)s)")
         parser.add_argument("--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)")
-    if verb in ("list", "why"):
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the same as JSON")
     if verb in ("show", "rm", "gc"):
         parser.add_argument(
             "--studies",
@@ -63,7 +68,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         )
     if verb in ("rm", "gc"):
         parser.add_argument("--yes", action="store_true", help="do it; without this, nothing is removed")
-    outside.document(parser)
+    outside.document(parser, answer="" if verb in ("sync", "rm", "gc") else "the same")
     return parser
 
 

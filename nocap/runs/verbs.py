@@ -20,7 +20,7 @@ from nocap.runs.columns import COLUMNS, FILTER, age, age_s, column, matching, si
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.formats import NONE, plural, shorten, size
-from nocap.store.record import ENDED, MANIFEST, write_result
+from nocap.store.record import ENDED, MANIFEST
 from nocap.store.runs import GRID, Record, dig, find, find_one, read, run_folders
 from nocap.store.tracking import offline
 from nocap.study import log
@@ -35,7 +35,7 @@ def list_runs(options: argparse.Namespace) -> int:
         print(aligned([each.name for each in columns], [[each.text(run) for each in columns] for run in runs]))
     print(plural(len(runs), "run"))
     if options.json:  # a size is walked for again
-        write_result(options.json, {"runs": [{each.name: each.of(run) for each in columns} for run in runs], "problems": problems})
+        options.answer({"runs": [{each.name: each.of(run) for each in columns} for run in runs], "problems": problems})
     _tell(problems)
     return 0
 
@@ -43,7 +43,7 @@ def list_runs(options: argparse.Namespace) -> int:
 def explain(options: argparse.Namespace) -> int:
     answer = why(*(find_one(name, outputs=options.output_dir) for name in options.words))
     print(render(answer))
-    write_result(options.json, answer)
+    options.answer(answer)
     return 0
 
 
@@ -92,17 +92,17 @@ def _tell(lines: Iterable[str]) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    run = read(find_one(options.words[0], outputs=options.output_dir), rows=False)
+    run = read(find_one(options.words, outputs=options.output_dir), rows=False)
     result = f"  {'run':<11} {run.name}  {run.status}\n  {'record':<11} {run.folder}"
-    print(table(run.summary, run_dir=run.folder) if run.summary else result)
-    for label, text in _facts(run, _used_by(options).get(run.identity, [])):
-        if text:
-            print(f"  {label:<11} {text}")
+    used_by = _used_by(options).get(run.identity, [])
+    facts = [f"  {label:<11} {text}" for label, text in _facts(run, used_by) if text]
+    print("\n".join([table(run.summary, run_dir=run.folder) if run.summary else result, *facts]))
+    options.answer({"folder": str(run.folder), "used_by": used_by, "manifest": run.manifest, "summary": run.summary})
     return 0
 
 
 def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
-    last = f"{len(run.manifest['attempts'])} attempt(s), the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
+    last = f"{plural(len(run.manifest['attempts']), 'attempt')}, the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
     code = {"commit": str(dig(run.manifest, "git", "commit") or "")[:12], **(run.manifest.get("versions") or {})}
     steps = [str(step) for step in sorted(saved_steps(run.folder))]
     kept = f", of that {size(size_of(run.folder / FOLDER))} in checkpoints of steps {shorten(steps, most=8)}" if steps else ""

@@ -11,8 +11,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from nocap.config.bounded import parse_json, read_bytes, read_text
 from nocap.config.keys import InputError, require
 from nocap.config.outward import redact
+from nocap.config.paths import STDOUT
 from nocap.store import lease
 from nocap.store.files import not_elsewhere, stream, write_file
 
@@ -126,15 +127,29 @@ def writing(key: str, path: Path) -> Iterator[Path]:
     print(f"written: {path}")
 
 
-def write_result(path: Path | None, content: Mapping[str, Any]) -> None:
-    """The file of a command's --json. None: nobody asks for one.
+@contextmanager
+def answering(path: Path | None, *, lines: bool = False) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A command's --json, for the block's answer. On stdout that is a line, and all that the block prints goes to stderr; a file is written
+    at the block's end. None: nobody asks for it. `lines`: there may be several answers, and a file has a line for each, too.
 
     Errors:
-        ValueError: it cannot be written.
+        ValueError: the file cannot be written. That is known before the block begins.
     """
-    if path is not None:
+    out, answers = sys.stdout, list[Mapping[str, Any]]()
+
+    def line(content: Mapping[str, Any]) -> str:
+        return json.dumps(redact({"schema_version": SCHEMA_VERSION, **content}), allow_nan=False) + "\n"
+
+    require(path is None or "=" not in path.name, "--json", "be a file, or - before what is no file's name", path)
+    check_writable("--json", None if path == STDOUT else path)
+    with redirect_stdout(sys.stderr if path == STDOUT else out):
+        yield answers.append if path != STDOUT else lambda content: print(line(content), end="", file=out, flush=True)
+    if path not in (None, STDOUT) and (answers or lines):
         with writing("--json", path) as place:
-            write_json(place, content)
+            if lines:
+                write_file(place, "".join(map(line, answers)).encode())
+            else:
+                write_json(place, answers[0])
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

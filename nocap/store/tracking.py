@@ -66,6 +66,11 @@ def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Sequence[Mapping[st
     return mirrors
 
 
+def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[str]:
+    """The commands that show a grid's runs together."""
+    return [*filter(None, (each.gathered(folder, runs) for each in _each(tracker)))]
+
+
 def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path) -> str | None:
     """A grid's verdicts and report, where a tracker has a place for them; their address, or how to sync them."""
     opened = [(each, each.open_comparison(_clean(facts))) for each in _each(tracker)]

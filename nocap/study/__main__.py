@@ -11,16 +11,16 @@ from nocap.config.keys import require
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second time nothing runs.
 nocap's own studies need no checkout: a NAME such as gqa is experiments/gqa, and what is not there is read from the package and, when it
-is carried out, written there.
+is carried out, written there. After python -m nocap.study:
 
-  python -m nocap.study experiments/gqa scale=cpu                     carry it out: verdicts, README and results
-  python -m nocap.study experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
-  python -m nocap.study experiments/gqa sessions=5                    time it in five sessions instead of its three: also on another day
-  python -m nocap.study experiments/gqa --judge                       the verdicts of what there is; nothing is trained or written
-  python -m nocap.study experiments/gqa --rows                        and write rows.jsonl: another machine does not train these runs again
-  python -m nocap.study --board experiments                           the leaderboard of all studies, and their READMEs
-  python -m nocap.study ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: the answers so far
-  python -m nocap.study ideas --propose 'python train.py {seed}'      as commands of your own trainer, with propose.command in study.yaml"""
+  experiments/gqa scale=cpu                     carry it out: verdicts, README and results
+  experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
+  experiments/gqa sessions=5                    timed in five sessions, not three: also later
+  experiments/gqa --judge                       verdicts of what there is; trains and writes nothing
+  experiments/gqa --rows                        and write rows.jsonl, for other machines
+  --board experiments                           the leaderboard of all studies, and their READMEs
+  ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: so far
+  ideas --propose 'python train.py {seed}'      as commands of your own trainer (docs/programs.md)"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,11 +29,12 @@ def main(argv: list[str] | None = None) -> int:
     if not asked.overrides and not asked.board:
         parser.error("a study's folder or --board is required")
     from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+    from nocap.store.record import answering
     from nocap.training.terminal import outlive_readers
 
     if asked.overrides:
         outlive_readers()
-    with refusals():
+    with refusals(), answering(asked.json, lines=True) as asked.answer:
         require(not (asked.board and asked.overrides), "FOLDER", "be left out with --board", " ".join(asked.overrides))
         judged = bool(asked.overrides) and not asked.plan
         require(judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json)
@@ -49,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m nocap.study",
         description="Carry out a study and judge its claims.",
         epilog=FORMS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="FOLDER, key=value", help="studies; scale=, steps=, sessions=, output_dir= for all")
     what = parser.add_mutually_exclusive_group()
@@ -60,8 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--propose", nargs="*", metavar="PROPOSAL", help="train arms beside the baseline, each given as overrides or a command, and answer"
     )
     parser.add_argument("--rows", action="store_true", help="write the runs that finished into rows.jsonl, for other machines")
-    parser.add_argument("--json", action="store_true", help="print each answer or study as a line of JSON, all else on stderr")
-    outside.document(parser)
+    outside.document(parser, answer="each answer or study, a line each,")
     return parser
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,22 +88,20 @@ def _prepared(folder: Path, options: Options) -> StudyPlan:
 def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, options: Options) -> int:
     """Its results, printed as text or JSON and written; the exit code."""
     run, source = not asked.judge, spec.source_of(folder)
-    with redirect_stdout(sys.stderr if asked.json else sys.stdout):
-        if run and source != folder:
-            write_file(folder / spec.FILE, (source / spec.FILE).read_bytes())
-            print(f"written: {folder / spec.FILE}, as it comes with nocap")
-        done = conduct.carry_out(plan, run=run)
-        steps = "" if options.steps is None else f" steps={options.steps}"
-        command = f"python -m nocap.study {folder} scale={plan.scale}{steps}"
-        content = results.results(done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command)
-        print(pages.render(content, plan.study))
-        written = pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
-        for path in [*written, *([tasks.write_rows(plan, done.records)] if asked.rows else [])]:
-            print(f"written: {path}")
-        for problem in done.problems:
-            print(f"nocap: {problem}", file=sys.stderr)
-    if asked.json:
-        print(json.dumps(content, allow_nan=False), flush=True)
+    if run and source != folder:
+        write_file(folder / spec.FILE, (source / spec.FILE).read_bytes())
+        print(f"written: {folder / spec.FILE}, as it comes with nocap")
+    done = conduct.carry_out(plan, run=run)
+    steps = "" if options.steps is None else f" steps={options.steps}"
+    command = f"python -m nocap.study {folder} scale={plan.scale}{steps}"
+    content = results.results(done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command)
+    print(pages.render(content, plan.study))
+    written = pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
+    for path in [*written, *([tasks.write_rows(plan, done.records)] if asked.rows else [])]:
+        print(f"written: {path}")
+    for problem in done.problems:
+        print(f"nocap: {problem}", file=sys.stderr)
+    asked.answer(content)
     missing = any(claim["missing"] for claim in content["claims"])
     return EXIT_CODES["failed" if done.problems or missing else "finished"]
 
@@ -126,7 +123,8 @@ def propose(asked: argparse.Namespace) -> int:
             words = [split(text, "--propose") for text in asked.propose]
             questions = overrides.asked(study, rules, scale, words, output_dir=options.output_dir, steps=options.steps)
         for line in answer(Path(study.folder), rules, questions):
-            print(json.dumps(line) if asked.json else _said(line), flush=True)
+            print(_said(line), flush=True)
+            asked.answer(line)
     return EXIT_CODES["finished"]
 
 

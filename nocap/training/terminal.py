@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from nocap.config.outward import trusted, visible
 from nocap.store.files import append_text
+from nocap.store.formats import duration
 from nocap.store.record import Row
 
 QUIET_S = 5.0  # at most one plain line in this time, validation apart
@@ -57,42 +58,50 @@ class Reporter:
         self._log_path, self._steps = log_path, steps
         self._bar: Any = None
         self._last_line = 0.0
+        self._began = (0.0, 0)  # when the first row came, and its step
         self._val = ""
 
-    def log(self, text: str) -> None:
+    def log(self, text: str, *, drawn: bool = False) -> None:
+        """`drawn`: the bar has it, where there is one."""
         if self._log_path is None:
             return
         with suppress(OSError):  # on a full disk, the next row stops the run, not this line
             append_text(self._log_path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        if self._bar is not None:
-            self._bar.write(visible(text), file=trusted(sys.stdout))
-        else:
+        if self._bar is None:
             print(text, flush=True)
+        elif not drawn:
+            self._bar.write(visible(text), file=trusted(sys.stdout))
 
     def start(self, step: int) -> None:
         if self._log_path is not None and sys.stdout.isatty():
             self._bar = tqdm(total=self._steps, initial=step, unit="step", file=trusted(sys.stdout), dynamic_ncols=True, leave=False)
 
     def row(self, row: Row) -> None:
-        place = f"step {row['step']:>6}/{self._steps}"
+        now, step, parts = time.monotonic(), row["step"], list[str]()
         if "val/loss" in row:
             bpb = f" ({row['val/bpb']:.3f} bits per byte)" if row.get("val/bpb") is not None else ""
             self._val = f"val {_number(row['val/loss'])}"
-            self.log(f"{place}  {self._val}{bpb}")
-        if "train/loss" not in row:
-            return
-        loss, speed = _number(row["train/loss"]), f"{row['perf/tokens_per_s']:,.0f}"
-        if self._bar is not None:
-            self._bar.update(row["step"] + 1 - self._bar.n)
-            self._bar.set_postfix_str(f"loss {loss} {self._val} {speed} tok/s", refresh=False)
-        elif time.monotonic() - self._last_line >= QUIET_S:
-            self._last_line = time.monotonic()
-            self.log(f"{place}  train {loss}  lr {row['train/lr']:.2e}  {speed} tokens/s")
+            parts.append(self._val + bpb)
+        if "train/loss" in row:
+            loss, speed = _number(row["train/loss"]), f"{row['perf/tokens_per_s']:,.0f}"
+            self._began = self._began if self._began[0] else (now, step)
+            if self._bar is not None:
+                self._bar.update(step + 1 - self._bar.n)
+                self._bar.set_postfix_str(f"loss {loss} {self._val} {speed} tok/s", refresh=False)
+            parts = [f"train {loss}", *parts, f"{speed} tokens/s", left(step - self._began[1], self._steps - step, now - self._began[0])]
+        if "val/loss" in row or (self._bar is None and now - self._last_line >= QUIET_S):
+            self._last_line = now
+            self.log("  ".join([f"step {step:>6}/{self._steps}", *filter(None, parts)]), drawn=True)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def left(done: int, to_do: int, spent_s: float) -> str:
+    """How long the rest will take, at the pace so far; nothing before there is one, or after the last."""
+    return f"about {duration(round(spent_s / done * to_do))} left" if done > 0 < to_do else ""
 
 
 def _number(value: float | None) -> str:

@@ -89,6 +89,10 @@ class Tracker(Option):
         """A session for a grid's comparison; None: it is not mirrored."""
         return None
 
+    def gathered(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
+        """The command that shows a grid's runs together, by their labels; `folder` is the grid's. None: there is none on this machine."""
+        return None
+
     @classmethod
     def offline(cls, folder: Path) -> list[Path]:
         """What a run's or a grid's folder has of mirrors that still are to be uploaded, by the command `uploader`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -18,9 +19,25 @@ class TensorBoard(Tracker):
 
     def open(self, facts: RunFacts) -> TrackerSession:
         folder = facts.run_dir / "tensorboard"
-        if folder.is_dir() and not folder.is_symlink():  # an earlier attempt's: its rows come again from the record
-            shutil.rmtree(folder)
+        _remove(folder)  # an earlier attempt's: its rows come again from the record
         return _Session(facts, folder)
+
+    def gathered(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
+        """TensorBoard names a run by its folder: links, whose names are the labels."""
+        root = folder / "tensorboard"
+        _remove(root)
+        for label, run_dir in runs.items():
+            if (run_dir / "tensorboard").is_dir():
+                link = root / label.replace(os.sep, "_")[:200]
+                link.parent.mkdir(exist_ok=True)
+                link.symlink_to(os.path.relpath(run_dir / "tensorboard", root))
+        return f"tensorboard --logdir {shlex.quote(os.path.relpath(root))}" if root.is_dir() else None
+
+
+def _remove(folder: Path) -> None:
+    """One of before, and no link's target."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
 
 
 class _Session(TrackerSession):
