@@ -59,6 +59,8 @@ def write_run(
     started: str = "2026-01-01T00:00:00",
     version: int = 1,
     bpb: bool = True,
+    options: dict[str, str] | None = None,
+    swept: tuple[str, ...] = (),
 ) -> Path:
     """A record as nocap writes it, with `config` as flat keys changed from `CONFIG`."""
     resolved = copy.deepcopy(CONFIG)
@@ -82,7 +84,8 @@ def write_run(
         "arm": f"{words}-{digest(resolved)[:6]}",
         "parts": parts,
         "data": data,
-        "attempts": [{"started": started, "devices": 1}],
+        "options": options or {},
+        "attempts": [{"started": started, "devices": 1, "swept": swept}],
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     losses = curve or tuple(loss + 2.0 * (1 - step / STEPS[-1]) for step in STEPS)
@@ -139,6 +142,15 @@ def arms_of(root: Path, **options) -> dict[str, dict]:
     json.dumps(content, allow_nan=False)
     render(comparison)
     return {arm["label"]: arm for arm in content["arms"]}
+
+
+def test_an_arm_is_called_by_the_option_that_was_swept_not_by_its_keys(tmp_path: Path) -> None:
+    """`data=none`, where the keys behind it are its kind and another."""
+    for name in ("rope", "none"):
+        for rate in (0.1, 0.2):
+            config = {"data.kind": name, "data.base": name, "optimizer.lr": rate}
+            write_run(tmp_path, config=config, options={"data": name}, swept=("data", "optimizer.lr"))
+    assert set(arms_of(tmp_path)) == {f"data={name} lr={rate}" for name in ("rope", "none") for rate in (0.1, 0.2)}
 
 
 def refusal(argv: list[object], capsys, *, of=door) -> str:

@@ -132,10 +132,13 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
     for arm, head in zip(arms, heads, strict=True):
         alike = [other for other, theirs in zip(arms, heads, strict=True) if theirs == head]
         differing = swept_keys(other.config for other in alike)
-        given = [key for key in differing if any(key in typed for other in alike for typed in map(_typed, other.all))]
-        told_apart = len({tuple(setting(other.config, key) for key in given) for other in alike}) == len(alike)
-        keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in (given if told_apart else differing)]
-        label = " ".join([*head, *keys, *arm.id.split("+")[1:]])
+        typed = dict.fromkeys(key for other in alike for run in other.all for key in _typed(run))
+        groups = [group for group in typed if len({_option(other, group) for other in alike}) > 1]
+        given = [key for key in differing if key in typed]
+        told_apart = len({(*(_option(other, g) for g in groups), *(setting(other.config, key) for key in given)) for other in alike})
+        options = [f"{group}={_option(arm, group)}" for group in groups]
+        keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in (given if told_apart == len(alike) else differing)]
+        label = " ".join([*head, *options, *keys, *arm.id.split("+")[1:]])
         labelled.append(replace(arm, label=label or "-".join(_name_parts(arm.all[0]))))
     used = [arm.label for arm in labelled]  # by versions of nocap that write the same config differently
     return [replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm for arm in labelled]
@@ -144,6 +147,12 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
 def _typed(run: Record) -> Collection[str]:
     """The keys that somebody gave for it; others follow from these."""
     return [key for attempt in run.manifest.get("attempts") or [] for key in attempt.get("swept") or ()]
+
+
+def _option(arm: Arm, group: str) -> str | None:
+    """What was chosen in a group."""
+    chosen: str | None = (arm.all[0].manifest.get("options") or {}).get(group)
+    return chosen
 
 
 def _name_parts(run: Record) -> list[str]:
