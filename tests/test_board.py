@@ -45,13 +45,13 @@ def shown() -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def written() -> dict[Path, str]:
-    return board.board(STUDIES, REPO / "README.md")
+    return board.board(STUDIES)
 
 
 def test_every_generated_part_is_what_the_committed_results_give(written: dict[Path, str]):
     names = {str(path.relative_to(REPO)) for path in written}
-    assert names >= {"README.md", "experiments/README.md", "experiments/board.html", "experiments/stack/README.md"}
-    assert len(written) == 3 + len({path.parent for path in STUDIES.glob("*/results.*.*.json")})
+    assert names >= {"experiments/README.md", "experiments/board.html", "experiments/stack/README.md"}
+    assert len(written) == 2 + len({path.parent for path in STUDIES.glob("*/results.*.*.json")})
     stale = [name for name in sorted(names) if (REPO / name).read_text() != written[REPO / name]]
     assert stale == [], "write them anew: python -m nocap.study --board experiments"
 
@@ -72,7 +72,7 @@ def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, s
     text = re.sub(old, new, results.read_text(), count=1)
     assert text != results.read_text()
     results.write_text(text)
-    assert board.board(tmp_path, tmp_path / "none")[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
+    assert board.board(tmp_path)[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
 
 
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
@@ -82,7 +82,7 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(found))
     with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
-        board.board(tmp_path, tmp_path / "none")
+        board.board(tmp_path)
 
 
 # --- what a row says ---------------------------------------------------------------------------------------------------------------

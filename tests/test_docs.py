@@ -114,12 +114,19 @@ def _headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
 
 
-def test_readme_is_short_and_has_ten_rows_of_the_leaderboard() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    start, end = (next(i for i, line in enumerate(lines) if line.startswith(mark)) for mark in ("<!-- board:", "<!-- end of board"))
-    assert sum(line.startswith("* [") for line in lines[start:end]) == 10
-    assert max(map(len, lines)) <= 140
-    assert len(lines) <= 140
+def test_readme_is_short_and_plain() -> None:
+    text = (ROOT / "README.md").read_text()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 120
+    prose = re.sub(r"```.*?```|<picture>.*?</picture>|!?\[([^\]]*)\]\([^)]*\)|^#.*?$", r"\1", text, flags=re.DOTALL | re.MULTILINE)
+    sentences = [len(one.split()) for one in re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose) if one.split()]
+    assert max(sentences) <= 35
+    assert sum(sentences) / len(sentences) <= 25
+
+
+def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
+    assert {block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"} == {*run_docs.README}
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

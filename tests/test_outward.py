@@ -176,7 +176,7 @@ def studies(folder: Path, planned: Plan) -> None:
     (folder / "board" / "made").mkdir(parents=True)
     raw = folder / "board" / "made" / "results.cpu.x.json"
     raw.write_text(json.dumps({**results, "command": TEXTS[0]}))  # as somebody else's nocap may have written it
-    board.write(folder / "board", folder / "none")
+    board.write(folder / "board")
     raw.unlink()
 
 
@@ -327,20 +327,13 @@ def test_a_hostile_study_writes_no_markup(tmp_path: Path, capsys: pytest.Capture
     results["hardware"] = {**results["hardware"], "name": EVIL}
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "results.cpu.x.json").write_text(json.dumps(results))
-    readme = tmp_path / "README-top.md"
-    readme.write_text(f"# Mine, <b>as I want it</b>\n{board.START}\n{board.END}\nAfter.\n")
-    board.write(tmp_path, readme)
-    for path in (readme, tmp_path / "README.md"):
-        text = path.read_text()
-        assert controls(text) == []
-        assert "<script" not in text
-        assert "](javascript:" not in text
-        assert "]: data:" not in text
-        assert "javascript:" not in text.replace("#javascript:", "")
-    assert readme.read_text().startswith("# Mine, <b>as I want it</b>\n")
-    assert readme.read_text().count(board.END) == 1
-    board.write(tmp_path, readme)
-    assert readme.read_text().endswith(f"{board.END}\nAfter.\n")
+    board.write(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert controls(text) == []
+    assert "<script" not in text
+    assert "](javascript:" not in text
+    assert "]: data:" not in text
+    assert "javascript:" not in text.replace("#javascript:", "")
 
 
 def test_markdown_cells_end_where_they_should() -> None:

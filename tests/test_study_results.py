@@ -187,17 +187,14 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
         pages.write(one, experiments / name, resulted(one, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))))
     (experiments / "empty").mkdir()
     (experiments / "not_built.yaml").write_text("- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n")
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# Mine\n\n{board.START}\nold\n{board.END}\n\nAfter.\n")
     (experiments / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
     files = [
         experiments / "README.md",
         experiments / "board.html",
         experiments / "quick" / "README.md",
         experiments / "slow" / "README.md",
-        readme,
     ]
-    assert board.write(experiments, readme) == files
+    assert board.write(experiments) == files
     assert files[2].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")  # anew, from its results
     assert files[2].read_text().endswith("## What was learnt\n\nMuch.\n")
 
@@ -208,12 +205,3 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     assert "| Z9 | it flies | 2× | – | no wings |" in page
     speedup = 1.1 * math.exp(0.2 / B)
     assert f"| {speedup - 1:.1%} faster to the target [" in lines[0]
-
-    mine = readme.read_text()
-    assert mine.startswith(f"# Mine\n\n{board.START}\n* [")
-    assert mine.endswith(f"{board.END}\n\nAfter.\n")
-    assert "old" not in mine
-    assert mine.count("](experiments/") == 2
-    assert max(map(len, mine.splitlines())) <= 140
-    board.write(experiments, readme)
-    assert readme.read_text() == mine

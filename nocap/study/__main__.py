@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="print what a study would run, and stop")
     what.add_argument("--judge", action="store_true", help="judge what there is: train, time and write nothing")
-    what.add_argument("--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies, and its head in README")
+    what.add_argument("--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies")
     what.add_argument(
         "--propose", nargs="*", metavar="PROPOSAL", help="train arms beside the baseline, each given as overrides or a command, and answer"
     )

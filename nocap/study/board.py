@@ -1,4 +1,4 @@
-"""The leaderboard: one row per claim over all studies of a folder, as Markdown, as a page, and as a head for the README."""
+"""The leaderboard: one row per claim over all studies of a folder, as Markdown and as a page."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from nocap.store.files import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import pages
 from nocap.study.spec import FILE, load
-from nocap.study.words import PROJECT, STAND_IN, THERE, Row, counted, expected, is_exact, measured, rows
+from nocap.study.words import PROJECT, STAND_IN, THERE, Row, counted, expected, is_exact, rows
 
 NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
-START, END = "<!-- board: written by python -m nocap.study --board -->", "<!-- end of board -->"
 HEAD = ("statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where", "machine, date", "command")
 DETAILS = ("expected", "arithmetic allows", "guards", "verdict", "notes", "where", "machine, date", "command")
 FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
@@ -37,20 +36,19 @@ INTRO = (
 )
 
 
-def write(folder: Path, readme: Path) -> list[Path]:
-    """`README.md` and `board.html` in the folder, `README.md` in each study's, and the leaderboard's head between the marks of `readme`
-    where it has them.
+def write(folder: Path) -> list[Path]:
+    """`README.md` and `board.html` in the folder, `README.md` in each study's.
 
     Errors:
         ValueError: a folder without any study's results, or results that were changed.
     """
-    written = board(folder, readme)
+    written = board(folder)
     for path, content in written.items():
         write_file(path, content.encode())
     return list(written)
 
 
-def board(folder: Path, readme: Path) -> dict[Path, str]:
+def board(folder: Path) -> dict[Path, str]:
     """All that `write` writes, from the results that are there."""
     places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
     studies = {place.name: load(place) for place in places if (place / FILE).exists()}
@@ -64,10 +62,6 @@ def board(folder: Path, readme: Path) -> dict[Path, str]:
     written |= {
         folder / name / "README.md": pages.readme(study, folder / name, results[name]) for name, study in studies.items() if results[name]
     }
-    if readme.exists() and START in (known := read_text(readme)):
-        before, _, rest = known.partition(START)
-        head = "\n".join(line for row in first(shown) for line in _item(row))
-        written[readme] = f"{before}{START}\n{tame(head)}\n{END}{rest.partition(END)[2]}"
     return written
 
 
@@ -105,15 +99,8 @@ def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, st
     return "\n".join([*lines, f"## {table.title}", "", *table.markdown(), ""])
 
 
-def _link(row: Row, *, root: str = "") -> str:
-    return f"[{row.claim['statement']}]({root}{quote(str(row.one['study']), errors='replace')}/README.md)"
-
-
-def _item(row: Row) -> list[str]:
-    item = f"* {_link(row, root='experiments/')}. **{row.verdict[:1].upper()}{row.verdict[1:]}**. "
-    item += f"Measured: {measured(row.claim)}{f' ({row.caution})' if row.caution else ''}."
-    item += f" Depends on shape: {row.elsewhere.replace(', CPU', '')}." if row.elsewhere else ""
-    return textwrap.wrap(item, width=140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _link(row: Row) -> str:
+    return f"[{row.claim['statement']}]({quote(str(row.one['study']), errors='replace')}/README.md)"
 
 
 # --- the page --------------------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Options:
 
 
 def board(folder: Path) -> int:
-    for path in leaderboard.write(folder, Path("README.md")):
+    for path in leaderboard.write(folder):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 

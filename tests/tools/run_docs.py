@@ -12,6 +12,8 @@ after it is the output that the page shows, where `…` stands for anything. HTM
     <!-- run: COMMAND; COMMAND -->      smaller commands to run in place of the block's
     <!-- numbers vary -->               a number in the output shown stands for any number, spaces for any number of spaces
 
+Of README.md these stand in `tests/tools/readme.yaml`, by the block's first command.
+
 Exits with 1 if a command fails or prints something else.
 """
 
@@ -30,8 +32,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900  # a command
+README: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "readme.yaml").read_text())
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 SETTING = re.compile(r"(not run|slow|exit|add|run|numbers vary)\b:?\s*(.*)", re.DOTALL)
 
@@ -72,12 +77,13 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
         before = text[fences[i - 1].end() if i else 0 : fence.start()]
         after = fences[i + 1] if i + 1 < len(fences) else None
         follows = after is not None and after[2] == "text" and not text[fence.end() : after.start()].strip()
+        commands = [f"python - <<'EOF'\n{fence[3]}EOF"] if fence[2] == "python" else list(split_commands(fence[3]))
         found.append(
             Block(
                 page=str(page.relative_to(root)),
                 line=text.count("\n", 0, fence.start()) + 1,
-                commands=[f"python - <<'EOF'\n{fence[3]}EOF"] if fence[2] == "python" else list(split_commands(fence[3])),
-                settings=_settings(before),
+                commands=commands,
+                settings=README[commands[0].split("\n")[0]] if page.name == "README.md" else _settings(before),
                 shown=after[3] if after is not None and follows else None,
             )
         )
