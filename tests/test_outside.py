@@ -61,13 +61,6 @@ def test_an_idea_is_one_short_file_and_one_yaml(name: str):
     assert all(len(path.read_text().splitlines()) <= 80 for path in files)
 
 
-def test_the_page_quotes_the_optimizer_as_it_is():
-    (quoted,) = re.findall(r"```python\n(.*?)```", (REPO / "docs" / "add-an-idea.md").read_text(), re.DOTALL)
-    lines = (STRANGERS / "sophia" / "optimizer" / "sophia.py").read_text().splitlines()
-    there = {"", "# and in its step", *(line.strip() for line in lines)}
-    assert [line for line in quoted.splitlines() if line.strip() not in there] == []
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("numbers")
 def test_all_train_at_once_resume_and_are_in_the_record(door: Door, tmp_path: Path):

@@ -293,6 +293,8 @@ def _format(name: str) -> Mapping[str, Any]:
 def _may_be_logs(path: str) -> bool:
     """Whether it is there and is nothing of nocap's own."""
     place = expanded(path)
+    if (place / runs.GRID).is_file():
+        return False
     if place.is_dir():
         with suppress(ValueError):
             return not runs.find(path)

@@ -132,8 +132,8 @@ def _texts(*files: str) -> Callable[[Answer], Numbers]:
 
 ONE, STUDIED = ("done", "half"), ("done", "study")
 GRIDS = "outputs/grids/attention-*"
-BOARD = ("README.md", "experiments/README.md", "experiments/tiny/README.md")
-READMES = ("README.md", "experiments/README.md", "experiments/board.html", "experiments/*/README.md")
+BOARD = ("experiments/README.md", "experiments/tiny/README.md")
+READMES = ("experiments/README.md", "experiments/board.html", "experiments/*/README.md")
 
 
 def _grid() -> str:

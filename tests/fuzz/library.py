@@ -17,7 +17,6 @@ from nocap.config.errors import refusals
 from nocap.launch import attempt
 from nocap.launch.plan import plan
 from nocap.study import __main__ as study
-from nocap.study.board import END, START
 from tests import studies
 from tests.fuzz.process import Answer, Worker, answer, workers_here
 
@@ -87,7 +86,6 @@ def _study() -> None:
     STUDY_FOLDER.mkdir(parents=True)
     (STUDY_FOLDER / "study.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
     _made(answer(lambda: study.main([str(STUDY_FOLDER), "scale=cpu"]), limit_s=120))
-    Path("README.md").write_text(f"# A project\n\n{START}\n{END}\n")
 
 
 def _made(done: Answer, *, code: int = 0) -> None:

@@ -91,7 +91,7 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("verdict", "max(n, wanted.get(gain.per.value, 0))", "n"),
     # comparisons
     ("compare", "{1: up, -1: down}", "{1: up}"),
-    ("compare", "if METRICS[metric].better is Better.higher else (Outcome.worse", "if True else (Outcome.worse"),
+    ("compare", "if better is Better.higher else (Outcome.worse", "if True else (Outcome.worse"),
     ("compare", "tie=floor", "tie=1.0"),
     ("compare", "declared=pooled(groups), comparisons=len(others)", "declared=pooled(groups)"),
     ("compare", "declared=pooled(groups), comparisons=len(others)", "comparisons=len(others)"),
