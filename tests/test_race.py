@@ -114,6 +114,8 @@ def test_a_ref_against_itself_shows_no_difference(repo: Path, raced: Callable[..
     answer = raced("--ref", "main", "--ref", "main", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
     assert verdict(answer) == ("no difference shown", 3)
     assert len(list((repo / "outputs" / "commands").glob("*/result.json"))) == 6
+    printed = [path.read_text() for path in (repo / "outputs" / "commands").glob("*/output.log")]
+    assert [text.count("\n") for text in printed] == [3] * 6, printed  # nothing but what the command says
 
 
 def test_the_working_tree_is_an_arm(repo: Path, raced: Callable[..., Answer]) -> None:

@@ -2,7 +2,6 @@
 below NOCAP_TREE: two refs that both import one installed copy would be compared with themselves."""
 
 import atexit
-import contextlib
 import importlib
 import os
 import sys
@@ -20,6 +19,8 @@ def tell() -> None:
 if "NOCAP_LOADED" in os.environ:
     atexit.register(tell)
 sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # then the sitecustomize that this one hides is found
-del sys.modules["sitecustomize"]
-with contextlib.suppress(ModuleNotFoundError):
+own = sys.modules.pop("sitecustomize")
+try:
     importlib.import_module("sitecustomize")
+except ModuleNotFoundError:
+    sys.modules["sitecustomize"] = own  # Python asks for it once more, and says that there is none
