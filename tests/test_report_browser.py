@@ -124,12 +124,12 @@ def page_of(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
 def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     assert len(tab.plotted("curves")) == 12 + 22  # a mean for each arm, and the seeds of those that have two
-    assert tab.page.locator("#clock .box").count() == 12 * len(report.CLOCK)
+    assert tab.page.locator("#clock .box").count() == 12 * len(report.LINES)
     tab.page.click("nav button[data-arm='3']")
     assert len(tab.plotted("curves")) == 11 + 20
     for plot in ("curves", "times"):
         assert "mha gelu4x" not in tab.plotted(plot)
-    assert tab.page.locator("#clock .box").count() == 11 * len(report.CLOCK)
+    assert tab.page.locator("#clock .box").count() == 11 * len(report.LINES)
     assert tab.page.locator("tr.off").count() == 4  # verdicts, speed, costs, target
     tab.page.click("section:first-of-type tr[data-arm='3'] td.besides")  # back, by its row
     assert len(tab.plotted("curves")) == 12 + 22

@@ -35,19 +35,6 @@ VERDICTS = {
     Outcome.confounded: ("!", "Confounded", "something else differs too, so the difference cannot be put down to the change"),
 }
 
-# The clock ledger's lines, for the stacked bars.
-CLOCK = {
-    "train": "training steps",
-    "data": "waiting for data",
-    "compile": "compiling",
-    "val": "validation",
-    "checkpoint": "checkpoints",
-    "startup": "start-up",
-    "teacher": "a teacher's training",
-    "other": "other",
-}
-assert set(CLOCK) == set(LINES)
-
 
 def write(comparison: Comparison, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +47,7 @@ def render(comparison: Comparison) -> str:
     plots = {
         "arms": [_plotted(row, look) for row, look in zip(rows, looks, strict=True)],
         "target": comparison.target,
-        "clock": list(CLOCK.values()),
+        "clock": list(LINES.values()),
         "dashes": DASHES,
     }
     shown = _differences(comparison)
@@ -80,7 +67,7 @@ def render(comparison: Comparison) -> str:
         tables=list(arms.tables(comparison)),
         compared=arms.compared(comparison),
         unplaced=[row.label for row in rows if row.times["train_s"].refused],
-        clock=CLOCK,
+        clock=LINES,
         dashes=DASHES,
         interval=f"{CONFIDENCE:.0%}",
         least_seeds=LEAST_PAIRS,
@@ -123,7 +110,7 @@ def _plotted(row: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
         "val_bpb": row.val_bpb,
         **{metric: row.times[metric].mean for metric in ("train_s", "model_mib")},
         "placed": not row.times["train_s"].refused,
-        "clock_s": [row.clock_s.get(line, 0.0) for line in CLOCK],
+        "clock_s": [row.clock_s.get(line, 0.0) for line in LINES],
     }
 
 
