@@ -38,7 +38,7 @@ def line(axes: Any, seeds: list[list[dict[str, Any]]], x: str, y: str, label: st
 
 def main(dashboard: str, grid: str, picture: str) -> None:
     sections = json.loads(Path(dashboard).read_text())["workspace"]["spec"]["section"]["panelBankConfig"]["sections"]
-    panels = [panel["config"] for section in sections[:2] for panel in section["panels"]]  # loss; speed and memory
+    panels = [panel["config"] for section in sections[1:3] for panel in section["panels"]]  # loss; speed and memory, below the verdicts
     records = {record.identity: record for record in api.load(grid)}
     arms = [(arm["label"], [records[identity] for identity in arm["runs"]]) for arm in api.compare(grid)["arms"]]
     figure, grid_axes = pyplot.subplots(-(-len(panels) // 3), 3, figsize=(13, 9), layout="constrained")
@@ -52,7 +52,9 @@ def main(dashboard: str, grid: str, picture: str) -> None:
             else:
                 ends = [at_the_end(run.summary)[metric] for run in runs]
                 axes.barh(label, fmean(ends), xerr=stdev(ends) if len(ends) > 1 else 0, color=f"C{i}")
-    grid_axes.flat[0].legend()
+        axes.set_xlim(panel.get("xAxisMin"), panel.get("xAxisMax"))
+        axes.set_ylim(panel.get("yAxisMin"), panel.get("yAxisMax"))
+    grid_axes.flat[0].figure.legend(*grid_axes.flat[1].get_legend_handles_labels(), loc="outside lower right")
     figure.savefig(picture, dpi=70)
 
 

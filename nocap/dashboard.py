@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
 from nocap.store.record import answering
 from nocap.training.ledger import LINES
+
+if TYPE_CHECKING:
+    from nocap.judge.compare import Comparison
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +28,7 @@ class Shown:
     title: str
     runs: Sequence[str]  # identities, which are the runs' ids in W&B
     verdicts: str  # Markdown
+    comparison: Comparison | None = None  # None: of a study, whose runs need not be here
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,8 +45,9 @@ def main(argv: list[str] | None = None) -> int:
             for made in (workspace, report):
                 made.save()
                 print(made.url)
+            _tell(shown, f"{workspace.entity}/{workspace.project}")
         except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
-            print(f"nocap: W&B: not created: {' '.join(str(error).split())[:200] or type(error).__name__}", file=sys.stderr)
+            print(f"nocap: W&B: not written: {' '.join(str(error).split())[:200] or type(error).__name__}", file=sys.stderr)
             return EXIT_CODES["failed"]
     return 0
 
@@ -62,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
+    from nocap.report import forest
     from nocap.report.arms import tables
+    from nocap.report.comparison import AXIS, intervals
     from nocap.report.table import tame
     from nocap.store.runs import load
 
@@ -70,11 +77,11 @@ def _of_runs(path: str) -> Shown:
     comparison = compare(loaded)
     for line in comparison.problems[len(loaded.problems) :]:
         print(f"nocap: {line}", file=sys.stderr)
-    lines: list[str] = []
-    for table in islice(tables(comparison), 2):  # verdicts; speed and memory
-        lines += [f"### {table.title}", "", *table.markdown(), "", *table.notes, ""]
-    title = Path(path).absolute().name
-    return Shown(title=title, runs=[record.identity for record in comparison.records], verdicts=tame("\n".join(lines)))
+    told = ["\n".join([f"### {table.title}", "", *table.markdown(), "", *table.notes, ""]) for table in islice(tables(comparison), 2)]
+    if lines := intervals(comparison):
+        told.insert(1, f"```\n{forest.text(lines, title=AXIS.format(comparison.metric), cut=True).replace('`', '')}\n```\n")
+    verdicts, runs = tame("\n".join(told)), [record.identity for record in comparison.records]
+    return Shown(title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison)
 
 
 def _of_study(folder: Path) -> Shown:
@@ -100,9 +107,9 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
         ValueError: the library is missing.
     """
     ws, wr = _library()
-    panels = {title: list(_panels(wr, plots)) for title, plots in _plots(wr).items()}
-    verdicts = wr.MarkdownPanel(markdown=shown.verdicts, layout=wr.Layout(w=24, h=10))
-    sections = [ws.Section(name=title, panels=found, is_open=True) for title, found in {**panels, "Verdicts": [verdicts]}.items()]
+    panels = {title: list(_panels(wr, plots)) for title, plots in _plots(wr, shown.comparison).items()}
+    verdicts = wr.MarkdownPanel(markdown=shown.verdicts, layout=wr.Layout(w=24, h=16))
+    sections = [ws.Section(name=title, panels=found, is_open=title != CLOCK) for title, found in {"Verdicts": [verdicts], **panels}.items()]
     ids = ws.And(ws.Metric("ID").isin(list(shown.runs)))
     workspace = ws.Workspace(
         entity=entity,
@@ -110,12 +117,12 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
         name=f"nocap: {shown.title}",
         sections=sections,
         settings=ws.WorkspaceSettings(x_axis="step", smoothing_type="none", max_runs=100),
-        runset_settings=ws.RunsetSettings(filters=ids, groupby=[ws.Config("arm")]),
+        runset_settings=ws.RunsetSettings(filters=ids, groupby=[ws.Config("arm")], pinned_columns=[*COLUMNS]),
     )
     # A set of runs without a project is of the report's own: with one, the library would ask a server now.
     blocks: list[Any] = [wr.MarkdownBlock(text=shown.verdicts)]
     for title, found in panels.items():
-        runset = wr.Runset(name=shown.title, filters=ids, groupby=["config.arm"])
+        runset = wr.Runset(name=shown.title, filters=ids, groupby=["config.arm"], pinned_columns=[*COLUMNS])
         blocks += [wr.H2(text=title), wr.PanelGrid(runsets=[runset], panels=found)]
     return workspace, wr.Report(entity=entity, project=project, title=f"nocap: {shown.title}", width="fluid", blocks=blocks)
 
@@ -128,25 +135,51 @@ def as_json(workspace: Any, report: Any) -> dict[str, Any]:
     }
 
 
-AXES = {"steps": "step", "tokens": "tokens", "seconds of training": "clock/train_s"}
+AXES = {
+    "steps": ("step", "step"),
+    "tokens": ("tokens", "tokens"),
+    "seconds of training": ("clock/train_s", "train_s"),
+}  # a curve's two names
+FIRST = 0.1  # of a run: so far the loss falls so much that nothing later could be told apart
+CLOCK = "Where the time went"
+COLUMNS = ("run:displayName", "config:arm.value", "config:seed.value", "summary:val/loss", "summary:perf/tokens_per_s", "summary:verdict")
 
 
-def _plots(wr: Any) -> Mapping[str, list[Any]]:
-    """Section → its plots. Runs are grouped by arm: a line is the mean over seeds, the band their standard deviation."""
+def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
+    """Section → its plots. Runs are grouped by arm: a line is the mean over seeds, the band their standard deviation. Of a study the
+    ranges are W&B's own."""
     spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
     speed = {"tokens/s": "perf/tokens_per_s", "ms a step": "perf/step_ms", "memory, MiB": "memory/model_mib"}
+    runs = [run for row in comparison.rows for run in row.arm.runs] if comparison else []
+    curves = [run.curve for run in runs]
+    late = [(step, loss) for curve in curves for step, loss in zip(curve.step, curve.val_loss, strict=True)]
+    falling = _range([loss for step, loss in late if step >= FIRST * max(late)[0]])
+    starts = {
+        by: (FIRST * max((x for curve in curves for x in getattr(curve, name) if x), default=0.0) or None, None)
+        for by, (_, name) in AXES.items()
+    }
+    lines = [line for line in LINES if not comparison or any(row.clock_s.get(line) for row in comparison.rows)]
+    curve = {"y": ["val/loss"], "range_y": falling, **spread}
     return {
         "Loss": [
-            *(wr.LinePlot(title=f"validation loss by {by}", x=axis, y=["val/loss"], **spread) for by, axis in AXES.items()),
-            wr.BarPlot(title="final validation loss", metrics=["val/loss"], **spread),
-            wr.LinePlot(title="training loss by steps", x="step", y=["train/loss"], **spread),
+            wr.BarPlot(title="final validation loss", metrics=["val/loss"], range_x=_range([run.val_loss for run in runs]), **spread),
+            *(wr.LinePlot(title=f"validation loss by {by}", x=axis, range_x=starts[by], **curve) for by, (axis, _) in AXES.items()),
+            wr.LinePlot(title="training loss by steps", x="step", y=["train/loss"], range_x=starts["steps"], **spread),
         ],
         "Speed and memory": [
             *(wr.BarPlot(title=title, metrics=[metric], **spread) for title, metric in speed.items()),
             wr.LinePlot(title="tokens/s by steps", x="step", y=["perf/tokens_per_s"], **spread),
         ],
-        "Where the time went": [wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **spread) for line in LINES],
+        CLOCK: [wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **spread) for line in lines],
     }
+
+
+def _range(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Of an axis that holds them all and little else, so that it sets them apart."""
+    from nocap.report.forest import axis
+
+    known = [value for value in values if value is not None]
+    return (scale.low, scale.high) if known and (scale := axis(known)) else (None, None)
 
 
 def _panels(wr: Any, plots: Sequence[Any]) -> Iterator[Any]:
@@ -154,6 +187,17 @@ def _panels(wr: Any, plots: Sequence[Any]) -> Iterator[Any]:
     for i, plot in enumerate(plots):
         plot.layout = wr.Layout(x=8 * (i % 3), y=6 * (i // 3), w=8, h=6)
         yield plot
+
+
+def _tell(shown: Shown, project: str) -> None:
+    """The arm's verdict into the summary of each run, which is where the table of runs has its columns from."""
+    import wandb
+
+    for row in shown.comparison.rows if shown.comparison else []:
+        for run in row.arm.runs:
+            there = wandb.Api().run(f"{project}/{run.identity}")
+            there.summary["verdict"] = row.difference.verdict if row.difference else "baseline"
+            there.summary.update()
 
 
 def _library() -> tuple[Any, Any]:

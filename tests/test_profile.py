@@ -452,6 +452,10 @@ def test_the_page_is_one_file_that_draws_without_complaint(profiled: Profiled) -
             tab.wait_for_selector(f"#{plot} > svg")
         tab.locator("#tree > svg").click(position={"x": 200, "y": 110})  # the bar of the model, which then fills the width
         assert tab.locator("#tree .words").first.text_content() == "model"
+        tab.set_viewport_size({"width": 390, "height": 800})
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390
+        names = "[...document.querySelectorAll('tbody th')].filter((name) => name.checkVisibility()).map((name) => name.clientHeight)"
+        assert max(tab.evaluate(names)) < 90, "no name stands letter below letter"
         browser.close()
     assert wrong == []
 

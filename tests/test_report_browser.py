@@ -58,6 +58,11 @@ class Tab:
         """How many points each of its marks has."""
         return list(self.page.evaluate(f"[...document.querySelectorAll('#{plot} .mark')].map((m) => m.querySelectorAll('.point').length)"))
 
+    def boxes(self, plot: str) -> list[list[float]]:
+        """Of its labels: left, top, right, bottom."""
+        rects = f"[...document.querySelectorAll('#{plot} .label')].map((label) => label.getBoundingClientRect())"
+        return list(self.page.evaluate(f"{rects}.map((rect) => [rect.left, rect.top, rect.right, rect.bottom])"))
+
     def axes(self, plot: str = "curves") -> str:
         return str(self.page.locator(f"#{plot} > svg").get_attribute("aria-label"))
 
@@ -119,12 +124,12 @@ def page_of(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
 def test_clicking_an_arm_hides_it_everywhere(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(grid)
     assert len(tab.plotted("curves")) == 12 + 22  # a mean for each arm, and the seeds of those that have two
-    assert tab.page.locator("#clock .box").count() == 12 * len(report.CLOCK)
+    assert tab.page.locator("#clock .box").count() == 12 * len(report.LINES)
     tab.page.click("nav button[data-arm='3']")
     assert len(tab.plotted("curves")) == 11 + 20
     for plot in ("curves", "times"):
         assert "mha gelu4x" not in tab.plotted(plot)
-    assert tab.page.locator("#clock .box").count() == 11 * len(report.CLOCK)
+    assert tab.page.locator("#clock .box").count() == 11 * len(report.LINES)
     assert tab.page.locator("tr.off").count() == 4  # verdicts, speed, costs, target
     tab.page.click("section:first-of-type tr[data-arm='3'] td.besides")  # back, by its row
     assert len(tab.plotted("curves")) == 12 + 22
@@ -182,16 +187,36 @@ def crowded(record: Record) -> Record:
     return with_summary(record, val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8), clock_s=clock, memory_mib={"peak": 1000.0})
 
 
+def apart(boxes: list[list[float]]) -> bool:
+    """Whether no label lies on another. Lines of text are a pixel higher than their letters."""
+    pairs = itertools.combinations(boxes, 2)
+    return all(a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 1 or b[3] <= a[1] + 1 for a, b in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_lines_have_their_names_where_they_end(page_of: Callable[..., Tab], width: int) -> None:
+    tab = page_of(made(3, crowded, broken=False), width=width)
+    boxes = tab.boxes("curves")
+    assert len(boxes) == 12
+    assert apart(boxes)
+    plot = tab.page.locator("#curves").bounding_box()
+    inner = tab.page.locator("#curves > svg > svg").bounding_box()
+    assert all(inner["x"] + inner["width"] <= a[0] and a[2] <= plot["x"] + plot["width"] for a in boxes)
+    tab.page.click("nav button[data-arm='3']")
+    names = tab.page.locator("#curves .label").all_text_contents()
+    assert len(names) == 11
+    assert "mha gelu4x" not in names
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_names_on_the_front_are_all_there_and_apart(page_of: Callable[..., Tab], width: int) -> None:
     tab = page_of(made(3, crowded, broken=False), width=width)
     assert tab.page.locator("#times .label").all_text_contents() == tab.plotted("times")
-    rects = "[...document.querySelectorAll('#times .label')].map((label) => label.getBoundingClientRect())"
-    boxes = tab.page.evaluate(f"{rects}.map((rect) => [rect.left, rect.top, rect.right, rect.bottom])")
+    boxes = tab.boxes("times")
     assert len(boxes) == 12
-    for a, b in itertools.combinations(boxes, 2):
-        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 1 or b[3] <= a[1] + 1  # lines of text are a pixel higher than their letters
+    assert apart(boxes)
     plot = tab.page.locator("#times").bounding_box()
     assert all(plot["x"] <= a[0] and a[2] <= plot["x"] + plot["width"] for a in boxes)
 
@@ -254,16 +279,25 @@ def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp
 @pytest.mark.slow
 def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr * (1 + run.attention.n_kv_heads))
-    found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=8, screen=0.5), LR, "attention=mqa,mha"))
+    found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=16, screen=0.5), LR, "attention=mqa,mha"))
     trials = found.trials()
     found.report()
     tab = Tab(browser, found.grid.folder / "report.html", last="key1")
     n = [sum(loss is not None for loss in losses) for losses in zip(*((one.screened, one.val_loss) for one in trials), strict=True)]
-    assert 0 < n[1] <= 4 < n[0] < 8
+    assert 0 < n[1] <= 8 < n[0] < 16
     assert tab.points("history") == [0, *n]  # the line of the lowest, and the trials
     assert tab.points("key0") == tab.points("key1") == n
     assert set(tab.page.locator("#key1 text").all_text_contents()) >= {"mqa", "mha"}
-    assert tab.page.locator("tbody tr").count() == 8
+    assert tab.page.locator("tbody tr").count() == 16
+    colours = "[...new Set([...document.querySelectorAll('#key{} .point')].map((point) => point.getAttribute('stroke')))]"
+    assert sorted(tab.page.evaluate(colours.format(0))) == ["var(--hue-1)", "var(--hue-2)"]  # one for each attention
+    assert len(tab.page.evaluate(colours.format(1))) == n[0]  # one for each learning rate
+    assert tab.page.locator("#hues0").inner_text().split() == [
+        "attention",
+        *dict.fromkeys(one.words[1].partition("=")[2] for one in trials),
+    ]
+    assert tab.page.locator("#weights .box").count() == 2
+    assert tab.page.locator("#weights text").first.text_content() == "0%"
     tab.page.close()
     assert tab.wrong == []
 

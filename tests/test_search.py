@@ -28,7 +28,7 @@ from nocap.launch import search as searching
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.multirun import multirun
 from nocap.launch.runner import Devices, one_at_a_time
-from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, words_of
+from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, weights, words_of
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.runs import GRID
@@ -54,6 +54,18 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
     assert others == ["attention=gqa", LR]
     assert asked(["attention=gqa,mha"]) == (None, ["attention=gqa,mha"])
     assert asked(["search=tpe", "search.screen=null"])[0] == Search(sampler=Sampler.tpe)
+
+
+def test_the_weight_of_a_key_is_what_it_does_to_the_loss():
+    """Also where the best lies in the middle, which no correlation sees, and where trials diverged."""
+    keys = space(LR, ARM, "optimizer.weight_decay=interval(0, 0.3)")
+    drawn = [propose(Search(sampler=Sampler.sobol, trials=40), keys, [({}, None)] * n) for n in range(40)]
+    distance = [abs(math.log10(params["optimizer.lr"]) + 2.5) for params in drawn]
+    found = weights(keys, [(params, far if far < 1.2 else math.inf) for params, far in zip(drawn, distance, strict=True)])
+    assert next(iter(found)) == "optimizer.lr"
+    assert found["optimizer.lr"] > 0.6
+    assert sum(found.values()) == pytest.approx(1)
+    assert weights(keys, [(params, 1.0) for params in drawn[:11]]) == weights(space(LR), [(params, 1.0) for params in drawn]) == {}
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 DIGITS, STEP_DIGITS = 6, 12  # of a number that is proposed, and of one of a range: what is trained can be typed
 MOST = 10  # trials of the table on a terminal
+BEST, ENOUGH = 0.25, 12  # the share of the trials that is good, where importance is told; from so many trials on
 Space = dict[str, "BaseDistribution"]  # key or group → what it may be
 Params = Mapping[str, Any]
 Compose = Callable[[Sequence[str]], Composed]
@@ -184,6 +185,21 @@ def propose(search: Search, space: Space, before: Sequence[tuple[Params, float |
             study.add_trial(trial.create_trial(params=dict(params), distributions=space, value=value, state=state))
         drawn = study.ask(space).params
     return {name: _typed(distribution, drawn[name]) for name, distribution in space.items()}
+
+
+def weights(space: Space, ended: Sequence[tuple[Params, float]]) -> dict[str, float]:
+    """How much each key alone sets the best trials apart, as shares of the whole, the largest first (PED-ANOVA, arXiv:2304.10255). What
+    diverged is among the worst. Of one key, or of few trials, nothing."""
+    import optuna
+
+    if len(space) == 1 or len(ended) < ENOUGH:
+        return {}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study()
+    for rank, (params, _) in enumerate(sorted(ended, key=lambda one: one[1])):
+        study.add_trial(optuna.trial.create_trial(params=dict(params), distributions=space, value=rank))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=BEST)
+    return optuna.importance.get_param_importances(study, evaluator=evaluator)
 
 
 def _typed(distribution: BaseDistribution, value: Any) -> Any:
@@ -382,12 +398,15 @@ class Searching:
         best = trials[0]
         lowest = f"; the lowest loss is {loss(best.val_loss)}, with {' '.join(best.words)}" if best.val_loss is not None else ""
         space: dict[str, Any] = self.space
+        ended = [(params_of(space, trial.words), value) for trial in trials if (value := self._loss(trial.first)) is not None]
+        shares = [*weights(space, ended).items()]
         axes = [{"name": name, "log": getattr(one, "log", False), "words": hasattr(one, "choices")} for name, one in space.items()]
         return page.render(
             "search",
             kind="nocap search",
             title=f"{plural(len(trials), 'trial')}{lowest}",
-            data=page.finite({"screen": self.search.screen, "keys": axes, "trials": [trial.json() for trial in trials]}),
+            data=page.finite({"screen": self.search.screen, "keys": axes, "weights": shares, "trials": [trial.json() for trial in trials]}),
+            weights=shares,
             lines=self.head,
             note=self.note,
             names=names,

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from nocap.judge.arms import Arm, setting
 from nocap.judge.compare import ComparedArm, Comparison, Outcome
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS
 from nocap.report import arms, forest, page
+from nocap.report.table import Cell
 from nocap.report.words import gains
 from nocap.store import formats
 from nocap.store.files import write_file
@@ -24,6 +23,7 @@ from nocap.training.ledger import LINES
 HUES = 7  # --hue-0 … --hue-6 in page.css; 0 is the text's colour
 DASHES = ("", "7,4", "2,3", "9,3,2,3", "14,4", "14,3,2,3")  # SVG's stroke-dasharray; "" is a solid line
 AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps
+AXIS = "{} less the baseline's; left is better"  # of the differences
 RESOLUTION = 8  # digits of a plotted number: more than a screen shows, and a third of the file's size saved
 
 # Outcome → its mark, its name, and what it means to somebody who has never seen one. The order is the page's.
@@ -34,19 +34,6 @@ VERDICTS = {
     Outcome.undecided: ("?", "No verdict", "too few seeds finished to tell a change from luck"),
     Outcome.confounded: ("!", "Confounded", "something else differs too, so the difference cannot be put down to the change"),
 }
-
-# The clock ledger's lines, for the stacked bars.
-CLOCK = {
-    "train": "training steps",
-    "data": "waiting for data",
-    "compile": "compiling",
-    "val": "validation",
-    "checkpoint": "checkpoints",
-    "startup": "start-up",
-    "teacher": "a teacher's training",
-    "other": "other",
-}
-assert set(CLOCK) == set(LINES)
 
 
 def write(comparison: Comparison, path: Path) -> None:
@@ -60,11 +47,10 @@ def render(comparison: Comparison) -> str:
     plots = {
         "arms": [_plotted(row, look) for row, look in zip(rows, looks, strict=True)],
         "target": comparison.target,
-        "clock": list(CLOCK.values()),
+        "clock": list(LINES.values()),
         "dashes": DASHES,
     }
-    column = gains(comparison.metric, Scale.difference, arms.DIFFERENCE)
-    shown = [column.draw(row.difference and row.difference.estimate) for row in rows]
+    shown = _differences(comparison)
     kinds = [row.difference and row.difference.outcome.name for row in rows]
     return page.render(
         "comparison",
@@ -76,12 +62,12 @@ def render(comparison: Comparison) -> str:
             {"label": row.label, "look": look, "kind": kind, "difference": cell.text}
             for row, look, kind, cell in zip(rows, looks, kinds, shown, strict=True)
         ],
-        intervals=_intervals(rows, [f"{row.label}: {cell}" for row, cell in zip(rows, shown, strict=True)], comparison.metric),
+        intervals=forest.svg(lines, title=AXIS.format(comparison.metric), cut=True) if (lines := intervals(comparison)) else None,
         verdicts={outcome.name: texts for outcome, texts in VERDICTS.items()},
         tables=list(arms.tables(comparison)),
         compared=arms.compared(comparison),
         unplaced=[row.label for row in rows if row.times["train_s"].refused],
-        clock=CLOCK,
+        clock=LINES,
         dashes=DASHES,
         interval=f"{CONFIDENCE:.0%}",
         least_seeds=LEAST_PAIRS,
@@ -124,7 +110,7 @@ def _plotted(row: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
         "val_bpb": row.val_bpb,
         **{metric: row.times[metric].mean for metric in ("train_s", "model_mib")},
         "placed": not row.times["train_s"].refused,
-        "clock_s": [row.clock_s.get(line, 0.0) for line in CLOCK],
+        "clock_s": [row.clock_s.get(line, 0.0) for line in LINES],
     }
 
 
@@ -147,11 +133,17 @@ def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
     return mean
 
 
-def _intervals(rows: Sequence[ComparedArm], told: Sequence[str], metric: str) -> Markup | None:
+def _differences(comparison: Comparison) -> list[Cell]:
+    column = gains(comparison.metric, Scale.difference, arms.DIFFERENCE)
+    return [column.draw(row.difference and row.difference.estimate) for row in comparison.rows]
+
+
+def intervals(comparison: Comparison) -> list[forest.Line]:
     """Of the differences. An interval without an end is not drawn: its point is."""
     lines = []
-    for row, title in zip(rows, told, strict=True):
+    for row, cell in zip(comparison.rows, _differences(comparison), strict=True):
         if (gap := row.difference) and (found := gap.estimate):
             low, high = (found.low, found.high) if math.isfinite(found.high) else (found.mid, found.mid)
+            title = f"{row.label}: {cell}"
             lines.append(forest.Line(label=row.label, title=title, look=gap.outcome.name, mid=found.mid, low=low, high=high))
-    return forest.svg(lines, title=f"{metric} less the baseline's; left is better", cut=True) if lines else None
+    return lines

@@ -15,6 +15,7 @@ LABEL, WIDTH, ROW, FOOT = 150, 720, 20, 44  # px: names to the left, the whole, 
 RIGHT = 24  # px right of the plot, for half of the last tick's label
 NAME = 23  # letters of a name that have room
 MOST_TICKS = 8
+COLUMNS = 61  # letters of the plot, where it is text
 FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
 DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic
 
@@ -106,6 +107,29 @@ def svg(lines: Sequence[Line], *, title: str, ratio: bool = False, cut: bool = F
     return Markup("\n".join([head, *parts, "</svg>"]))
 
 
+def text(lines: Sequence[Line], *, title: str, cut: bool = False) -> str:
+    """The intervals in letters, for where no picture can be."""
+    scale = axis([end for line in lines for end in line.ends], cut=cut)
+
+    def at(x: float) -> int:
+        return round((scale.x(x) - LABEL) / (WIDTH - RIGHT - LABEL) * (COLUMNS - 1))
+
+    def mark(column: int, line: Line) -> str:
+        inside = at(line.low) <= column <= at(line.high)
+        return "●" if column == at(line.mid) else "─" if inside else "│" if column == at(0.0) else " "
+
+    drawn = [f"{_short(line.label):>{NAME}} {''.join(mark(column, line) for column in range(COLUMNS)).rstrip()}" for line in lines]
+    foot = ""
+    for x in scale.ticks:
+        foot = f"{foot:<{NAME + 1 + at(x) - len(number(x)) // 2}}{number(x)}"
+    return "\n".join([title, *drawn, foot])
+
+
+def _short(name: str) -> str:
+    name = visible(redact(name))
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+
+
 def _row(line: Line, scale: Axis, *, y: float) -> str:
     """Stated range, bound, interval, middle, name; in this order, so that the measured lies above."""
     left, right = scale.low, scale.high
@@ -121,10 +145,8 @@ def _row(line: Line, scale: Axis, *, y: float) -> str:
         parts.append(f'<path class="interval" d="M{low:.1f} {y:.1f}H{high:.1f}{ends}"/>')
     if left <= line.mid <= right:
         parts.append(f'<circle cx="{scale.x(line.mid):.1f}" cy="{y:.1f}" r="3.5"/>')
-    name, told = (visible(redact(text)) for text in (line.label, line.title))
-    short = name if len(name) <= NAME else f"{name[: NAME - 1]}…"
-    parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4:.1f}">{escape(short)}</text>')
-    return f'<g class="{escape(line.look)}"><title>{escape(told)}</title>{"".join(parts)}</g>'
+    parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4:.1f}">{escape(_short(line.label))}</text>')
+    return f'<g class="{escape(line.look)}"><title>{escape(visible(redact(line.title)))}</title>{"".join(parts)}</g>'
 
 
 def _end(x: float, y: float, arrow: float) -> str:

@@ -6,7 +6,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-LINES = ("train", "compile", "val", "checkpoint", "data", "startup", "teacher", "other")
+LINES = {  # and what a report calls them, in its order
+    "train": "training steps",
+    "data": "waiting for data",
+    "compile": "compiling",
+    "val": "validation",
+    "checkpoint": "checkpoints",
+    "startup": "start-up",
+    "teacher": "a teacher's training",
+    "other": "other",
+}
 
 
 class Ledger:

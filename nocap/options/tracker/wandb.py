@@ -83,7 +83,7 @@ class WandbSession(TrackerSession):
 
     def __init__(self, run: Any) -> None:
         self._run = run
-        self._silenced = False
+        self._silenced, self._defined = False, {"clock/train_s"}
         # wandb drops rows before this step. A server that knows the run has them: a resumed run repeats them, but for its clock.
         # Offline it is 0.
         self._first_step = int(run.starting_step)
@@ -115,6 +115,9 @@ class WandbSession(TrackerSession):
         if self._calls.qsize() > BACKLOG:
             self._silence(f"{failure}: wandb has not taken {BACKLOG} rows")
         values = {name: value for name, value in row.items() if value is not None}  # a curve has no point there
+        for name in sorted(name for name in values if name.startswith("clock/") and name not in self._defined):
+            self._defined.add(name)  # ten panels of seconds would come before the loss; the dashboard has them in a folded section
+            self._submit(failure, partial(self._run.define_metric, name, step_metric="step", hidden=True))
         self._submit(failure, partial(self._run.log, values, step=step, commit=True))
 
     def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
@@ -241,7 +244,7 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
     )
     for axis in ("step", "tokens"):
         run.define_metric(axis, hidden=True)  # no panel of its own
-    run.define_metric("clock/train_s")
+    run.define_metric("clock/train_s", hidden=True)
     run.define_metric("*", step_metric="step")
     return run
 

@@ -51,6 +51,7 @@
       dash: data.dashes[arm.dash],
       opacity: (strong ? 1 : 0.3) * (view.focus === null || data.arms[view.focus] === arm ? 1 : 0.15),
       name: arm.label,
+      end: strong ? arm.label : undefined,
     };
   }
 

@@ -72,7 +72,7 @@ const page = (() => {
     return `M${angles.map((a) => `${(px + r2 * Math.cos(a)).toFixed(1)} ${(py + r2 * Math.sin(a)).toFixed(1)}`).join("L")}Z`;
   }
 
-  // A line, marks, or both, with bars from `low` to `high`. Returns what a pointer and labels find there.
+  // A line, marks, or both (`colors`: each its own), with bars from `low` to `high`. Returns what a pointer and labels find there.
   function draw(into, mark, at) {
     const group = into.appendChild(node("g", { class: "mark", "data-name": mark.name, opacity: mark.opacity, stroke: mark.color }));
     if (mark.width) group.append(node("path", { d: pathOf(mark, at), fill: "none", "stroke-width": mark.width, "stroke-dasharray": mark.dash, "stroke-linejoin": "round" }));
@@ -80,7 +80,8 @@ const page = (() => {
       if (!known(x) || !known(mark.y[i])) return [];
       const [[px, py], r] = [at(x, mark.y[i]), (mark.size?.[i] ?? mark.size ?? 0) / 2];
       if (known(mark.low?.[i])) group.append(node("path", { d: `M${px} ${at(x, mark.low[i])[1]}V${at(x, mark.high[i])[1]}` }));
-      if (r) group.append(node("path", { class: "point", d: symbol([px, py], r, SYMBOLS[mark.symbol ?? 0]), fill: mark.open ? "none" : mark.color, "stroke-width": 1.6 }));
+      const color = mark.colors?.[i] ?? mark.color;
+      if (r) group.append(node("path", { class: "point", d: symbol([px, py], r, SYMBOLS[mark.symbol ?? 0]), fill: mark.open ? "none" : color, stroke: color, "stroke-width": 1.6 }));
       return [{ px, py, r, hover: mark.hover?.[i], label: mark.label?.[i] }];
     });
   }
@@ -111,6 +112,20 @@ const page = (() => {
     }
   }
 
+  // The names of lines to the right of where they end, one below another, as many as there is room for.
+  function ends(into, marks, at, { left, right, top, bottom, size }) {
+    const last = (mark) => mark.x.map((x, i) => (known(x) && known(mark.y[i]) ? at(x, mark.y[i]) : [Infinity])).filter(([px]) => px >= left && px <= right + 1).at(-1);
+    const named = marks.filter((mark) => mark.end).map((mark) => ({ mark, point: last(mark) })).filter(({ point }) => point && point[1] >= top && point[1] <= bottom);
+    const shown = named.slice(-Math.floor((bottom - top) / TEXT)).sort((a, b) => a.point[1] - b.point[1]);
+    const middle = TEXT / 2;
+    shown.forEach((one, i) => (one.y = Math.max(one.point[1], i ? shown[i - 1].y + TEXT : top + middle)));
+    shown.reduceRight((below, one) => (one.y = Math.min(one.y, below - TEXT)), bottom + middle);
+    for (const { mark, point: [px, py], y } of shown) {
+      const line = { d: `M${px} ${py}H${right}L${right + 12} ${y}h4`, class: "end", stroke: mark.color, opacity: mark.opacity };
+      into.append(node("path", line), node("text", { class: "label", x: right + 19, y: y + 4, opacity: mark.opacity }, short(mark.end, size)));
+    }
+  }
+
   // Boxes between values, with words in them where these fit.
   function boxes(into, found, at) {
     return found.map((box) => {
@@ -136,7 +151,8 @@ const page = (() => {
     const all = (key) => marks.flatMap((mark) => mark[key].filter(known));
     const [ax, ay] = [axis(x, all("x"), width / 90), axis(y, all("y"), height / 50)];
     const wide = Math.max(0, ...ay.ticks.map(([, words]) => words.length));
-    Object.assign(ax, { start: y.bare ? 1 : Math.min(0.45 * width, 7 * wide + 12), end: width - 14 });
+    const size = Math.min(Math.floor((0.34 * width - 22) / 6.3), Math.max(0, ...marks.map((mark) => mark.end?.length ?? 0)));
+    Object.assign(ax, { start: y.bare ? 1 : Math.min(0.45 * width, 7 * wide + 12), end: width - (size ? 6.3 * size + 22 : 14) });
     Object.assign(ay, { start: height - (x.text ? 42 : 22) * !x.bare, end: y.text ? 24 : 6 });
     const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": [y.text, x.text].filter(known).join(" over ") });
     for (const [px, words] of x.bare ? [] : ax.ticks.map(([value, words]) => [ax.at(value), words]).filter(([px]) => px >= ax.start - 1 && px <= ax.end + 1)) {
@@ -154,6 +170,7 @@ const page = (() => {
     const covers = boxes(inside, found, at);
     if (rule) inside.append(node("path", { class: "rule", d: `M${ax.start} ${ay.at(rule.y)}H${ax.end}` }), node("text", { x: ax.start + 4, y: ay.at(rule.y) - 4 }, rule.text));
     const points = marks.flatMap((mark) => draw(inside, mark, at));
+    ends(svg, marks, at, { left: ax.start, right: ax.end, top: ay.end, bottom: ay.start, size });
     const tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });
     holder.replaceChildren(svg, tip);
     label(inside, points.filter(({ px, py }) => px >= ax.start && px <= ax.end && py <= ay.start && py >= ay.end), [ax.start, ay.end, ax.end, ay.start]);
