@@ -197,7 +197,7 @@ def _tell(shown: Shown, project: str) -> None:
         for run in row.arm.runs:
             there = wandb.Api().run(f"{project}/{run.identity}")
             there.summary["verdict"] = row.difference.verdict if row.difference else "baseline"
-            there.summary.update()
+            there.summary.update()  # type: ignore[no-untyped-call]
 
 
 def _library() -> tuple[Any, Any]:
