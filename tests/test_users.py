@@ -64,7 +64,7 @@ def _lab(where: Path, said: str) -> None:
     assert set(words) == {"gqa", "mqa"}
     assert set(words.values()) <= verdicts
     assert len((where / "runs.csv").read_text().splitlines()) == 10
-    runs = _read(where / "runs.json")
+    runs = _read(where / "runs.json")["runs"]
     assert len(runs) == 10  # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
     assert (where / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert _read(where / "dashboard.json")
