@@ -8,6 +8,7 @@ import importlib.util
 import io
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
 from nocap.launch.search import asked, ends, space_of
 from tests.tools import run_docs
@@ -112,6 +114,26 @@ def _headings(page: Path) -> set[str]:
     lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
     titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
+    rows = re.findall(r"^\| ((?:is|needs|runs|sets) [^|]*?) \| (.*) \|$", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
+    assert dict(rows).keys() == {block.settings["not run"] for block in ALL if "not run" in block.settings}
+    for name in re.findall(r"`(tests/\S+)`", " ".join(instead for _, instead in rows)):
+        assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_pages_have_the_flags_of_the_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    package = bool(importlib.util.find_spec(f"nocap.{name}").submodule_search_locations)  # type: ignore[union-attr]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        importlib.import_module(f"nocap.{name}.__main__" if package else f"nocap.{name}").main()
+    flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", out.getvalue()))
+    text = "".join(page.read_text() for page in pages())
+    assert flags
+    assert [flag for flag in sorted(flags) if not re.search(rf"{flag}\b(?!-)", text)] == []
 
 
 def test_readme_is_short_and_plain() -> None:

@@ -1,0 +1,122 @@
+"""What four users come for, each a script of `tests/users` written from the pages alone: every command ends well, and the answer is there.
+
+`# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like make them short.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools import slurm
+from tests.tools.run_docs import ROOT, environment, scratch, simple_commands, split_commands
+
+USERS = ROOT / "tests" / "users"
+SHORT = {
+    "TINY": "model=nano trainer.steps=20",
+    "NANO": "model=nano data=synthetic trainer.steps=20",
+    "TIMED": "model=nano --seconds 3",
+    "SHORT_TEXT": "max_tokens=20",
+    "PARTITION": "two",  # of the pretended Slurm
+}
+NEEDS = {"lab": ("submitit", "wandb_workspaces", "matplotlib", "optuna")}
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def _words(comparison: Path) -> dict[str, str | None]:
+    """The verdict of each arm but the baseline."""
+    found = _read(comparison)
+    assert found["baseline"] == found["arms"][0]["arm"]
+    return {arm["label"]: arm["difference"]["verdict"] for arm in found["arms"][1:]}
+
+
+def _reader(where: Path, said: str) -> None:
+    assert "already finished" in said  # the second time
+    assert len(_read(where / "texts.json")["samples"]) == 3
+    assert _words(where / "comparison.json") == {"gqa": "no difference shown"}
+    assert (where / "report.html").read_text().count("<html") == 1
+    assert (where / "experiments" / "board.html").is_file()
+    assert _words(where / "logs.json") == {"idea": "better"}
+
+
+def _researcher(where: Path, said: str) -> None:
+    assert [(arm["arm"], arm["word"]) for arm in _read(where / "race.json")["verdicts"]] == [("slow", "worse")]
+    assert set(_words(where / "comparison.json")) == {"my_attention"}
+    flash, idea = _read(where / "bench.json")["arms"]
+    assert (flash["verdict"], idea["verdict"]) == (None, "worse")  # scores in full, beside a fused kernel
+    assert _read(where / "profile.json")["trusted"] in (True, False)
+    assert "entry: says the same" in said
+
+
+def _lab(where: Path, said: str) -> None:
+    verdicts = {"better", "worse", "no difference shown"}
+    words = _words(where / "comparison.json")
+    assert set(words) == {"gqa", "mqa"}
+    assert set(words.values()) <= verdicts
+    assert len((where / "runs.csv").read_text().splitlines()) == 10
+    runs = _read(where / "runs.json")["runs"]
+    assert len(runs) == 10  # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
+    assert (where / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert _read(where / "dashboard.json")
+
+
+def _program(where: Path, said: str) -> None:
+    accepted, again, not_shown = (_read(where / f"{name}.json") for name in ("accepted", "again", "not-shown"))
+    assert (accepted["word"], not_shown["word"]) == ("accepted", "not shown")
+    assert accepted == again
+    assert (where / "failed.json").read_text() == ""
+    assert [(arm["arm"], arm["word"]) for arm in _read(where / "race.json")["verdicts"]] == [("slow", "worse")]
+    assert _words(where / "comparison.json") == {"gqa": "no difference shown"}
+    assert _read(where / "api.json") == ["flash", "gqa"]
+
+
+ANSWERS: dict[str, Callable[[Path, str], None]] = {"reader": _reader, "researcher": _researcher, "lab": _lab, "program": _program}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("user", ANSWERS)
+def test_a_user_gets_the_answer(user: str, tmp_path: Path) -> None:
+    missing = [name for name in NEEDS.get(user, ()) if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed")
+    where = scratch(tmp_path)
+    env = environment(where)
+    if user == "lab":
+        cluster = slurm.install(tmp_path / "slurm")
+        env |= {**cluster, "PATH": f"{cluster['PATH'].partition(':')[0]}:{env['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-ex", str(USERS / f"{user}.sh")],
+        cwd=where,
+        env={**env, **SHORT},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    ANSWERS[user](where, done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("user", ANSWERS)
+def test_the_pages_show_what_a_user_types(user: str) -> None:
+    """Each command, flag, key and option of a script is on the page that it names."""
+    parts = re.split(r"^# ((?:docs/)?\w[\w-]*\.md)$", (USERS / f"{user}.sh").read_text(), flags=re.MULTILINE)
+    assert len(parts) > 2
+    for page, script in zip(parts[1::2], parts[2::2], strict=True):
+        text = (ROOT / page).read_text() + (ROOT / "docs" / "commands.md").read_text()  # what all commands have
+        for words in (words for command in split_commands(script) for words in simple_commands(command)):
+            if words[:2] == ["python", "-m"] or words[0] == "nocap":
+                name = words[2] if words[0] == "python" else f"nocap {words[1]}"
+                typed = [word for word in words if re.match(r"--[a-z]|[a-z][\w./]*=", word)]
+                missing = [word for word in (name, *typed) if word.partition("=")[0] not in text]
+                assert not missing, f"{page} does not show {missing}"
