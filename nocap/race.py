@@ -31,13 +31,13 @@ Exit codes: 0 an answer, 1 a run failed, 2 bad input, 75 paused."""
 
 
 class _Metric(argparse.Action):
-    """--lower and --higher say it of the metric before them."""
+    """--lower and --higher say it of the metric or guard before them."""
 
     def __call__(self, parser: argparse.ArgumentParser, given: argparse.Namespace, value: Any, option: str | None = None) -> None:
-        if option == "--metric":
-            given.metrics.append({"what": value, "better": "lower"})
+        if option in ("--metric", "--guard"):
+            given.metrics.append({"option": option, "what": value, "better": "lower"})
         elif not given.metrics:
-            parser.error(f"{option} must come after the --metric that it is about")
+            parser.error(f"{option} must come after the --metric or --guard that it is about")
         else:
             given.metrics[-1]["better"] = str(option)[2:]
 
@@ -68,16 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--arm", action="append", default=[], metavar="NAME=COMMAND", help="an arm; sh -c '…' for a shell's own words")
     add("--ref", action="append", default=[], metavar="REF", help="a commit, branch or tag in a worktree of its own; . is the working tree")
     add("--metric", action=_Metric, metavar="PATTERN", help="what is compared; the first one decides; can be repeated")
-    add("--lower", action=_Metric, nargs=0, help="lower is better of the metric before it (the default)")
-    add("--higher", action=_Metric, nargs=0, help="higher is better of the metric before it")
+    add("--lower", action=_Metric, nargs=0, help="lower is better of the metric or guard before it (the default)")
+    add("--higher", action=_Metric, nargs=0, help="higher is better of the metric or guard before it")
     add("--file", default="", metavar="FILE", help="JSON, JSON lines or CSV that the command writes, in which the metrics are names")
-    add(
-        "--guard",
-        action="append",
-        default=[],
-        metavar="'METRIC MARGIN'",
-        help="a metric of the command that may be worse by MARGIN at most",
-    )
+    add("--guard", action=_Metric, metavar="'METRIC MARGIN'", help="a metric of the command that may be worse by MARGIN at most")
     add("--expect", default="", metavar="LOW..HIGH", help="the gain that is stated, such as 0.01.. : the verdict is confirmed or refuted")
     add("--target", type=float, metavar="VALUE", help="also compare steps and seconds to this value of a metric with a group step")
     add("--pairs", type=int, default=12, help="repeats at most (default: 12); arms are judged at 3, 6, 12, 24")
@@ -114,7 +108,7 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
 
 
 def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> Race:
-    from nocap.sources.command import duration_s, run
+    from nocap.sources.command import duration_s
     from nocap.sources.race import Race
     from nocap.store.record import digest
 
@@ -123,13 +117,15 @@ def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) ->
     how = {"timeout_s": duration_s(asked.timeout, "--timeout"), "keep": [asked.file] if asked.file else [], "alone": asked.jobs == 1}
     apart_s, expect = duration_s(asked.apart, "--apart"), _expected(asked.expect)
     arms, begin = _arms(asked, command, undo)
-    stated = [asked.metrics, asked.file, asked.guard, asked.expect, asked.target, asked.first_seed, asked.sessions, asked.jobs > 1]
+    stated = [asked.metrics, asked.file, asked.expect, asked.target, asked.first_seed, asked.reads_seed, asked.jobs > 1]
+    timed = [asked.sessions, apart_s, asked.pairs] if asked.sessions > 1 else []
+    folder = asked.output_dir / "races" / digest([[(arm.name, arm.content) for arm in arms], stated, timed])
     racing = Race(
         arms=arms,
         readings=readings,
         guards=guards,
-        folder=asked.output_dir / "races" / digest([[(arm.name, arm.content) for arm in arms], stated]),
-        runs=asked.output_dir / "commands",
+        folder=folder,
+        runs=folder / "runs" if timed else asked.output_dir / "commands",  # those of another race were not made in these sessions
         pairs=asked.pairs,
         expect=expect,
         target=asked.target,
@@ -138,7 +134,7 @@ def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) ->
         sessions=asked.sessions,
         apart_s=apart_s,
         jobs=asked.jobs,
-        begin=lambda arm, seed, place: (begin or run)(arm, seed, place, stop=racing.stop, **how),
+        begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
         log=partial(print, flush=True),
     )
     undo.callback(racing.stop.set)  # before the worktrees go
@@ -155,6 +151,7 @@ def _check(asked: argparse.Namespace, command: Sequence[str]) -> None:
         (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
         (1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions),
         (asked.jobs >= 1, "--jobs", "be at least 1", asked.jobs),
+        (asked.target is None or math.isfinite(asked.target), "--target", "be a finite number", asked.target),
         (asked.jobs == 1 or asked.sessions == 1, "--jobs", "be 1 with --sessions: runs at once share the machine", asked.jobs),
         (asked.jobs == 1 or not asked.file, "--jobs", "be 1 with --file: runs at once would write the same file", asked.jobs),
         (asked.arm or asked.ref, "--arm", "be given, or --ref with a command after --; not both", "none"),
@@ -167,14 +164,14 @@ def _check(asked: argparse.Namespace, command: Sequence[str]) -> None:
         require(bool(holds), option, rule, got)
 
 
-def _arms(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> tuple[list[Command], Callable[..., None] | None]:
+def _arms(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> tuple[list[Command], Callable[..., None]]:
     """The arms, and what runs one of a version."""
     from nocap.sources import arms
 
     apart = [asked.output_dir, *([Path(asked.file)] if asked.file else [])]  # what a race makes is no part of an arm
     if not asked.ref:
         named = [(name, arms.split(words, f"arm {name}")) for name, _, words in (text.partition("=") for text in asked.arm)]
-        return arms.of_commands(named, locked=asked.locked, apart=apart), None
+        return arms.of_commands(named, locked=asked.locked, apart=apart), arms.begin
     refs, trees = [(ref, command) for ref in asked.ref], asked.output_dir / "races" / "trees"
     versions = arms.of_refs(refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print)
     return versions.arms, versions.begin
@@ -182,27 +179,30 @@ def _arms(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) ->
 
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
     """What is compared, and what may not be worse."""
-    from nocap.sources.command import Reading
+    from nocap.sources.command import Reading, number
+    from nocap.sources.race import MEASURED, Guard
     from nocap.store.metrics import Better
 
-    require(bool(asked.metrics), "--metric", "be given: a pattern with one group, as in 'val loss (\\S+)'", "none")
-    readings = [Reading(what=metric["what"], better=Better(metric["better"]), file=asked.file) for metric in asked.metrics]
-    guards = [_guard(text, asked.file) for text in asked.guard]
+    readings, guards = list[Reading](), list[Guard]()
+    for metric in asked.metrics:
+        what, better = metric["what"], Better(metric["better"])
+        if metric["option"] == "--metric":
+            readings.append(Reading(what=what, better=better, file=asked.file))
+        else:
+            what, _, margin = what.rpartition(" ")
+            require(bool(what), "--guard", "be a metric and how much worse it may be, as in 'val_loss 0.01'", metric["what"])
+            guards.append(Guard(reading=Reading(what=what, better=better, file=asked.file), margin=number(margin, "--guard")))
+            require(0 <= guards[-1].margin < math.inf, "--guard", "have a margin of 0 or more", margin)
+    require(bool(readings), "--metric", "be given: a pattern with one group, as in 'val loss (\\S+)'", "none")
     every = [*readings, *(guard.reading for guard in guards)]
     for reading in every:
         reading.check()
+        require(reading.name not in MEASURED, "--metric", f"have another name than {', '.join(MEASURED)}: of each run", reading.what)
     names = [reading.name for reading in every]
     require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
+    has_step = bool(asked.file) or "step" in readings[0].pattern.groupindex
+    require(asked.target is None or has_step, "--target", "be given with a metric that has a group step", readings[0].what)
     return readings, guards
-
-
-def _guard(text: str, file: str) -> Guard:
-    from nocap.sources.command import Reading, number
-    from nocap.sources.race import Guard
-
-    what, _, margin = text.rpartition(" ")
-    require(bool(what), "--guard", "be a metric and how much worse it may be, as in 'val_loss 0.01'", text)
-    return Guard(reading=Reading(what=what, file=file), margin=number(margin, "--guard"))
 
 
 def _expected(text: str) -> tuple[float, float] | None:

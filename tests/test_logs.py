@@ -201,6 +201,21 @@ def test_times_are_compared_on_the_same_hardware(tmp_path: Path, base: Json, ide
     assert (shown in render(comparison)) is (shown in page.render(comparison)) is bool(said and not (base and idea))
 
 
+def test_a_clock_that_begins_again_is_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("step,val_loss,train_s\n0,5,0\n10,4,100\n20,3.5,5\n")
+    comparison = compared(path)
+    (run,) = comparison.json()["runs"]
+    assert (run["train_s"], run["val_loss"]) == (None, 3.5)
+    assert any("its seconds go back" in line for line in comparison.problems)
+
+
+def test_several_losses_of_a_step_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("step,val_loss,split\n0,5,a\n0,6,b\n")
+    assert any("a step has several losses" in line for line in compared(path).problems)
+
+
 def test_units_of_a_column(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("step,ms/step,val_loss,time_ms\n5,1,3,2500\n")
     (run,) = compared(tmp_path / "a.csv", columns=logs.columns_of("train_s=time_ms/1000")).json()["runs"]
@@ -237,6 +252,7 @@ BAD = {  # the content of one log beside six good ones, and why it is left out
         r"it must have a row with val_loss or val_bpb, got iter, train/loss \(--columns KEY=NAME\)",
     ),
     "no number": (b'{"iter": 1, "val": {"loss": "three"}}\n', r"line 1: val_loss must be a number, got 'three'"),
+    "yes": (b'{"iter": 1, "val": {"loss": true}}\n', r"line 1: val_loss must be a number, got 'True'"),
     "a list": (b'{"iter": 1, "val": {"loss": [3]}}\n', r"line 1: val_loss must be a number, got '\[3\]'"),
     "a step that is none": (b'{"iter": NaN, "val": {"loss": 3}}\n', r"line 1: step must be a number, got 'nan'"),
     "beyond a float": (b'{"iter": 1' + b"0" * 400 + b', "val": {"loss": 3}}\n', r"line 1: step must be a number, got '1000"),
@@ -258,7 +274,9 @@ def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path: Path,
 
 
 CELLS = {
-    "a torn line": ("step,val_loss\n1,3\n2", "line 3 must have 2 cells, as the first line has, got 1"),
+    "a torn line": ("step,val_loss\n1,3\n2\n3,3\n", "line 3 must have 2 cells, as the first line has, got 1"),
+    "a number that may be cut": ("step,val_loss\n1,3.3\n2,3.", "line 3 must end with a newline"),
+    "two columns of one name": ("step,val_loss,val_loss\n1,3.3,3.2\n", "line 1 must name a column once, got val_loss"),
     "a text": ("step,val_loss\n1,3\n2,x\n", "line 3: val_loss must be a number, got 'x'"),
     "an open quote": ('step,val_loss\n1,"3\n', "line 2 must be a line of a table"),
     "nothing": ("", "it must hold rows, got none"),

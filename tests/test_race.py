@@ -34,6 +34,7 @@ exec(os.environ.get("EXTRA", ""))
 """
 PYTHON = sys.executable
 PATTERN = r"val loss (\S+)"
+THREE_SESSIONS = ("--sessions", "3", "--apart", "0.1s")
 
 
 @pytest.fixture
@@ -185,6 +186,7 @@ def test_commands_that_take_no_seed_are_not_paired(repo: Path, raced: Callable[.
         (("--expect", "0.01..0.02"), "exceeded"),
         (("--expect", "0.2.."), "refuted"),
         (("--guard", r"loss (\S+)$ 0.01"), "better"),
+        (("--guard", r"loss (\S+)$ 0.01", "--higher"), "worse"),  # of the guard, and not of the metric before it
     ],
 )
 def test_words(repo: Path, raced: Callable[..., Answer], words: tuple[str, ...], word: str) -> None:
@@ -204,11 +206,16 @@ def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo: Path,
     (repo / "other.py").write_text(SCRIPT.replace("0.1 * step", "0.3 * step"))
     words = arms(base="train.py {seed}", idea="other.py {seed}")
     metric = r"step (?P<step>\d+) val loss (?P<value>\S+)"
-    answer = raced(*words, "--metric", metric, "--target", "2.9", "--sessions", "3", "--apart", "0.1s", "--pairs", "3")
+    answer = raced(*words, "--metric", metric, "--target", "2.9", *THREE_SESSIONS, "--pairs", "3")
     costs = answer["verdicts"][0]["costs"]  # type: ignore[index]
     assert costs["steps_to_target"]["verdict"] == "better"
     assert costs["wall_s"]["verdict"] != "no verdict"
     assert str(answer["said"]).count("waiting") == 2
+    with_rise = metric.replace("val loss ", r"val loss -?")
+    for way, target in (("--lower", "2.9"), ("--higher", "3.5")):  # no more is better than at the first step
+        risen = raced(*words, "--metric", with_rise, way, "--target", target, "--pairs", "3")["verdicts"][0]["costs"]  # type: ignore[index]
+        assert (risen["steps_to_target"]["mean"] is None) == (way == "--higher")
+    assert "waiting" in str(raced(*words, "--metric", metric, *THREE_SESSIONS, "--pairs", "6")["said"])  # none of one session is taken
     never = raced(*words, "--metric", metric, "--target", "0.5", "--pairs", "3")
     assert "raced before" in str(never["exploratory"])
     assert never["verdicts"][0]["costs"]["steps_to_target"]["mean"] is None  # type: ignore[index]
@@ -218,6 +225,7 @@ def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo: Path,
     ("name", "text", "value"),
     [
         ("out.json", '{"val_loss": 2.5}', 2.5),
+        ("result.json", '{"val_loss": 2.5}', 2.5),  # as nocap's own is called
         ("out.jsonl", '{"step": 0, "val_loss": 3}\n{"step": 1, "val_loss": 2.75}\n', 2.75),
         ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
     ],
@@ -238,7 +246,10 @@ GOOD = "print('final', 3 + noise)"
         ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
         ("", 1, "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see"),
         ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
-        ("print('final ' + chr(27) + '[31m')", 1, "base, seed 0: final must be a number"),
+        ("print('final ' + chr(27) + ']0;')", 1, "base, seed 0: final must be a number"),
+        ("print('final ' + chr(27) + '[31m' + str(3 + noise) + chr(27) + '[0m')", 0, ""),
+        ("print('final 9', end=chr(13)); print('final', 3 + noise, end=chr(13) + 'step')", 0, ""),  # a bar
+        (f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in range(20)]; print('final 9')", 1, "MiB of it"),
         ("os.write(1, b'final \\xff\\xfe\\n')", 1, "base, seed 0: final must be a number"),
         ("time.sleep(60)", 1, "no end after 1 s (--timeout)"),
         ("open('/dev/full', 'wb', 0).write(b'x')", 1, "OSError: [Errno 28] No space left on device"),
@@ -255,6 +266,7 @@ def test_what_a_command_does_badly(
 ) -> None:
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
+    monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else command.LOG_BYTES)
     began, timeout = time.monotonic(), "1s" if 'sleep(60)"' in f'{extra}"' else "60s"
     words = [*arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", r"final (\S+)", "--pairs", "1", "--timeout", timeout]
     assert (failed(*words) if code else race.main(words)) == code
@@ -293,6 +305,10 @@ def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(
         (["--metric", PATTERN, "--apart", "soon"], "--apart must be a time"),
         (["--metric", PATTERN, "--expect", "0.2..0.1"], "--expect must hold something"),
         (["--metric", PATTERN, "--guard", "loss"], "--guard must be a metric and how much worse"),
+        (["--metric", PATTERN, "--guard", "loss -1"], "--guard must have a margin of 0 or more"),
+        (["--metric", "wall_s"], "--metric must have another name than wall_s"),
+        (["--metric", PATTERN, "--target", "nan"], "--target must be a finite number"),
+        (["--metric", PATTERN, "--target", "3"], "--target must be given with a metric that has a group step"),
         (["--metric", PATTERN, "--pairs", "0"], "--pairs must be at least 1"),
         (["--metric", PATTERN, "--ref", "main"], "--arm must be given, or --ref"),
         (["--metric", PATTERN, "--locked", "nothing*"], "--locked must match a file"),
@@ -394,6 +410,25 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo: Path, raced: Callable[.
     (repo / "out.json").unlink()
     noted = raced("--ref", "main", "--ref", "idea", "--metric", PATTERN, "--pairs", "2", "--", PYTHON, "train.py", "{seed}")
     assert "changes that no --ref" not in str(noted["said"])
+
+
+@pytest.mark.parametrize("form", ["{PYTHON} {own}/it.py", "sh -c '{PYTHON} {own}/it.py'", "{PYTHON} -m its.it"])
+def test_a_program_that_is_edited_is_another_one(
+    repo: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """Where git does not see it, too: before a race and, which would mix two programs, while it goes on."""
+    own = repo / "its"
+    own.mkdir()
+    (repo / ".gitignore").write_text("outputs/\nits/\n")
+    (own / "other.py").write_text("LOSS = 3\n")
+    (own / "it.py").write_text("import sys, os; sys.path.insert(0, 'its'); import other; print('val loss', other.LOSS)\n")
+    words = [f"--arm={name}={form.format(PYTHON=PYTHON, own=own)}" for name in ("a", "b")] + ["--metric", PATTERN, "--pairs", "1"]
+    for loss in (3, 2):
+        (own / "other.py").write_text(f"LOSS = {loss}\n")
+        assert {row["val loss"] for row in raced(*words)["measurements"]} == {loss}  # type: ignore[attr-defined]
+    (own / "it.py").write_text((own / "it.py").read_text() + "open('its/other.py', 'a').write('LOSS = 1')\n")
+    assert failed(*words) == 1
+    assert "its program was edited while it was raced" in capsys.readouterr().err
 
 
 def page_of(answer: Answer) -> str:

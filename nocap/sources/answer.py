@@ -77,7 +77,8 @@ def _of_times(race: Race) -> str:
     if race.jobs > 1:
         return f"Runs shared the machine (--jobs {race.jobs}): no times, and no verdict about costs."
     timed = race.has_verdict("wall_s")
-    return f"{race.sessions} sessions." if timed else "Times and memory are of one session: no verdict; --sessions 3 makes one."
+    sessions = f"{race.sessions} sessions, {race.apart_s:g} s apart" if race.sessions > 1 else "one session"
+    return f"Times and memory are of {sessions}{'.' if timed else ': no verdict; --sessions 3 makes one.'}"
 
 
 # --- the page ------------------------------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def render(race: Race, content: Content) -> str:
     primary = race.readings[0].metric
     forests = [_forest(race, content, primary, stated=content["expect"] or (None, None))]
     forests += [_forest(race, content, guard.reading.metric, bound=-guard.margin) for guard in race.guards]
-    kept = ("metrics", "guards", "expect", "target", "first_seed", "seeded", "sessions", "at_once")
+    kept = ("metrics", "guards", "expect", "target", "first_seed", "seeded", "sessions", "apart_s", "at_once")
     return page.render(
         "race",
         kind="nocap race",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,8 +28,8 @@ SCRIPT_BYTES = 2**24  # of a file that a command names, at most: what is longer 
 
 
 def of_commands(commands: Sequence[tuple[str, Sequence[str]]], *, locked: Sequence[str] = (), apart: Sequence[Path] = ()) -> list[Command]:
-    """Arms from (name, words). In a git repository the working tree is a part of what they run, but for what lies `apart`; elsewhere the
-    files that they name are.
+    """Arms from (name, words). What they run is their program, in a git repository all of the working tree but for what lies `apart`,
+    elsewhere the files that they name.
 
     Errors:
         ValueError: a command that is not there, or a locked pattern that matches nothing.
@@ -42,15 +43,37 @@ def of_commands(commands: Sequence[tuple[str, Sequence[str]]], *, locked: Sequen
     for name, words in commands:
         _check_program(name, words, here)
         twins = sum(arm.words == tuple(words) for arm in made)  # a command raced against itself has runs of its own
-        content = digest([list(words), tree or _scripts(words, here), equal, _environment(words[0]), twins])
-        made.append(Command(name=name, words=tuple(words), cwd=here, content=content))
+        files, program = [path.resolve() for path in apart], _program(words, here)
+        data = [] if tree else [digest(path.read_bytes().hex()) for path in _named(words, here) if path.resolve() not in files]
+        content = digest([list(words), tree, data, program, equal, _environment(words[0]), twins])
+        made.append(Command(name=name, words=tuple(words), cwd=here, content=content, files=program))
     return made
 
 
-def _scripts(words: Sequence[str], here: Path) -> list[str]:
-    """Digests of the files that a command names."""
-    files = (here / word for word in words)
-    return [digest(path.read_bytes().hex()) for path in files if path.is_file() and path.stat().st_size < SCRIPT_BYTES]
+def begin(arm: Command, seed: int, place: Path, **how: Any) -> None:
+    """Run one, `how` as for `run`, where anybody may edit its program meanwhile.
+
+    Errors:
+        FailedError: somebody did.
+    """
+    run(arm, seed, place, **how)
+    if _program(arm.words, arm.cwd) != arm.files:
+        shutil.rmtree(place)
+        raise FailedError(f"{arm.name}, seed {seed}: its program was edited while it was raced (--ref keeps each version apart)")
+
+
+def _named(words: Sequence[str], here: Path) -> list[Path]:
+    """The files that a command names, in a shell's words or as a module too."""
+    parts = [part for word in words for part in (word, *re.split(r"[\s=]+", word))]
+    files = {here / name for part in parts for name in (part, part.replace(".", "/") + ".py")}
+    return sorted(path for path in files if os.path.isfile(path) and path.stat().st_size < SCRIPT_BYTES)
+
+
+def _program(words: Sequence[str], here: Path) -> str:
+    """The digest of the scripts that a command names, and of what lies beside those of Python, which they may import."""
+    named = [path for path in _named(words, here) if path.suffix in (".py", ".sh")]
+    files = {*named, *(path for script in named if script.suffix == ".py" for path in script.parent.glob("*.py"))}
+    return digest([[str(path), digest(path.read_bytes().hex())] for path in sorted(files)])
 
 
 def split(text: str, key: str) -> list[str]:

@@ -36,6 +36,8 @@ LOG, RESULT = "output.log", "result.json"
 LOOK_S = 0.05  # between looks at the processes
 GRACE_S = 5.0  # from the request to end to the kill
 LINE_BYTES, LOG_BYTES = 2**16, 2**26  # of a line, and of a log: what is longer is cut, and the log says so
+COLOUR = re.compile(r"\x1b\[[\d;]*[mK]")  # of a terminal: a number may stand between two
+CUT = "cut: more output than is kept"
 TAIL = 5  # lines of a failed run's output that are shown
 COSTS = [name for name, metric in METRICS.items() if metric.made_by == "command"]  # of every run
 
@@ -87,9 +89,10 @@ class Reading:
             ValueError: a match that is no number.
         """
         if self.file:
-            return [(step, value, math.nan) for step, value in _of_file(folder / Path(self.file).name, self.what)]
+            return [(step, value, math.nan) for step, value in _of_file(_kept(folder, self.file), self.what)]
         found, pattern = [], self.pattern
         for seconds, line in lines(folder):
+            require(line != CUT, f"{self.name} in what it printed", f"be in {LOG_BYTES >> 20} MiB of it (or --file)", "more")
             for match in pattern.finditer(line):
                 text = match["value"] if "value" in pattern.groupindex else match[1]
                 step = number(match["step"], self.what) if "step" in pattern.groupindex else None
@@ -145,6 +148,11 @@ def lines(folder: Path) -> Iterator[tuple[float, str]]:
             yield float(seconds), text
 
 
+def _kept(folder: Path, name: str) -> Path:
+    """The copy of a file that the command wrote, beside nocap's own."""
+    return folder / f"kept-{Path(name).name}"
+
+
 def _of_file(path: Path, name: str) -> list[tuple[float | None, float]]:
     """The value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step where there is one."""
     try:
@@ -178,6 +186,7 @@ class Command:
     words: tuple[str, ...]
     cwd: Path
     content: str  # a digest of what it runs: words, files, environment
+    files: str = ""  # a digest of those files that are its program, where others may edit them
     top: Path | None = None  # of its worktree
 
     @property
@@ -223,7 +232,7 @@ def run(
         raise FailedError("\n".join([f"{command.name}, seed {seed}: {ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
     for name in keep:
         if (command.cwd / name).is_file():
-            shutil.copyfile(command.cwd / name, folder / Path(name).name)
+            shutil.copyfile(command.cwd / name, _kept(folder, name))
     times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
     made = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
     write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
@@ -242,6 +251,8 @@ def _ended(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",  # a text stream takes \r as a line's end, too: a progress bar is a line a time
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -265,14 +276,14 @@ def _children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _copy(source: IO[bytes], log: IO[bytes], began: float, broken: list[OSError]) -> None:
+def _copy(source: IO[str], log: IO[bytes], began: float, broken: list[OSError]) -> None:
     """Each line with its time, without secrets and terminal control; or why it cannot be written."""
     left = LOG_BYTES
-    while raw := source.readline(LINE_BYTES):
-        text = visible(redact(raw.decode(errors="replace").rstrip("\r\n")))
+    while line := source.readline(LINE_BYTES):
+        text = visible(redact(COLOUR.sub("", line.rstrip("\n"))))
         left -= len(text)
         if left < 0:
-            text = f"cut: more than {LOG_BYTES >> 20} MiB of output"
+            text = CUT
         if left > -LINE_BYTES:
             try:
                 log.write(f"{time.monotonic() - began:.3f}\t{text}\n".encode())
@@ -281,7 +292,7 @@ def _copy(source: IO[bytes], log: IO[bytes], began: float, broken: list[OSError]
                 return
 
 
-def _watch(process: subprocess.Popen[bytes], *, until: float, halted: Callable[[], bool]) -> int:
+def _watch(process: subprocess.Popen[str], *, until: float, halted: Callable[[], bool]) -> int:
     """The most bytes that its processes had together, until it ends, its time is over, or it is halted."""
     peak, tree = 0, psutil.Process(process.pid)
     while process.poll() is None and time.monotonic() < until and not halted():
@@ -304,7 +315,7 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     """All processes of its group, and those that it started in other groups: asked, and after a grace killed."""
     away = _tree(psutil.Process(process.pid))[1:] if process.poll() is None else []
     for number in (signal.SIGTERM, signal.SIGKILL):

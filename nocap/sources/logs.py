@@ -68,9 +68,12 @@ class _Run:
     facts: dict[str, str] = field(default_factory=dict)
     now: dict[str, float] = field(default_factory=dict)  # the last number of each key
     points: list[dict[str, float]] = field(default_factory=list)  # rows with a loss
+    clock: bool = True  # its seconds never went back
+    twice: bool = False  # a step had several losses
 
     def add(self, numbers: dict[str, float]) -> str | None:
         """Go on; a line where the steps went back."""
+        self.clock &= not numbers.get("train_s", math.inf) < self.now.get("train_s", -math.inf)
         self.now = {key: x for key, x in self.now.items() if key not in LOSSES} | numbers
         if not numbers.keys() & {*LOSSES}:
             return None
@@ -79,6 +82,7 @@ class _Run:
             self.points.pop()
         dropped = before - len(self.points)
         if self.points and self.points[-1].get("step") == step:  # said in two rows, or again
+            self.twice |= not dropped and any(numbers.get(key, x) != x for key, x in self.points[-1].items() if key in LOSSES)
             self.now = self.points.pop() | self.now
         self.points.append(self.now)
         return f"its steps go back to {step:g}: {dropped} later rows before that are not used" if dropped else None
@@ -133,6 +137,10 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[_Run], list[str
     with_loss = [one for one in every if one.points]
     require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
     lines += [f"{_title(one.facts)}: left out, no row of it has a loss" for one in every if not one.points and one.facts.keys() & {*TOLD}]
+    if any(one.twice for one in with_loss):
+        lines.append("a step has several losses: the last of each counts")
+    if any(not one.clock for one in with_loss):
+        lines.append("its seconds go back, as where a run was resumed: they are not compared")
     if any(len(one.points) > 1 and one.last("step") is None for one in with_loss):
         lines.append("of several rows without a step the last is a run's end; a table of runs needs a column seed or run (--columns)")
     return with_loss, lines
@@ -155,6 +163,7 @@ def _cell(row: Row, key: str, columns: Columns) -> object:
 
 def _number(key: str, value: object, columns: Columns, where: str) -> float:
     with suppress(ValueError, OverflowError, TypeError):
+        require(not isinstance(value, bool), key, "be a number", value)
         x = float(value) / (columns[key][1] if key in columns else 1.0)  # type: ignore[arg-type]
         if math.isfinite(x) or key in LOSSES:
             return x
@@ -223,7 +232,7 @@ def _record(log: Log, run: _Run, content: str, *, alone: bool, hardware: str | N
         "val_bpb": None if lost else bpb,
         "steps": None if steps is None else int(steps),
         "tokens": None if tokens is None else int(tokens),
-        "clock_s": {"train": ended["train_s"]} if "train_s" in ended else {},
+        "clock_s": {"train": ended["train_s"]} if "train_s" in ended and run.clock else {},
         "hardware": {"name": machine, "fingerprint": machine} if machine else {},
     }
     name, arm, summary = redact((name, arm, summary))
@@ -249,7 +258,7 @@ def _curve(run: _Run) -> Curve:
     return Curve(
         step=[int(point["step"]) for point in points],
         tokens=[int(point["tokens"]) if "tokens" in point else None for point in points],
-        train_s=[point.get("train_s") for point in points],
+        train_s=[point.get("train_s") if run.clock else None for point in points],
         val_loss=[point["val_loss"] for point in points],
         val_bpb=[point.get("val_bpb") for point in points],
     )

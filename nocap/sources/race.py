@@ -29,6 +29,7 @@ from nocap.store.record import digest, read_json, write_json
 
 FILE = "race.json"
 TIMES = ("wall_s", "cpu_s", "time_to_target_s")
+MEASURED = (*COSTS, *TO_TARGET)  # whatever the command prints
 OPEN = (Outcome.unclear.value, Outcome.undecided.value, Word.inconclusive.value)  # more pairs may change these words
 
 
@@ -72,12 +73,13 @@ class Race:
         stated = {
             "arms": arms,
             "metrics": [[reading.what, reading.file, reading.better.value] for reading in self.readings],
-            "guards": [[guard.reading.what, guard.margin] for guard in self.guards],
+            "guards": [[guard.reading.what, guard.margin, guard.reading.better.value] for guard in self.guards],
             "expect": self.expect and [end if math.isfinite(end) else None for end in self.expect],
             "target": self.target,
             "first_seed": self.first_seed,
             "seeded": self.seeded,
             "sessions": self.sessions,
+            "apart_s": self.apart_s if self.sessions > 1 else None,
             "at_once": self.jobs > 1,
         }
         self.known = read_json(self.folder / FILE) or {}
@@ -138,7 +140,8 @@ class Race:
 
     def _wait(self, repeat: int) -> None:
         """Until the next session of timing may begin."""
-        if repeat == 0 or self.session(repeat) == self.session(repeat - 1) or result(self.place(self.arms[0], repeat)) is not None:
+        places = [self.place(arm, repeat) for arm in self.arms]
+        if repeat == 0 or self.session(repeat) == self.session(repeat - 1) or all(map(result, places)):
             return
         self.log(f"waiting {self.apart_s / 60:g} minutes: session {self.session(repeat) + 1} of {self.sessions}")
         time.sleep(self.apart_s)
@@ -167,7 +170,8 @@ class Race:
         """Seconds and steps to the target, as `TO_TARGET` has them, on the curve of the first metric."""
         points = [(step, value, at) for step, value, at in self.readings[0].curve(place) if step is not None]
         steps, values, seconds = (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
-        at = crossing(steps, values, target=float(self.target or 0)) if points else None
+        sign = -1 if self.readings[0].better is Better.higher else 1  # the curve that is read falls
+        at = crossing(steps, [sign * value for value in values], target=sign * float(self.target or 0)) if points else None
         if at is None:
             return math.inf, math.inf
         after = next(i for i, step in enumerate(steps) if step >= at)
@@ -190,10 +194,12 @@ class Race:
 
     def gain(self, arm: Command, metric: Metric, n: int) -> Estimate:
         """How much better than the baseline: in the metric's unit, of times and memory as a logarithm of the ratio."""
-        log, sign = metric.name in (*COSTS, *TO_TARGET), 1 if metric.better is Better.higher else -1
-        a, b = ([math.log(x) if log else x for x in self.values(side, metric.name, n)] for side in (arm, self.arms[0]))
-        if not all(map(math.isfinite, [*a, *b])):  # a run that never came to the target
-            return Estimate(mid=math.nan, low=-math.inf, high=math.inf, n=n, method="a run never came to the target")
+        log, sign = metric.name in MEASURED, 1 if metric.better is Better.higher else -1
+        a, b = (self.values(side, metric.name, n) for side in (arm, self.arms[0]))
+        if (log and min(*a, *b) <= 0) or not all(map(math.isfinite, [*a, *b])):
+            return Estimate(mid=math.nan, low=-math.inf, high=math.inf, n=n, method="a run never came to the target, or began at it")
+        if log:
+            a, b = ([math.log(x) for x in side] for side in (a, b))
         bias = CLOCK_BIAS if metric.kind is Kind.clock else 0.0
         share = len(self.arms) - 1
         if log and self.sessions > 1:  # a session is what repeats a time

@@ -19,7 +19,7 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.interval import ROUNDING
 from nocap.sources import arms, refs
-from nocap.sources.command import Command, Reading, duration_s, run
+from nocap.sources.command import Command, Reading, duration_s
 from nocap.store import lease
 from nocap.store.metrics import Better
 from nocap.study.log import FILE as LOG
@@ -60,7 +60,7 @@ def _sides(
     if not rules.ref:
         require(not rules.link, "propose.link", "be given with propose.ref", rules.link)
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
-        return arms.of_commands(list(zip(names, words, strict=True)), locked=rules.locked, apart=apart), run
+        return arms.of_commands(list(zip(names, words, strict=True)), locked=rules.locked, apart=apart), arms.begin
     versions = arms.of_refs(
         list(zip([rules.ref, *[refs.HERE] * (len(words) - 1)], words, strict=True)),
         locked=rules.locked,
