@@ -178,6 +178,7 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster: Path, tmp
     left = door("--multirun", "--detach", *words, f"output_dir={out}")
     assert (left.code, "2 not started" in left.out) == (75, True), left
     assert "goes on as Slurm's job 1_0" in left.out
+    assert left.out.splitlines()[-1].startswith("handed over")
     done = door("--multirun", *words, f"output_dir={out}", timeout=300)
     assert (done.code, "2 finished" in done.out) == (0, True), done
     assert {s["attempts"] for s in summaries(out).values()} == {1}

@@ -35,6 +35,7 @@ from nocap.store.identity import digest
 from nocap.store.record import SUMMARY
 from nocap.store.tracking import gathered, offline, track_comparison
 
+HANDED_OVER = "handed over; the same command without --detach waits for the jobs and reports"
 OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
 
 
@@ -82,7 +83,7 @@ def multirun(
         results = runner.run()
     finally:
         executor.close()
-    code = _report(grid, results, stopped=runner.stopping)
+    code = _report(grid, results, stopped=runner.stopping, goes_on=HANDED_OVER if detach else GOES_ON)
     return EXIT_CODES["failed"] if fail_fast and any(result.status == "failed" for result in results.values()) else code
 
 
@@ -158,7 +159,9 @@ def _search(searched: search.Search, overrides: Sequence[Override], launcher: La
 STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where the status alone is unclear
 
 
-def _report(grid: Grid, results: Mapping[str, Result], *, stopped: bool, conclude: Callable[[], None] | None = None) -> int:
+def _report(
+    grid: Grid, results: Mapping[str, Result], *, stopped: bool, goes_on: str = GOES_ON, conclude: Callable[[], None] | None = None
+) -> int:
     """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude` says. The grid's exit code."""
     waiting = Result(summary={"status": "waiting"})
     ended = [(cell, results.get(cell.plan.identity, waiting)) for cell in grid.cells]
@@ -170,7 +173,7 @@ def _report(grid: Grid, results: Mapping[str, Result], *, stopped: bool, conclud
         if result.status != "finished" and not (stopped and result.status == "waiting"):
             _explain(cell, result)
     if stopped:
-        print(GOES_ON, flush=True)
+        print(goes_on, flush=True)
         return EXIT_CODES["preempted"]
     if conclude is not None:
         conclude()
