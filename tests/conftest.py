@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.pretend import Pretended
 
 REPO = Path(__file__).resolve().parents[1]
+INTERRUPTIBLE = ("env", "--default-signal=INT")  # before a command: a shell's background job ignores Ctrl-C
 FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])  # as PYTHONPATH: with NOCAP_FAULT, a rank's faults
 
 # Compiling takes a test half a minute, and a second when it was compiled before: what is kept outlives a session.

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nocap.study.log import FILE
-from tests.conftest import Door, Finished
+from tests.conftest import INTERRUPTIBLE, Door, Finished
 from tests.test_proposals import study_door as study_door
 from tests.test_race import git
 
@@ -141,7 +141,7 @@ def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, f
 def test_a_proposal_that_is_stopped_goes_on(study_door: Door, folder: Path):
     (folder.parent / "train.py").write_text(f"{SCRIPT}\nimport time\ntime.sleep(0.5)\n")
     words = [sys.executable, "-m", "nocap.study", folder, "--json", "--propose", command(0)]
-    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen([*INTERRUPTIBLE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not list(Path("outputs/commands").glob("*/result.json")) and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)

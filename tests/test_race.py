@@ -20,7 +20,7 @@ from nocap.sources import command
 from nocap.sources.command import LOG, RESULT, Command, Reading
 from nocap.sources.race import Race, content
 from nocap.store.metrics import Better
-from tests.conftest import REPO
+from tests.conftest import INTERRUPTIBLE, REPO
 from tests.test_report import text_of
 
 SCRIPT = """
@@ -356,7 +356,7 @@ def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPat
     words += ["--jobs", jobs]
     env = {**os.environ, "EXTRA": "time.sleep(0.5)"}
     for number in (signal.SIGKILL, signal.SIGINT):
-        running = subprocess.Popen([PYTHON, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        running = subprocess.Popen([*INTERRUPTIBLE, PYTHON, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         there = len(list(repo.glob("outputs/commands/*/result.json")))
         while len(list(repo.glob("outputs/commands/*/result.json"))) == there and running.poll() is None:
             time.sleep(0.05)

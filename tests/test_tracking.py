@@ -323,7 +323,7 @@ os._exit(0)  # as a worker ends
     done = child(code, run_dir)
     assert done.returncode == 0, done.stderr
     logged_s, ended_s = json.loads(done.stdout)
-    assert logged_s < 10  # 50 MB of rows: a pipe that nobody reads takes 64 KiB
+    assert logged_s < 60  # on a busy machine; 50 MB of rows: a pipe that nobody reads takes 64 KiB
     assert ended_s < 20
     assert done.stderr.count("\n") == 1
     assert "wandb does not answer" in done.stderr
