@@ -136,10 +136,10 @@ def scores(trial: Trial) -> str:
         plain = float(F.cross_entropy(_logits(model, inputs).float().flatten(0, 1), targets.flatten()))
         torch.manual_seed(0)
         loss = model(inputs, targets)
-        next_token, total = float(loss.next_token), float(loss.total)
+        next_token, total = loss.next_token.item(), loss.total.item()
         close = math.isclose(next_token, plain, rel_tol=1e-4)
         expect(close, f"in {mode}, next_token is {next_token:.5f}, and the logits' cross-entropy {plain:.5f}")
-        parts = sum(map(float, loss.parts.values())) if loss.parts else total
+        parts = sum(part.item() for part in loss.parts.values()) if loss.parts else total
         expect(math.isclose(total, parts, rel_tol=1e-4), f"the training loss is {total:.5f}, and the sum of its parts {parts:.5f}")
     expect(not loss.parts, f"in validation the loss has parts: {', '.join(loss.parts)}")
     return "in training and in validation"
