@@ -24,6 +24,7 @@ from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.sources import logs
 from nocap.sources.formats import LONGEST
+from nocap.sources.rows import columns_of
 from tests.test_compare import refusal, write_run
 from tests.test_tracking import environment
 
@@ -148,7 +149,7 @@ def test_tables(tmp_path: Path, table: str, columns: str, expected: Json) -> Non
     path = tmp_path / "arms" / "table.csv"
     path.parent.mkdir()
     path.write_text(table)
-    found = arms(compared(path, columns=logs.columns_of(columns)))
+    found = arms(compared(path, columns=columns_of(columns)))
     assert {label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"]) for label, arm in found.items()} == expected
 
 
@@ -218,7 +219,7 @@ def test_several_losses_of_a_step_are_named(tmp_path: Path) -> None:
 
 def test_units_of_a_column(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("step,ms/step,val_loss,time_ms\n5,1,3,2500\n")
-    (run,) = compared(tmp_path / "a.csv", columns=logs.columns_of("train_s=time_ms/1000")).json()["runs"]
+    (run,) = compared(tmp_path / "a.csv", columns=columns_of("train_s=time_ms/1000")).json()["runs"]
     assert run["train_s"] == 2.5
 
 
@@ -471,7 +472,7 @@ open("base.csv", "wb").write(answer.data)
         tmp_path,
     )
     assert (tmp_path / "base.csv").read_text().startswith("Wall time,Step,Value")
-    (run,) = compared(tmp_path / "base.csv", columns=logs.columns_of("val_loss=Value")).json()["runs"]
+    (run,) = compared(tmp_path / "base.csv", columns=columns_of("val_loss=Value")).json()["runs"]
     assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20, 30, 40], [4, 3.875, 3.75, 3.625, 3.5])
 
 
@@ -499,7 +500,7 @@ for group in ("base", "idea"):
     }
     assert [status for _, status in comparison.not_compared] == ["failed"]
     assert comparison.json()["runs"][0]["train_s"] == 25
-    assert set(arms(compared(tmp_path / "wandb", columns=logs.columns_of("arm=config/optimizer/lr")))) == {"0.1"}
+    assert set(arms(compared(tmp_path / "wandb", columns=columns_of("arm=config/optimizer/lr")))) == {"0.1"}
     first = sorted(tmp_path.rglob("run-*.wandb"))[0]
     whole = first.read_bytes()
     for content, status in (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nocap.judge.compare import Comparison
-from nocap.launch.search import Sampler, Search
+from nocap.launch.space import Sampler, Search
 from nocap.report import comparison as report
 from nocap.sources import answer
 from nocap.sources.race import content

@@ -28,7 +28,8 @@ from nocap.launch import search as searching
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.multirun import multirun
 from nocap.launch.runner import Devices, one_at_a_time
-from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, weights, words_of
+from nocap.launch.search import Searching
+from nocap.launch.space import Params, Sampler, Search, Space, asked, describe, ends, propose, space_of, weights, words_of
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.runs import GRID

@@ -17,7 +17,7 @@ import runpy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,147 +27,19 @@ from nocap.config.outward import redact
 from nocap.config.paths import expanded
 from nocap.sources import formats
 from nocap.sources.formats import Row
+from nocap.sources.rows import TOLD, Columns, LoggedRun, runs_of, title
 from nocap.store import runs
 from nocap.store.formats import shorten
 from nocap.store.record import digest
 from nocap.store.runs import Curve, Found, Record
 
-# What counts in a row → the names that it usually has. The first is the one that formats use.
-KEYS: dict[str, tuple[str, ...]] = {
-    "step": ("step", "Step", "iter", "iteration", "global_step", "trainer/global_step", "_step", "num_steps"),
-    "val_loss": ("val_loss", "val/loss", "loss/val", "valid_loss", "validation_loss", "eval_loss", "eval/loss"),  # nats per token
-    "val_bpb": ("val_bpb", "val/bpb"),  # bits per byte
-    "train_s": ("train_s", "train_time_s", "training_seconds", "total_training_time"),  # seconds of training until then
-    "tokens": ("tokens", "tokens_seen", "total_tokens", "num_tokens_seen"),  # trained on until then
-    "seed": ("seed", "config/seed", "args/seed"),
-    "arm": ("arm", "group"),
-    "run": ("run", "run_id", "run_name"),  # where a file holds several
-    "hardware": ("hardware", "gpu", "gpu_name"),
-    "ended": ("ended",),  # "finished", or what happened to it instead
-}
-NUMBERS = ("step", "val_loss", "val_bpb", "train_s", "tokens")
-LOSSES = ("val_loss", "val_bpb")
 BUILT_IN = [module.name for module in pkgutil.iter_modules(formats.__path__)]
-TOLD = ("arm", "run", "seed")  # what tells the runs of one file apart
-NAMES = 1000  # of columns that a message may offer
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
 OF_THE_SEED = re.compile(r"(?<![a-z0-9])(?:seed|s(?=[=_-]?\d{1,3}(?!\d)))[=_-]?(\d{1,18})(?![a-z0-9])", re.IGNORECASE)  # s1440 are steps
 # A folder that is no arm, but one of its runs: a seed, a date, a time, W&B's.
 REPEAT = re.compile(
     r"(seed|s)[=_-]?\d+|\d{4}-\d\d-\d\d([T_ -]\d\d[-:]?\d\d[-:]?\d\d)?|\d\d[-:]\d\d[-:]\d\d|wandb|(offline-)?run-\d.*", re.IGNORECASE
 )
-
-
-Columns = Mapping[str, tuple[str, float]]  # key → its name in the log, and what its numbers are divided by
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """What a log says of one run."""
-
-    facts: dict[str, str] = field(default_factory=dict)
-    now: dict[str, float] = field(default_factory=dict)  # the last number of each key
-    points: list[dict[str, float]] = field(default_factory=list)  # rows with a loss
-    clock: bool = True  # its seconds never went back
-    twice: bool = False  # a step had several losses
-
-    def add(self, numbers: dict[str, float]) -> str | None:
-        """Go on; a line where the steps went back."""
-        self.clock &= not numbers.get("train_s", math.inf) < self.now.get("train_s", -math.inf)
-        self.now = {key: x for key, x in self.now.items() if key not in LOSSES} | numbers
-        if not numbers.keys() & {*LOSSES}:
-            return None
-        before, step = len(self.points), self.now.get("step", math.inf)
-        while self.points and self.points[-1].get("step", -math.inf) > step:
-            self.points.pop()
-        dropped = before - len(self.points)
-        if self.points and self.points[-1].get("step") == step:  # said in two rows, or again
-            self.twice |= not dropped and any(numbers.get(key, x) != x for key, x in self.points[-1].items() if key in LOSSES)
-            self.now = self.points.pop() | self.now
-        self.points.append(self.now)
-        return f"its steps go back to {step:g}: {dropped} later rows before that are not used" if dropped else None
-
-    def last(self, key: str) -> float | None:
-        return next((point[key] for point in reversed(self.points) if key in point), None)
-
-
-def columns_of(text: str) -> Columns:
-    """`step=iter,val_loss=loss/val,train_s=time_ms/1000` as columns.
-
-    Errors:
-        ValueError: it is no such list.
-    """
-    chosen: dict[str, tuple[str, float]] = {}
-    for part in filter(None, text.split(",")):
-        key, _, name = part.strip().partition("=")
-        require(key in KEYS and bool(name), "--columns", f"be KEY=NAME,… with keys of {', '.join(KEYS)}", part)
-        scaled = re.fullmatch(r"(.+)/(\d+(?:\.\d+)?)", name) if key in NUMBERS else None
-        chosen[key] = (scaled[1], float(scaled[2])) if scaled else (name, 1.0)
-    require(all(divisor > 0 for _, divisor in chosen.values()), "--columns", "divide by a number above 0", text)
-    return chosen
-
-
-# --- a log -------------------------------------------------------------------------------------------------------------------------
-
-
-def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[_Run], list[str]]:
-    """The runs of one log, and lines about it.
-
-    Errors:
-        ValueError: a cell that should be a number, no loss, or no such column.
-    """
-    several, run, lines, names = dict[object, _Run](), _Run(), list[str](), dict[str, None]()
-    for index, row in enumerate(rows, start=1):
-        where = f"line {row['line']}" if "line" in row else f"row {index}"
-        names |= dict.fromkeys(map(str, row)) if len(names) < NAMES else {}
-        values = {key: value for key in KEYS if (value := _cell(row, key, columns)) not in (None, "")}
-        facts = {key: str(value).strip() for key, value in values.items() if key not in NUMBERS}
-        told = {key: facts[key] for key in TOLD if key in facts}
-        if any(run.facts.get(key, fact) != fact for key, fact in told.items()):  # another run than that of the row before
-            run = several.get(_name_of(told)) or _Run()
-        run.facts |= facts
-        several[_name_of(run.facts)] = run
-        if line := run.add({key: _number(key, values[key], columns, where) for key in NUMBERS if key in values}):
-            lines.append(f"{where}: {line}")
-    require(bool(names), "it", "hold rows", "none")
-    offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
-    for key, (name, _) in columns.items():
-        require(name in names, f"--columns {key}", f"be one of its columns, {offered}", name)
-    every = list({id(one): one for one in several.values()}.values())
-    with_loss = [one for one in every if one.points]
-    require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
-    lines += [f"{_title(one.facts)}: left out, no row of it has a loss" for one in every if not one.points and one.facts.keys() & {*TOLD}]
-    if any(one.twice for one in with_loss):
-        lines.append("a step has several losses: the last of each counts")
-    if any(not one.clock for one in with_loss):
-        lines.append("its seconds go back, as where a run was resumed: they are not compared")
-    if any(len(one.points) > 1 and one.last("step") is None for one in with_loss):
-        lines.append("of several rows without a step the last is a run's end; a table of runs needs a column seed or run (--columns)")
-    return with_loss, lines
-
-
-def _title(facts: Mapping[str, str]) -> str:
-    """A run, in a file of several."""
-    return " ".join(facts[key] for key in TOLD if key in facts)
-
-
-def _name_of(told: Mapping[str, str]) -> object:
-    """What tells a run from the others of its file: its name, else its seed."""
-    return told.get("arm"), told.get("run"), None if "run" in told else told.get("seed")
-
-
-def _cell(row: Row, key: str, columns: Columns) -> object:
-    names = columns[key][:1] if key in columns else KEYS[key]
-    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
-
-
-def _number(key: str, value: object, columns: Columns, where: str) -> float:
-    with suppress(ValueError, OverflowError, TypeError):
-        require(not isinstance(value, bool), key, "be a number", value)
-        x = float(value) / (columns[key][1] if key in columns else 1.0)  # type: ignore[arg-type]
-        if math.isfinite(x) or key in LOSSES:
-            return x
-    raise ValueError(f"{where}: {key} must be a number, got {str(value)[:60]!r}")
 
 
 # --- from a log to records ---------------------------------------------------------------------------------------------------------
@@ -213,7 +85,7 @@ def records_of(log: Log, *, columns: Columns, hardware: str | None) -> tuple[lis
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def _record(log: Log, run: _Run, content: str, *, alone: bool, hardware: str | None) -> Record:
+def _record(log: Log, run: LoggedRun, content: str, *, alone: bool, hardware: str | None) -> Record:
     facts = run.facts
     arm = facts.get("arm") or (log.path.stem if log.given and not alone else log.arm)
     in_name = OF_THE_SEED.search(log.inside) if alone else None
@@ -223,7 +95,7 @@ def _record(log: Log, run: _Run, content: str, *, alone: bool, hardware: str | N
     lost = not all(math.isfinite(x) for x in (loss, bpb) if x is not None)
     status = "diverged" if lost else facts.get("ended", "finished")
     ended, steps, tokens = run.points[-1], run.last("step"), run.last("tokens")
-    name = f"{log.arm}/{log.inside}{'' if alone else f':{_title(facts)}'}"
+    name = f"{log.arm}/{log.inside}{'' if alone else f':{title(facts)}'}"
     imported = {"format": log.format, "seed": "log" if "seed" in facts else "name" if in_name else None}
     imported["hardware"] = "said" if hardware and machine == hardware else None
     summary = {
@@ -252,7 +124,7 @@ def _record(log: Log, run: _Run, content: str, *, alone: bool, hardware: str | N
     )
 
 
-def _curve(run: _Run) -> Curve:
+def _curve(run: LoggedRun) -> Curve:
     """Of the rows with a loss in nats and a step."""
     points = [point for point in run.points if "step" in point and math.isfinite(point.get("val_loss", math.nan))]
     return Curve(

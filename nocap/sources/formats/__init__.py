@@ -3,7 +3,7 @@
     PATTERN            the files of a folder that are such logs: globs with spaces between them, as in "*.jsonl"
     read(path)         yields the rows of one log in order, mappings from names to numbers and texts
 
-Names that count are those of `nocap.sources.logs.KEYS`, in the units there; other names are offered to `--columns`. `line` is where a row
+Names that count are those of `nocap.sources.rows.KEYS`, in the units there; other names are offered to `--columns`. `line` is where a row
 stands, for messages. What is wrong with a log is a ValueError that begins with its line. A log may be larger than the memory.
 """
 

@@ -1,0 +1,140 @@
+"""Rows of somebody else's log as runs: which column is what, where a run begins, and where it ends."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from nocap.config.keys import require
+from nocap.sources.formats import Row
+from nocap.store.formats import shorten
+
+# What counts in a row → the names that it usually has. The first is the one that formats use.
+KEYS: dict[str, tuple[str, ...]] = {
+    "step": ("step", "Step", "iter", "iteration", "global_step", "trainer/global_step", "_step", "num_steps"),
+    "val_loss": ("val_loss", "val/loss", "loss/val", "valid_loss", "validation_loss", "eval_loss", "eval/loss"),  # nats per token
+    "val_bpb": ("val_bpb", "val/bpb"),  # bits per byte
+    "train_s": ("train_s", "train_time_s", "training_seconds", "total_training_time"),  # seconds of training until then
+    "tokens": ("tokens", "tokens_seen", "total_tokens", "num_tokens_seen"),  # trained on until then
+    "seed": ("seed", "config/seed", "args/seed"),
+    "arm": ("arm", "group"),
+    "run": ("run", "run_id", "run_name"),  # where a file holds several
+    "hardware": ("hardware", "gpu", "gpu_name"),
+    "ended": ("ended",),  # "finished", or what happened to it instead
+}
+NUMBERS = ("step", "val_loss", "val_bpb", "train_s", "tokens")
+LOSSES = ("val_loss", "val_bpb")
+TOLD = ("arm", "run", "seed")  # what tells the runs of one file apart
+NAMES = 1000  # of columns that a message may offer
+
+
+Columns = Mapping[str, tuple[str, float]]  # key → its name in the log, and what its numbers are divided by
+
+
+@dataclass(kw_only=True)
+class LoggedRun:
+    """What a log says of one run."""
+
+    facts: dict[str, str] = field(default_factory=dict)
+    now: dict[str, float] = field(default_factory=dict)  # the last number of each key
+    points: list[dict[str, float]] = field(default_factory=list)  # rows with a loss
+    clock: bool = True  # its seconds never went back
+    twice: bool = False  # a step had several losses
+
+    def add(self, numbers: dict[str, float]) -> str | None:
+        """Go on; a line where the steps went back."""
+        self.clock &= not numbers.get("train_s", math.inf) < self.now.get("train_s", -math.inf)
+        self.now = {key: x for key, x in self.now.items() if key not in LOSSES} | numbers
+        if not numbers.keys() & {*LOSSES}:
+            return None
+        before, step = len(self.points), self.now.get("step", math.inf)
+        while self.points and self.points[-1].get("step", -math.inf) > step:
+            self.points.pop()
+        dropped = before - len(self.points)
+        if self.points and self.points[-1].get("step") == step:  # said in two rows, or again
+            self.twice |= not dropped and any(numbers.get(key, x) != x for key, x in self.points[-1].items() if key in LOSSES)
+            self.now = self.points.pop() | self.now
+        self.points.append(self.now)
+        return f"its steps go back to {step:g}: {dropped} later rows before that are not used" if dropped else None
+
+    def last(self, key: str) -> float | None:
+        return next((point[key] for point in reversed(self.points) if key in point), None)
+
+
+def columns_of(text: str) -> Columns:
+    """`step=iter,val_loss=loss/val,train_s=time_ms/1000` as columns.
+
+    Errors:
+        ValueError: it is no such list.
+    """
+    chosen: dict[str, tuple[str, float]] = {}
+    for part in filter(None, text.split(",")):
+        key, _, name = part.strip().partition("=")
+        require(key in KEYS and bool(name), "--columns", f"be KEY=NAME,… with keys of {', '.join(KEYS)}", part)
+        scaled = re.fullmatch(r"(.+)/(\d+(?:\.\d+)?)", name) if key in NUMBERS else None
+        chosen[key] = (scaled[1], float(scaled[2])) if scaled else (name, 1.0)
+    require(all(divisor > 0 for _, divisor in chosen.values()), "--columns", "divide by a number above 0", text)
+    return chosen
+
+
+def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], list[str]]:
+    """The runs of one log, and lines about it.
+
+    Errors:
+        ValueError: a cell that should be a number, no loss, or no such column.
+    """
+    several, run, lines, names = dict[object, LoggedRun](), LoggedRun(), list[str](), dict[str, None]()
+    for index, row in enumerate(rows, start=1):
+        where = f"line {row['line']}" if "line" in row else f"row {index}"
+        names |= dict.fromkeys(map(str, row)) if len(names) < NAMES else {}
+        values = {key: value for key in KEYS if (value := _cell(row, key, columns)) not in (None, "")}
+        facts = {key: str(value).strip() for key, value in values.items() if key not in NUMBERS}
+        told = {key: facts[key] for key in TOLD if key in facts}
+        if any(run.facts.get(key, fact) != fact for key, fact in told.items()):  # another run than that of the row before
+            run = several.get(_name_of(told)) or LoggedRun()
+        run.facts |= facts
+        several[_name_of(run.facts)] = run
+        if line := run.add({key: _number(key, values[key], columns, where) for key in NUMBERS if key in values}):
+            lines.append(f"{where}: {line}")
+    require(bool(names), "it", "hold rows", "none")
+    offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
+    for key, (name, _) in columns.items():
+        require(name in names, f"--columns {key}", f"be one of its columns, {offered}", name)
+    every = list({id(one): one for one in several.values()}.values())
+    with_loss = [one for one in every if one.points]
+    require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
+    lines += [f"{title(one.facts)}: left out, no row of it has a loss" for one in every if not one.points and one.facts.keys() & {*TOLD}]
+    if any(one.twice for one in with_loss):
+        lines.append("a step has several losses: the last of each counts")
+    if any(not one.clock for one in with_loss):
+        lines.append("its seconds go back, as where a run was resumed: they are not compared")
+    if any(len(one.points) > 1 and one.last("step") is None for one in with_loss):
+        lines.append("of several rows without a step the last is a run's end; a table of runs needs a column seed or run (--columns)")
+    return with_loss, lines
+
+
+def title(facts: Mapping[str, str]) -> str:
+    """A run, in a file of several."""
+    return " ".join(facts[key] for key in TOLD if key in facts)
+
+
+def _name_of(told: Mapping[str, str]) -> object:
+    """What tells a run from the others of its file: its name, else its seed."""
+    return told.get("arm"), told.get("run"), None if "run" in told else told.get("seed")
+
+
+def _cell(row: Row, key: str, columns: Columns) -> object:
+    names = columns[key][:1] if key in columns else KEYS[key]
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+
+
+def _number(key: str, value: object, columns: Columns, where: str) -> float:
+    with suppress(ValueError, OverflowError, TypeError):
+        require(not isinstance(value, bool), key, "be a number", value)
+        x = float(value) / (columns[key][1] if key in columns else 1.0)  # type: ignore[arg-type]
+        if math.isfinite(x) or key in LOSSES:
+            return x
+    raise ValueError(f"{where}: {key} must be a number, got {str(value)[:60]!r}")
