@@ -110,22 +110,17 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
 def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> Race:
     from nocap.sources.command import duration_s
     from nocap.sources.race import Race
-    from nocap.store.record import digest
 
     _check(asked, command)
     readings, guards = _readings(asked)
     how = {"timeout_s": duration_s(asked.timeout, "--timeout"), "keep": [asked.file] if asked.file else [], "alone": asked.jobs == 1}
     apart_s, expect = duration_s(asked.apart, "--apart"), _expected(asked.expect)
     arms, begin = _arms(asked, command, undo)
-    stated = [asked.metrics, asked.file, asked.expect, asked.target, asked.first_seed, asked.reads_seed, asked.jobs > 1]
-    timed = [asked.sessions, apart_s, asked.pairs] if asked.sessions > 1 else []
-    folder = asked.output_dir / "races" / digest([[(arm.name, arm.content) for arm in arms], stated, timed])
     racing = Race(
         arms=arms,
         readings=readings,
         guards=guards,
-        folder=folder,
-        runs=folder / "runs" if timed else asked.output_dir / "commands",  # those of another race were not made in these sessions
+        output_dir=asked.output_dir,
         pairs=asked.pairs,
         expect=expect,
         target=asked.target,

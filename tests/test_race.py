@@ -475,7 +475,7 @@ def made_race(folder: Path, chance: random.Random, *, gain: float, pairs: int, s
 
     both = [Command(name=name, words=("{seed}",), cwd=folder, content=name) for name in ("base", "idea")]
     reading = Reading(what=PATTERN, better=Better.lower)
-    return Race(arms=both, readings=[reading], folder=folder, runs=folder / "runs", pairs=pairs, begin=begin, log=lambda line: None)
+    return Race(arms=both, readings=[reading], output_dir=folder, pairs=pairs, begin=begin, log=lambda line: None)
 
 
 def simulated(tmp_path: Path, chance: random.Random, *, gain: float, pairs: int, skewed: bool = False) -> str:

@@ -151,6 +151,11 @@ def of_samples(a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, com
     return Estimate(mid=mid, low=mid - half, high=mid + half, n=n, method="unpaired (Welch)")
 
 
+def alike(values: Sequence[float]) -> bool:
+    """Whether repeats are equal to rounding: what made them takes no seed, and more of them would say nothing."""
+    return len(values) >= 2 and max(values) - min(values) <= ROUNDING * max(map(abs, values))
+
+
 def shared(a: BySeed, b: BySeed) -> list[int]:
     """The seeds that two sides are compared over: those of both, where these are enough to be pairs or all that there is."""
     both = sorted(a.keys() & b.keys())

@@ -7,7 +7,6 @@ from these, so that another pattern runs nothing again.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -27,8 +26,10 @@ from typing import IO, Any
 import psutil
 
 from nocap.config.errors import FailedError
-from nocap.config.keys import require
+from nocap.config.keys import flat, require
 from nocap.config.outward import redact, visible
+from nocap.sources.formats import Row, jsonl
+from nocap.sources.formats import csv as tables
 from nocap.store.metrics import METRICS, Better, Kind, Metric, now
 from nocap.store.record import read_json, write_json
 
@@ -156,23 +157,20 @@ def _kept(folder: Path, name: str) -> Path:
 def _of_file(path: Path, name: str) -> list[tuple[float | None, float]]:
     """The value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step where there is one."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        there = [row for row in _rows(path) if row.get(name) not in (None, "")]
     except OSError as error:
         raise ValueError(f"{path.name} must be written by the command ({error.strerror})") from error
-    try:
-        rows: Sequence[Mapping[str, Any]] = list(csv.DictReader(text.splitlines())) if path.suffix == ".csv" else _json(text)
-    except ValueError as error:
-        raise ValueError(f"{path.name} must hold JSON, JSON lines or CSV, got {text[:80]!r} ({error})") from error
-    there = [row for row in rows if row.get(name) not in (None, "")]
     return [(number(str(row["step"]), "step") if row.get("step") else None, number(str(row[name]), name)) for row in there]
 
 
-def _json(text: str) -> list[Mapping[str, Any]]:
-    try:
-        whole = [json.loads(text)]
-    except ValueError:
-        whole = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return [row for row in whole if isinstance(row, Mapping)]
+def _rows(path: Path) -> list[Row]:
+    """As `nocap.compare` reads them, or the one of a JSON object."""
+    if path.suffix in (".csv", ".tsv"):
+        return list(tables.read(path, cut=False))
+    with suppress(ValueError):
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        return [dict(flat(whole, "/"))] if isinstance(whole, dict) else []
+    return list(jsonl.read(path))
 
 
 # --- a run ---------------------------------------------------------------------------------------------------------------------------

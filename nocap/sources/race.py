@@ -19,7 +19,7 @@ from typing import Any
 
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.compare import Outcome, outcome
-from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, ROUNDING, Estimate, analyses, analysis_of, of_pairs, of_samples
+from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, ROUNDING, Estimate, alike, analyses, analysis_of, of_pairs, of_samples
 from nocap.judge.time_to_target import crossing
 from nocap.judge.verdict import Word, decide
 from nocap.report.page import finite
@@ -28,7 +28,6 @@ from nocap.store.metrics import METRICS, Better, Kind, Metric, now
 from nocap.store.record import digest, read_json, write_json
 
 FILE = "race.json"
-TIMES = ("wall_s", "cpu_s", "time_to_target_s")
 MEASURED = (*COSTS, *TO_TARGET)  # whatever the command prints
 OPEN = (Outcome.unclear.value, Outcome.undecided.value, Word.inconclusive.value)  # more pairs may change these words
 
@@ -45,8 +44,7 @@ class Guard:
 class Race:
     arms: Sequence[Command]  # the baseline first
     readings: Sequence[Reading]  # the one that decides first
-    folder: Path  # of this race
-    runs: Path  # of the runs of all races
+    output_dir: Path
     pairs: int
     guards: Sequence[Guard] = ()
     expect: tuple[float, float] | None = None  # what the arms' gain is said to be
@@ -64,14 +62,12 @@ class Race:
 
     # --- runs -------------------------------------------------------------------------------------------------------------------------
 
-    def place(self, arm: Command, repeat: int) -> Path:
-        return self.runs / f"{arm.content}-{self.first_seed + repeat}"
-
-    def register(self) -> None:
-        """Once, before the first run."""
-        arms = {arm.name: [arm.content, *arm.words] for arm in self.arms}
-        stated = {
-            "arms": arms,
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What makes it this race and no other."""
+        timed = self.sessions > 1
+        return {
+            "arms": {arm.name: [arm.content, *arm.words] for arm in self.arms},
             "metrics": [[reading.what, reading.file, reading.better.value] for reading in self.readings],
             "guards": [[guard.reading.what, guard.margin, guard.reading.better.value] for guard in self.guards],
             "expect": self.expect and [end if math.isfinite(end) else None for end in self.expect],
@@ -79,15 +75,35 @@ class Race:
             "first_seed": self.first_seed,
             "seeded": self.seeded,
             "sessions": self.sessions,
-            "apart_s": self.apart_s if self.sessions > 1 else None,
+            "apart_s": self.apart_s if timed else None,
+            "pairs": self.pairs if timed else None,  # which make the sessions
             "at_once": self.jobs > 1,
         }
+
+    @property
+    def folder(self) -> Path:
+        return self.output_dir / "races" / digest(self.stated)
+
+    def place(self, arm: Command, repeat: int) -> Path:
+        """Of a run, which all races share; but those of another race were not made in the sessions of this one."""
+        runs = self.folder / "runs" if self.sessions > 1 else self.output_dir / "commands"
+        return runs / f"{arm.content}-{self.first_seed + repeat}"
+
+    def register(self) -> None:
+        """Once, before the first run."""
         self.known = read_json(self.folder / FILE) or {}
         if not self.known:
+            arms = [*self.stated["arms"].values()]
             there = sum(result(self.place(arm, i)) is not None for arm in self.arms for i in range(self.pairs))
             others = [read_json(path) or {} for path in self.folder.parent.glob(f"*/{FILE}")]
-            raced = sum([*other["arms"].values()] == [*arms.values()] for other in others)
-            self.known = {"kind": "race", "hash": digest(stated), "at": now(), "exploratory": _exploratory(there, raced), **stated}
+            raced = sum([*other["arms"].values()] == arms for other in others)
+            self.known = {
+                "kind": "race",
+                "hash": digest(self.stated),
+                "at": now(),
+                "exploratory": _exploratory(there, raced),
+                **self.stated,
+            }
             write_json(self.folder / FILE, self.known)
 
     def run(self) -> list[dict[str, Any]]:
@@ -181,7 +197,7 @@ class Race:
     def costs(self) -> list[str]:
         """What is compared beside the metrics, as ratios. Runs that share the machine have no times."""
         names = [*COSTS, *(TO_TARGET if self.target is not None else ())]
-        return [name for name in names if self.jobs == 1 or name not in TIMES]
+        return [name for name in names if self.jobs == 1 or METRICS[name].unit != "s"]
 
     def has_verdict(self, cost: str) -> bool:
         """Times of one session have none."""
@@ -190,7 +206,7 @@ class Race:
     def ignores_seed(self, n: int) -> bool:
         """Whether an arm's repeats are equal to rounding: the command takes no seed, and more of them would say nothing."""
         sides = [self.values(arm, self.readings[0].name, n) for arm in self.arms]
-        return n >= 2 and any(max(side) - min(side) <= ROUNDING * max(map(abs, side)) for side in sides)
+        return any(map(alike, sides))
 
     def gain(self, arm: Command, metric: Metric, n: int) -> Estimate:
         """How much better than the baseline: in the metric's unit, of times and memory as a logarithm of the ratio."""

@@ -17,7 +17,7 @@ from nocap.config import hardware
 from nocap.config.errors import StoppedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.judge.interval import ROUNDING
+from nocap.judge.interval import alike
 from nocap.sources import arms, refs
 from nocap.sources.command import Command, Reading, duration_s
 from nocap.store import lease
@@ -94,6 +94,5 @@ def _losses(reading: Reading, runs: Path, begin: Begin, baseline: Command, propo
             losses[side.content, seed] = math.inf if not math.isfinite(value) else -value if reading.better is Better.higher else value
     for side in (baseline, proposal):
         known = [loss for seed in seeds if math.isfinite(loss := losses[side.content, seed])]
-        ignored = len(known) > 1 and max(known) - min(known) <= ROUNDING * max(map(abs, known))
-        require(not ignored, side.name, "use its seed: losses of other seeds are equal to rounding", f"{known[:1]}")
+        require(not alike(known), side.name, "use its seed: losses of other seeds are equal to rounding", f"{known[:1]}")
     return {seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds}

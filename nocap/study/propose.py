@@ -25,7 +25,6 @@ from nocap.study.spec import Propose
 FIXED = "be what its proposals began with (files too, unless propose.ref is given); another baseline, gain or limit is another study"
 MOST = 200  # proposals of one study: for so many the error budget was simulated
 ACCEPTED, NOT_SHOWN = "accepted", "not shown"
-BASELINE, PROPOSAL = "baseline", "proposal"
 Losses = Mapping[int, tuple[float, float]]  # seed → the proposal's and the baseline's; infinite where a run diverged
 
 

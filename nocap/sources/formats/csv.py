@@ -14,8 +14,9 @@ from nocap.sources.formats import Row, lines
 PATTERN = "*.csv *.tsv"
 
 
-def read(path: Path) -> Iterator[Row]:
-    texts = _whole(path)
+def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
+    """`cut`: whoever wrote it may have been stopped in a line."""
+    texts = _whole(path) if cut else (text for _, text in lines(path))
     first = next(texts, "")
     rows = csv.reader(chain([first], texts), delimiter=max(",;\t", key=first.count), strict=True)
     try:
