@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nocap import race
@@ -368,6 +369,22 @@ def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPat
     done = subprocess.run([PYTHON, *words], env=env, capture_output=True, text=True, check=True)
     assert {path: path.stat().st_mtime_ns for path in known} == known
     assert done.stdout.count(", seed ") == 6 - len(known)
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux's setpriv is not here")
+def test_a_command_ends_with_the_race_that_is_killed(repo: Path) -> None:
+    words = [PYTHON, "-m", "nocap.race", *arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN]
+    env = {**os.environ, "EXTRA": "time.sleep(60)", "PYTHONPATH": str(REPO)}
+    running = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    commands: list[psutil.Process] = []
+    while not any("train.py" in one.cmdline() for one in commands):
+        assert running.poll() is None
+        time.sleep(0.05)
+        commands = [one for one in psutil.Process(running.pid).children() if one.name() != "git"]
+    running.kill()
+    running.wait()
+    gone, alive = psutil.wait_procs(commands, timeout=10)
+    assert (len(gone), alive) == (1, [])
 
 
 def test_runs_at_once_share_the_machine_and_have_no_times(

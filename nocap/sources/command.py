@@ -243,7 +243,7 @@ def _ended(
     broken = list[OSError]()
     with path.open("wb", buffering=0) as log:
         process = subprocess.Popen(
-            command.with_seed(seed),
+            [*_tied(), *command.with_seed(seed)],
             cwd=command.cwd,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **env, "NOCAP_SEED": str(seed)},
             stdin=subprocess.DEVNULL,
@@ -266,6 +266,12 @@ def _ended(
     if broken:
         raise FailedError(f"{command.name}, seed {seed}: its output cannot be written: {path} ({broken[0].strerror})")
     return process.returncode, peak
+
+
+def _tied() -> list[str]:
+    """What ends a command with the race, also where the race gets SIGKILL: util-linux's, so not outside Linux."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
 def _children_s() -> float:
