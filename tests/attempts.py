@@ -107,11 +107,11 @@ class Attempt:
 
         self.wait_for(there, f"a row of step {step}")
 
-    def end(self, number: signal.Signals | None = None) -> tuple[int, str, str]:
+    def end(self, number: signal.Signals | None = None, *, limit_s: float = DEADLINE_S) -> tuple[int, str, str]:
         """Send a signal, or none, and wait for the end: exit code, stdout, stderr."""
         if number is not None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=DEADLINE_S)
+        out, err = self.process.communicate(timeout=limit_s)
         return self.process.returncode, out, err
 
 
