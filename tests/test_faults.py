@@ -173,13 +173,13 @@ def test_01_killed_again_and_again_it_ends_as_if_nothing_had_happened(tmp_path: 
 @linux
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_01_killed_at_random_moments(tmp_path: Path, door: Door, optimizer: str) -> None:
-    words = (f"optimizer={optimizer}",)
+def test_01_killed_at_random_moments(tmp_path: Path, door: Door) -> None:
+    """With an optimizer of two parts; tests/test_grid_slow.py and tests/test_study_run.py kill the default's."""
+    words = ("optimizer=muon",)
     assert door(*MEDIUM, *words, f"output_dir={tmp_path / 'clean'}").code == 0
-    clean, chance = the_run(tmp_path / "clean"), random.Random(optimizer)
+    clean, chance = the_run(tmp_path / "clean"), random.Random(0)
     took_s = 1.2 * summary_of(clean)["clock_s"]["wall"]  # type: ignore[index]
-    for number in range(5):  # `make soak` does it a thousand times
+    for number in range(4):  # `make soak` does it a thousand times
         out = tmp_path / f"out{number}"
         for _ in range(2):
             with attempt(out, *words) as running:

@@ -1,4 +1,4 @@
-"""A grid of 24 cells: killed, broken, run again; and what a cell costs beside its training."""
+"""A grid of twelve cells: killed, broken, run again; and what a cell costs beside its training."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.attempts import processes, wait_until
 from tests.conftest import SMALL, Door
 from tests.grids import CELL, Background, records, summaries, trained
 
-BIG = (*SMALL, "trainer.max_restarts=0", "attention=flash,gqa,mqa,sliding", "mlp=gelu4x,gelu3x,relu2", "seed=0,1")
+BIG = (*SMALL, "trainer.max_restarts=0", "attention=flash,gqa,mqa", "mlp=gelu4x,relu2", "seed=0,1")
 
 
 @pytest.fixture(scope="module")
 def big_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
-    """24 cells that nobody disturbed. Copy it before changing it."""
+    """Twelve cells that nobody disturbed. Copy it before changing it."""
     out = tmp_path_factory.mktemp("big") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOCAP_CACHE", str(cache_dir))
         done = Background(out, *BIG).end()
     assert (done.code, done.err) == (0, "")
-    assert len(trained(done.out)) == 24
+    assert len(trained(done.out)) == 12
     return out
 
 
@@ -38,16 +38,16 @@ def big_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
 @pytest.mark.timeout(1200)
 def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(big_grid: Path, tmp_path: Path, door: Door) -> None:
     out, chance = tmp_path / "out", random.Random(24)
-    for most in (6, 12, 18):  # cells that are done by then: a fast machine is killed earlier
+    for most in (3, 6, 9):  # cells that are done by then: a fast machine is killed earlier
         running = Background(out, *BIG)
-        deadline = time.monotonic() + chance.uniform(5, 30)
+        deadline = time.monotonic() + chance.uniform(5, 20)
         while time.monotonic() < deadline and len(list(out.glob("runs/*/summary.json"))) < most:
             time.sleep(0.05)
         assert running.end(signal.SIGKILL).code == -signal.SIGKILL
     done = door("--multirun", *BIG, f"output_dir={out}", timeout=600)
     assert (done.code, done.err) == (0, "")
     assert {summary["status"] for summary in summaries(out).values()} == {"finished"}
-    assert len(list(out.glob("runs/*"))) == 24
+    assert len(list(out.glob("runs/*"))) == 12
     assert records(out) == records(big_grid)
 
 
@@ -65,7 +65,7 @@ def test_rerun_of_a_finished_grid_is_quick(big_grid: Path, door: Door) -> None:
         done = door("--multirun", *BIG, f"output_dir={big_grid}")
         times.append(cpu_of_children() - began)
         assert (done.code, trained(done.out)) == (0, [])
-    assert min(times) < 7  # CPU-seconds; 2.6 s on two quiet Xeon cores, 2026-11-21
+    assert min(times) < 5  # CPU-seconds
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_broken_and_killed_cells_of_a_big_grid(big_grid: Path, tmp_path: Path, d
     out = tmp_path / "out"
     shutil.copytree(big_grid, out)
     content = json.loads(next(out.glob("grids/*/grid.json")).read_text())
-    raising, killed, *others = [out / "runs" / content["cells"][place]["run"] for place in (2, 7, 11, 20)]
+    raising, killed, *others = [out / "runs" / content["cells"][place]["run"] for place in (2, 5, 8, 10)]
     for folder in (raising, killed, *others):
         shutil.rmtree(folder)
     raising.mkdir()
@@ -86,7 +86,7 @@ def test_broken_and_killed_cells_of_a_big_grid(big_grid: Path, tmp_path: Path, d
         os.kill(pid, signal.SIGKILL)
     done = running.end()
     assert (done.code, len(done.err.splitlines())) == (1, 2)
-    assert "2 failed, 22 finished; 2 trained now" in done.out
+    assert "2 failed, 10 finished; 2 trained now" in done.out
     (raising / "checkpoints").unlink()
     again = door("--multirun", *BIG, f"output_dir={out}")
     assert (again.code, len(trained(again.out))) == (0, 2)

@@ -114,15 +114,15 @@ def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_generate_asks_for_the_code(door: Door, tmp_path: Path):
-    assert door(*asked("head_temperature")).code == 0
+def test_generate_asks_for_the_code(here: Door, tmp_path: Path):
+    assert here(*asked("head_temperature")).code == 0
     run = f"run={the_run(tmp_path / 'outputs')}"
-    refused = door(run, module="nocap.generate")
+    refused = here(run, module="nocap.generate")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "attention.kind must be one of" in refused.err
     assert "--allow-code" in refused.err
-    given = door(run, "max_tokens=8", "--config-dir", str(STRANGERS / "head_temperature"), module="nocap.generate")
-    copied = door(run, "max_tokens=8", "--allow-code", module="nocap.generate")
+    given = here(run, "max_tokens=8", "--config-dir", str(STRANGERS / "head_temperature"), module="nocap.generate")
+    copied = here(run, "max_tokens=8", "--allow-code", module="nocap.generate")
     assert given.code == copied.code == 0
     assert given.out == copied.out
     assert "no cache: attention.kind=head_temperature defines no cache_slots of its mixer; the prefix is computed again" in given.err

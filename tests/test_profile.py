@@ -421,9 +421,9 @@ def test_bounds_are_told(profiled: Profiled) -> None:
 
 
 @pytest.mark.slow
-def test_the_door_measures_bounds(door: Door, tmp_path: Path) -> None:
+def test_the_door_measures_bounds(here: Door, tmp_path: Path) -> None:
     flags = ("--ceilings", "--repeats", "1", "--json", "p.json")
-    done = door("model=nano", "trainer.device=cpu", *flags, module="nocap.profile", timeout=290)
+    done = here("model=nano", "trainer.device=cpu", *flags, module="nocap.profile")
     assert done.code == 0, done.err
     found = json.loads((tmp_path / "p.json").read_text())
     speedups = [row["by_step"] for row in found["ceilings"]["table"]]

@@ -48,7 +48,7 @@ def test_profile_and_bench(here: Door, tmp_path: Path, name: str):
     assert profiled.code == 0, profiled.err
     assert json.loads((tmp_path / "profile.json").read_text())["flops_per_token"] > 0
     arms = ["--arm", f"{group}={PLAIN[group]}", "--arm", WORDS[name][0]]
-    timed = here(*words, *arms, "--rounds", "9", "--json", "bench.json", module="nocap.bench")
+    timed = here(*words, *arms, "--rounds", "3", "--json", "bench.json", module="nocap.bench")
     assert timed.code == 0, timed.err
     assert [arm["status"] for arm in json.loads((tmp_path / "bench.json").read_text())["arms"]] == ["measured", "measured"]
 
@@ -75,7 +75,7 @@ def claim(arm: str) -> dict[str, object]:
     }
 
 
-def test_a_study_of_all(door: Door, tmp_path: Path):
+def test_a_study_of_all(here: Door, tmp_path: Path):
     (tmp_path / "mine").mkdir()
     study = {
         "question": "Is one of them lower?",
@@ -87,8 +87,8 @@ def test_a_study_of_all(door: Door, tmp_path: Path):
         "claims": [claim(arm) for arm in ARMS if arm != "plain"],
     }
     (tmp_path / "mine" / "study.yaml").write_text(json.dumps(study))
-    refused = door("mine", "scale=cpu", module="nocap.study")
+    refused = here("mine", "scale=cpu", module="nocap.study")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    done = door("mine", "scale=cpu", *flags(*NAMES), module="nocap.study", timeout=600)
+    done = here("mine", "scale=cpu", *flags(*NAMES), module="nocap.study")
     assert done.code == 0, done.err
     assert all(f"T.{arm} confirmed" in done.out for arm in ARMS if arm != "plain"), done.out

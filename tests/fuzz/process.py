@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -192,7 +193,7 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
     """Inside the block, runs train in this process, and git is not asked: its answer is the same each time, and slow."""
     with (
         patch("nocap.launch.attempt.subprocess", Subprocess),
-        patch("nocap.study.tasks.subprocess.run", session),
+        patch("nocap.study.tasks.subprocess", SimpleNamespace(run=session)),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.head.git_state", lambda: None),
         patch("nocap.study.results.git_state", lambda: None),

@@ -6,10 +6,11 @@ They go through commands only. A test that cannot make its set-up raises `Broken
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TINY = (*SMALL, "trainer.steps=4", "trainer.val_every=2")
 SOFTCAP = REPO / "tests" / "own_ideas" / "softcap" / "attention"
-
-
-@pytest.fixture(name="door")
-def patient(door: Door) -> Door:
-    """A command may take long beside other work: then that is no failure."""
-    return partial(door, timeout=600)
 
 
 class BrokenError(Exception):
@@ -131,9 +126,9 @@ def study(folder: Path, text: str | None = None) -> Path:
     return written(folder / "study.yaml", yaml.safe_dump(STUDY, sort_keys=False) if text is None else text).parent
 
 
-def test_a_changed_record_is_named_as_damaged_and_left_out(door: Door, tmp_path: Path) -> None:
+def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path: Path) -> None:
     grid = (*TINY, "attention=flash,mqa", "seed=0,1,2", "--multirun")
-    made(door(*grid))
+    made(here(*grid))
     outputs, clean = tmp_path / "outputs", tmp_path / "clean"
     study(tmp_path / "mine")
     changed, other = run_of(outputs, "mqa", 1), run_of(outputs, "flash", 1)
@@ -153,7 +148,7 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(door: Door, tmp_path:
     for change, module, words in doors:
         shutil.copytree(clean, outputs)
         change(changed)
-        done = door(*words, module=module)
+        done = here(*words, module=module)
         text = done.out + done.err
         if words == judge:
             ok = "damaged" in text and "missing" not in text
@@ -167,7 +162,7 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(door: Door, tmp_path:
     change_manifest(changed)
     gone = run_of(outputs, "flash", 2)
     shutil.rmtree(gone)
-    again = door(*grid)
+    again = here(*grid)
     if not (gone / "summary.json").exists() or again.code == 2 or changed.name not in again.out + again.err:
         wrong.append("a grid stops at a damaged cell")
     assert wrong == []
@@ -199,15 +194,15 @@ class Plain(Model):
 """
 
 
-def test_a_key_that_changes_nothing_is_refused(door: Door, tmp_path: Path) -> None:
-    made(door("model", "template", module="nocap.new"))
+def test_a_key_that_changes_nothing_is_refused(here: Door, tmp_path: Path) -> None:
+    made(here("model", "template", module="nocap.new"))
     written(tmp_path / "plain/model/plain.py", PLAIN)
     shape = "n_layer: 2\nn_head: 4\nd_model: 64\nseq_len: 128\n"
     written(tmp_path / "plain/model/plain.yaml", f"kind: plain\n{shape}")
 
     def train(name: str, out: str, *words: str) -> Finished:
         given = [word for word in TINY if word != "model=nano"]
-        return door("--config-dir", name, *given, f"model={name}", f"output_dir={out}", *words)
+        return here("--config-dir", name, *given, f"model={name}", f"output_dir={out}", *words)
 
     def losses(out: str) -> list[object]:
         (run,) = (tmp_path / out / "runs").iterdir()
@@ -229,12 +224,12 @@ def test_a_key_that_changes_nothing_is_refused(door: Door, tmp_path: Path) -> No
 # --- 8: verdicts --------------------------------------------------------------------------------------------
 
 
-def test_a_table_says_no_more_than_was_measured(door: Door, tmp_path: Path) -> None:
+def test_a_table_says_no_more_than_was_measured(here: Door, tmp_path: Path) -> None:
     def grid(out: str, *words: str, base: tuple[str, ...] = TINY) -> None:
-        made(door(*base, *words, f"output_dir={out}", "--multirun"))
+        made(here(*base, *words, f"output_dir={out}", "--multirun"))
 
     def compared(*words: str) -> Finished:
-        return door(*words, module="nocap.compare")
+        return here(*words, module="nocap.compare")
 
     def of(out: str, arm: str, *seeds: int) -> list[str]:
         return [str(run_of(tmp_path / out, arm, seed)) for seed in seeds]
@@ -283,9 +278,9 @@ def test_a_table_says_no_more_than_was_measured(door: Door, tmp_path: Path) -> N
 # --- 10: repeated keys --------------------------------------------------------------------------------------
 
 
-def test_a_repeated_key_is_refused(door: Door, tmp_path: Path) -> None:
+def test_a_repeated_key_is_refused(here: Door, tmp_path: Path) -> None:
     def judged(folder: Path) -> Finished:
-        return door(str(folder), "scale=cpu", "--judge", module="nocap.study")
+        return here(str(folder), "scale=cpu", "--judge", module="nocap.study")
 
     text = yaml.safe_dump(STUDY, sort_keys=False, default_flow_style=None)
     made(judged(study(tmp_path / "sound", text)), code=1)  # nothing is there to judge
@@ -302,30 +297,30 @@ def test_a_repeated_key_is_refused(door: Door, tmp_path: Path) -> None:
     shutil.copytree(SOFTCAP, tmp_path / "option/attention")
     with (tmp_path / "option/attention/softcap.yaml").open("a") as file:
         file.write("cap: 30\n")
-    if not refused(door("--config-dir", "option", *TINY, "attention=softcap"), "cap"):
+    if not refused(here("--config-dir", "option", *TINY, "attention=softcap"), "cap"):
         wrong.append("an option's yaml")
     assert wrong == []
 
 
 # --- 11: registrations --------------------------------------------------------------------------------------
 
-ANOTHER_HOST = """
-import os, socket
-name, real = os.environ["TEST_HOST"], os.uname()
-os.uname = lambda: os.uname_result((real.sysname, name, real.release, real.version, real.machine))
-socket.gethostname = lambda: name
-"""
+
+@contextmanager
+def on_machine(name: str) -> Iterator[None]:
+    """As on a machine of this name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform, "node", lambda: name)
+        yield
 
 
-def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(door: Door, tmp_path: Path) -> None:
+def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(here: Door, tmp_path: Path) -> None:
     """Each way ends refused, in another word than confirmed, or labelled exploratory; and a verdict of another machine is shown."""
-    written(tmp_path / "host/sitecustomize.py", ANOTHER_HOST)
     loose = yaml.safe_dump({**STUDY, "seeds": [0, 1, 2, 3]}, sort_keys=False, default_flow_style=None)
     strict = edited(loose, ("expected: [-10, 10]", "expected: [1, null]"))
 
     def carry(root: str, *words: str, name: str = "mine", host: str = "first", scale: str = "cpu") -> Finished:
-        env = {"PYTHONPATH": f"{tmp_path / 'host'}:{REPO}", "TEST_HOST": host}
-        return door(f"{root}/{name}", f"scale={scale}", *words, module="nocap.study", env=env)
+        with on_machine(host):
+            return here(f"{root}/{name}", f"scale={scale}", *words, module="nocap.study")
 
     def fitted(done: Finished, claim: str = "T.loss") -> bool:
         """Whether it was confirmed without a label."""
@@ -391,7 +386,7 @@ def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(door: Door, tmp_
     board = root("board", strict)
     (results,) = (tmp_path / board / "mine").glob("results.*.json")
     results.write_text(json.dumps(forged(json.loads(results.read_text()))))
-    done = door("--board", board, module="nocap.study")
+    done = here("--board", board, module="nocap.study")
     page = [line for line in (tmp_path / board / "README.md").read_text().splitlines() if "T.loss" in line] if done.code == 0 else []
     if any("confirmed" in line for line in page):
         wrong.append("results.json is edited, and the board prints it")
@@ -419,18 +414,18 @@ class A(Attention):
 """
 
 
-def test_nocap_check_takes_companions_and_says_where(door: Door, tmp_path: Path) -> None:
+def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path) -> None:
     written(tmp_path / "needy/attention/needy.py", NEEDY)
     written(tmp_path / "needy/attention/needy.yaml", "kind: needy\nn_kv_heads: ${model.n_head}\n")
-    made(door("ideas", "helper", module="nocap.new"))
+    made(here("ideas", "helper", module="nocap.new"))
     shutil.copytree(tmp_path / "helper/ideas", tmp_path / "both/ideas")
     shutil.copytree(tmp_path / "needy/attention", tmp_path / "both/attention")
     dirs = ("--config-dir", "needy", "--config-dir", "helper")
     needy = (*dirs, *TINY, "attention=needy", "ideas=[helper]")
-    made(door(*needy, "--cfg", "job"))
+    made(here(*needy, "--cfg", "job"))
 
     def check(*words: str) -> Finished:
-        return door(*words, module="nocap.check")
+        return here(*words, module="nocap.check")
 
     wrong = []
     if check("both", "ideas=[helper]", "--only", "learns").code != 0:
@@ -439,10 +434,10 @@ def test_nocap_check_takes_companions_and_says_where(door: Door, tmp_path: Path)
         wrong.append("an idea from another folder")
     if check("helper", "ideas=[smear]", "--only", "learns").code != 0:
         wrong.append("an idea beside an idea")
-    if door(*needy).code != 0:
+    if here(*needy).code != 0:
         wrong.append("a check that needs an idea is run again without it")
 
-    made(door("schedule", "separates", module="nocap.new"))
+    made(here("schedule", "separates", module="nocap.new"))
     names = set(re.findall(r"schedule=separates (\w+)", check("separates", "--only", "rates", "trainer.steps=3").out))
     if names != {"rates"}:
         wrong.append(f"--only rates runs {', '.join(sorted(names))}")
@@ -459,10 +454,10 @@ def test_nocap_check_takes_companions_and_says_where(door: Door, tmp_path: Path)
 
     file.write_text(text.replace('"""\n', '"""\n\n1 / 0\n', 1))
     number = next(i for i, line in enumerate(file.read_text().splitlines(), start=1) if line == "1 / 0")
-    done = door("--config-dir", "raises", *TINY, "attention=softcap")
+    done = here("--config-dir", "raises", *TINY, "attention=softcap")
     if not (refused(done, str(file)) and re.search(rf"(line |:){number}\b", done.err)):
         wrong.append("an error in an import has no line")
-    done = door(*needy, "attention.extra=1")
+    done = here(*needy, "attention.extra=1")
     if not refused(done, "attention.extra", "needy") or re.search(r"\bof a\b", done.err):
         wrong.append("a class's name is shown for its kind")
     assert wrong == []
@@ -471,36 +466,36 @@ def test_nocap_check_takes_companions_and_says_where(door: Door, tmp_path: Path)
 # --- 16: refused well ---------------------------------------------------------------------------------------
 
 
-def test_bad_input_says_what_was_meant_and_ends_with_2(door: Door, tmp_path: Path) -> None:
+def test_bad_input_says_what_was_meant_and_ends_with_2(here: Door, door: Door, tmp_path: Path) -> None:
     wrong = []
     for word in ("steps=20", "model.steps=20"):
-        if not refused(door(*TINY, word), "trainer.steps"):
+        if not refused(here(*TINY, word), "trainer.steps"):
             wrong.append(f"{word} does not say trainer.steps")
-    done = door("model=nano", "data.path=text.txt")
+    done = here("model=nano", "data.path=text.txt")
     if not refused(done, "data=text"):
         wrong.append("data.path=… without data=text")
-    done = door(*TINY, "ideas.smear.lr=2")
+    done = here(*TINY, "ideas.smear.lr=2")
     if not refused(done, "ideas=[smear]") or "@package" in done.err:
         wrong.append("ideas.smear.lr without the idea")
-    ended = [(what, done) for what, done in bad_input(door, tmp_path) if done.code != 2 or "Traceback" in done.err]
+    ended = [(what, done) for what, done in bad_input(here, door, tmp_path) if done.code != 2 or "Traceback" in done.err]
     wrong += [f"exit code {done.code}, {what}" for what, done in ended]
     assert wrong == []
 
 
-def bad_input(door: Door, tmp_path: Path) -> Iterator[tuple[str, Finished]]:
+def bad_input(here: Door, door: Door, tmp_path: Path) -> Iterator[tuple[str, Finished]]:
     """Commands that each have something wrong in them."""
-    made(door(*TINY))
+    made(here(*TINY))
     study(tmp_path / "mine")
     plain = ("model=nano", "trainer.threads=1", "trainer.precision=fp32")
     for place in ("file/under", "/proc/nocap"):  # no folder can be made there, whoever asks
         written(tmp_path / "file", "")
-        yield f"train into {place}", door(*TINY, f"output_dir={place}")
-        yield f"a grid into {place}", door(*TINY, "seed=0,1", "--multirun", f"output_dir={place}")
-        yield f"a study into {place}", door("mine", "scale=cpu", f"output_dir={place}", module="nocap.study")
-        yield f"compare into {place}", door("outputs", "--html", f"{place}/page.html", module="nocap.compare")
-        yield f"a profile into {place}", door(*plain, "--repeats", "1", "--json", f"{place}/p.json", module="nocap.profile")
+        yield f"train into {place}", here(*TINY, f"output_dir={place}")
+        yield f"a grid into {place}", here(*TINY, "seed=0,1", "--multirun", f"output_dir={place}")
+        yield f"a study into {place}", here("mine", "scale=cpu", f"output_dir={place}", module="nocap.study")
+        yield f"compare into {place}", here("outputs", "--html", f"{place}/page.html", module="nocap.compare")
+        yield f"a profile into {place}", here(*plain, "--repeats", "1", "--json", f"{place}/p.json", module="nocap.profile")
     arms = ("--arm", "attention=flash", "--arm", "attention=mqa", "--rounds", "8")
-    yield "a bench into file/under", door(*plain, *arms, "--json", "file/under/b.json", module="nocap.bench")
+    yield "a bench into file/under", here(*plain, *arms, "--json", "file/under/b.json", module="nocap.bench")
 
     shutil.copytree(SOFTCAP, tmp_path / "true/attention")
     written(tmp_path / "true/attention/softcap.yaml", "true\n")
@@ -513,11 +508,11 @@ def bad_input(door: Door, tmp_path: Path) -> Iterator[tuple[str, Finished]]:
     arms_of = {"flash": ["attention=flash"], "mqa": ["attention=softcap"]}
     study(tmp_path / "softcapped", yaml.safe_dump({**STUDY, "arms": arms_of}, sort_keys=False))
     study(tmp_path / "true_study", "true\n")
-    yield "a study.yaml that is true", door("true_study", "--judge", module="nocap.study")
+    yield "a study.yaml that is true", here("true_study", "--judge", module="nocap.study")
     for name in ("true", "exits", "later"):
         flag = ("--config-dir", name)
-        yield f"train, {name}", door(*flag, *TINY, "attention=softcap")
-        yield f"study, {name}", door(*flag, "softcapped", "scale=cpu", "--judge", module="nocap.study")
-        yield f"bench, {name}", door(*flag, *plain, "--arm", "attention=flash", "--arm", "attention=softcap", module="nocap.bench")
-        yield f"profile, {name}", door(*flag, *plain, "attention=softcap", "--repeats", "1", module="nocap.profile")
+        yield f"train, {name}", here(*flag, *TINY, "attention=softcap")
+        yield f"study, {name}", here(*flag, "softcapped", "scale=cpu", "--judge", module="nocap.study")
+        yield f"bench, {name}", here(*flag, *plain, "--arm", "attention=flash", "--arm", "attention=softcap", module="nocap.bench")
+        yield f"profile, {name}", here(*flag, *plain, "attention=softcap", "--repeats", "1", module="nocap.profile")
     yield "compare, exits", door("--config-dir", "exits", "outputs", module="nocap.compare")
