@@ -31,6 +31,7 @@ FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])  # as PYTH
 # Compiling takes a test half a minute, and a second when it was compiled before: what is kept outlives a session.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(REPO / ".pytest_cache" / "compiled"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on tiny tensors, threads that wait for each other cost tenfold
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as a worker has it: what trains in this process may take two threads
 
 # A run of a second: two layers, 12 steps of two micro-batches, made-up tokens, one thread, fp32.
 SMALL = (

@@ -34,8 +34,6 @@ from pathlib import Path
 
 import yaml
 
-from tests.conftest import Finished, called
-
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900  # a command
 README: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "readme.yaml").read_text())
@@ -150,37 +148,19 @@ def scratch(folder: Path) -> Path:
 def environment(where: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     cache = str(where.parent / "cache")
-    return {"PATH": path, "NOCAP_CACHE": cache, "WANDB_MODE": "offline", "PYTHONPATH": str(where)}
+    return {**os.environ, "PATH": path, "NOCAP_CACHE": cache, "WANDB_MODE": "offline", "PYTHONPATH": str(where)}
 
 
 def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, float, str]:
     """Exit code, seconds, and what was wrong ('' for nothing)."""
     started, wrong = time.monotonic(), ""
-    done = _in_this_process(command, where) or _by_a_shell(command, where)
-    if done.code != int(block.settings.get("exit", "0")):
-        wrong = "\n".join((done.out + done.err).splitlines()[-12:]) or "no output"
-    elif last and block.shown and not matches(block.shown, done.out + done.err, numbers="numbers vary" not in block.settings):
-        wrong = f"the page shows\n{block.shown}but it printed\n{done.out}{done.err}"
-    return done.code, time.monotonic() - started, wrong
-
-
-def _by_a_shell(command: str, where: Path) -> Finished:
     bash = ["timeout", str(LIMIT_S), "bash", "-c", command]
-    env = {**os.environ, **environment(where)}
-    done = subprocess.run(bash, cwd=where, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return Finished(done.returncode, done.stdout, done.stderr)
-
-
-def _in_this_process(command: str, where: Path) -> Finished | None:
-    """Of a command of nocap that needs no shell and no ranks: each start of a process costs as much as its whole run."""
-    words = shlex.split(command.replace("\\\n", " "))
-    if words[:2] == ["python", "-m"]:
-        words = words[2:]
-    elif words[0] == "nocap":
-        words = [f"nocap.{words[1]}", *words[2:]]
-    if not words[0].startswith("nocap.") or re.search(r"[$<>|&;*`]|devices=", command):
-        return None
-    return called(*words[1:], cwd=where, module=words[0], env=environment(where))
+    done = subprocess.run(bash, cwd=where, env=environment(where), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != int(block.settings.get("exit", "0")):
+        wrong = "\n".join((done.stdout + done.stderr).splitlines()[-12:]) or "no output"
+    elif last and block.shown and not matches(block.shown, done.stdout + done.stderr, numbers="numbers vary" not in block.settings):
+        wrong = f"the page shows\n{block.shown}but it printed\n{done.stdout}{done.stderr}"
+    return done.returncode, time.monotonic() - started, wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:
