@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config.keys import require
-from nocap.store.files import write_file
 from nocap.store.record import answering, check_writable, writing
 
 if TYPE_CHECKING:
@@ -28,22 +27,14 @@ def main(argv: list[str] | None = None) -> None:
 
     with refusals(), answering(options.json) as answer:
         require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
-        for flag in ("html", "trace"):
-            check_writable(f"--{flag}", getattr(options, flag))
-        found = _profile(options)
-        answer(found)
-        if options.html:
-            from nocap.measure.text import render_page
-
-            with writing("--html", options.html) as path:
-                write_file(path, render_page(found).encode())
+        check_writable("--trace", options.trace)
+        answer(_profile(options))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration")
-    add("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
     add("--ceilings", action="store_true", help="also: what each option could win at most")
     add("--repeats", type=int, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
