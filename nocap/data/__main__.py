@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,15 +75,19 @@ def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
     from nocap.data.prepare import prepare
 
     dataset = prepare(run.data, run.tokenizer, cache_dir=cache_dir)
-    for split, shards in (("train", dataset.train), ("val", dataset.val)):
-        for shard in shards:
-            print(f"{split:<5} {shard.path}  {shard.tokens:,} tokens  sha256 {shard.sha256[:16]}")
+    for split in ("train", "val"):
+        _print(split, getattr(dataset, split))
     train, val = (sum(shard.tokens for shard in shards) for shards in (dataset.train, dataset.val))
     size = f"{train:,} train and {val:,} val tokens of {dataset.vocab_size:,} ids"
     print(", ".join([f"{run.data.kind}: {size}", *_describe_source(dataset.source)]))
     print(f"fingerprint {dataset.fingerprint}")
     made = {split: list(map(_plain, getattr(dataset, split))) for split in ("train", "val")}
     return {**made, "source": dataset.source, "vocab_size": dataset.vocab_size, "fingerprint": dataset.fingerprint}
+
+
+def _print(what: str, shards: Iterable[Shard]) -> None:
+    for shard in shards:
+        print(f"{what:<5} {shard.path}  {shard.tokens:,} tokens  sha256 {shard.sha256[:16]}")
 
 
 def _plain(shard: Shard) -> dict[str, Any]:
@@ -104,8 +108,7 @@ def _verify(run: Run, cache_dir: Path) -> dict[str, Any]:
     from nocap.data.prepare import verify
 
     good, bad = verify(run.data, run.tokenizer, cache_dir=cache_dir)
-    for shard in good:
-        print(f"ok   {shard.path}  {shard.tokens:,} tokens  sha256 {shard.sha256[:16]}")
+    _print("ok", good)
     for line in bad:
         print(f"bad  {line}", file=sys.stderr)
     return {"good": list(map(_plain, good)), "bad": bad}

@@ -64,12 +64,13 @@ class Fineweb(Data):
             errors.HFValidationError: f"data.repo must be a name on the hub, got {self.repo!r}",
         }
         http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of whichever HTTP library this hub client uses
+        known: tuple[type[Exception], ...] = (*messages, http_error, OSError, RuntimeError)  # RuntimeError: the hub's transfer library
         try:
             try:  # first the cache alone: else the hub would be asked each time what the branch is now
                 return Path(hf_hub_download(self.repo, name, repo_type="dataset", revision=revision, local_files_only=True))
             except errors.LocalEntryNotFoundError:
                 return Path(hf_hub_download(self.repo, name, repo_type="dataset", revision=revision))
-        except (*messages, http_error, OSError, RuntimeError) as error:  # RuntimeError: the hub's transfer library
+        except known as error:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             other = f"data=fineweb: {name} of {where} cannot be fetched from the hub: {reason}"
             raise ValueError(next((text for kind, text in messages.items() if isinstance(error, kind)), other)) from error
