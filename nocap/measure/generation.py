@@ -32,8 +32,7 @@ from nocap.model.gpt import GPT, Block
 from nocap.model.language_model import LanguageModel
 from nocap.store.record import read_json
 from nocap.store.runs import find_one
-from nocap.training.exported import exported
-from nocap.training.trained import trained
+from nocap.training.trained import exported, trained
 
 PROBED = 12  # tokens on which a cache is tried before it is trusted
 
