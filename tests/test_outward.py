@@ -167,7 +167,7 @@ def shaped(claim: dict[str, Any], text: str) -> dict[str, Any]:
 
 def studies(folder: Path, planned: Plan) -> None:
     lines = [{"event": "registration", "claim": f"M.{i}.{text}", "hash": text, "subject": text} for i, text in enumerate(TEXTS)]
-    log.append(folder / log.FILE, lambda found: lines, {"machine": "abc", "scale": "cpu"})
+    log.append(folder / log.FILE, lines, {"machine": "abc", "scale": "cpu"})
     results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
     claim = results["claims"][0]
     results["claims"] = [{**claim, "statement": text, "id": f"X{i}", "where": shaped(claim, text)} for i, text in enumerate(TEXTS)]
