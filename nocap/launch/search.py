@@ -128,7 +128,8 @@ def words_of(space: Space, params: Params) -> tuple[str, ...]:
 def params_of(space: Space, words: Sequence[str]) -> Params:
     """The opposite."""
     given = dict(word.split("=", 1) for word in words)
-    return {name: type(getattr(distribution, "low", ""))(given[name]) for name, distribution in space.items()}
+    kinds: dict[str, Any] = {name: type(getattr(distribution, "low", "")) for name, distribution in space.items()}
+    return {name: kinds[name](given[name]) for name in space}
 
 
 def describe(distribution: BaseDistribution) -> str:
