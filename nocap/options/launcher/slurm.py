@@ -113,6 +113,10 @@ class SlurmJob:
         self._jobs.send()
         self.reason = self.reason or f"goes on as Slurm's job {self.sent.job_id}"
 
+    def cancel(self) -> None:
+        if self.sent is not None:
+            self.sent.cancel(check=False)
+
 
 def _last_line(error: Exception) -> str:
     lines = re.findall(r"\S.*", str(error))
