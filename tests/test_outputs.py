@@ -19,8 +19,9 @@ import torch
 from nocap import compare
 from nocap.config.errors import refusals
 from nocap.config.keys import FAULTS
+from nocap.store.command import writing
 from nocap.store.files import append_text, write_file, write_text
-from nocap.store.record import Metrics, read_json, write_json, writing
+from nocap.store.record import Metrics, read_json, write_json
 from nocap.training import checkpoint
 from tests.conftest import REPO, SMALL, Door, the_run
 from tests.test_outward import hostile
