@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,6 @@ from nocap.store.command import command, writing
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nocap.judge.compare import Comparison
     from nocap.store.runs import Found
 
@@ -40,23 +38,6 @@ def _compare(options: argparse.Namespace) -> int:
         print(render(comparison))
     _write(comparison, options)
     return EXIT_CODES["failed" if changed else "finished"]
-
-
-def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
-    """One row per run, swept config keys as columns, for a notebook.
-
-    Errors:
-        ValueError: a path holds no run.
-        ModuleNotFoundError: there is no pandas.
-    """
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("a data frame needs pandas: pip install 'pandas>=2'") from error
-    from nocap.report.rows import rows
-    from nocap.store.runs import records
-
-    return pd.DataFrame(rows(records([paths] if isinstance(paths, str | Path) else paths)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from nocap.store.command import command, writing
 from nocap.store.files import write_file
 from nocap.store.formats import plural
 from nocap.store.record import Metrics
-from nocap.store.runs import LAST, OUTPUTS, Record, find, read, train_s
+from nocap.store.runs import LAST, OUTPUTS, Record, load, train_s
 
 X = {"step": "steps", "tokens": "tokens", "train_s": "seconds of training"}
 Points = dict[str, list[tuple[int, float, float]]]  # identity of a run → step, x, y
@@ -28,9 +28,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    folders = {run.resolve(): run for word in options.runs for run in find(word, outputs=options.output_dir)}
-    runs = [read(run, rows=False) for run in folders.values()]
-    points = {run.identity: found for run in runs if (found := _points(run, options))}
+    found = load(options.runs, outputs=options.output_dir, rows=False)
+    require(not found.unreadable, "RUN", "have a sound record", "; ".join(found.unreadable.values()))
+    runs = found.records
+    points = {run.identity: rows for run in runs if (rows := _points(run, options))}
     after = options.after if options.after is not None else _parting(points) if len(points) > 1 else 0
     curves = list(_curves(runs, points, after))
     rule = f"be in the rows of these runs as a number{f' after step {after}' if after else ''}"

@@ -9,15 +9,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from nocap import outside
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.config.paths import STDOUT
-from nocap.store.files import stream, write_file
+from nocap.store.files import write_file
 from nocap.store.record import SCHEMA_VERSION, write_json
+
+STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # what is there is no file, though stdout may lead to one
 
 
 def command(
@@ -48,28 +49,24 @@ def check_writable(key: str, path: Path | None) -> None:
     """
     if path is not None:
         there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
-        ok = os.access(there, os.W_OK) and there.is_dir() != (there == path.absolute())
+        right = there.is_file() if there == path.absolute() else there.is_dir()
+        ok = right and os.access(there, os.W_OK) and str(path.parent) not in STREAMS
         require(ok, key, "be a file that can be written", path)
 
 
 @contextmanager
 def writing(key: str, path: Path) -> Iterator[Path]:
     """Where to write, inside the block, a file that a person named; its folder is created, and its name printed afterwards. A link to a
-    file is followed, and a device or a pipe gets the file's bytes at the end and stays what it is.
+    file is followed.
 
     Errors:
         ValueError: it cannot be written.
     """
+    check_writable(key, path)
     try:
-        if (descriptor := stream(path)) is not None:
-            with open(descriptor, "wb") as file, TemporaryDirectory() as folder:
-                yield Path(folder) / path.name
-                sys.stdout.flush()
-                file.write((Path(folder) / path.name).read_bytes())
-        else:
-            path = path.resolve() if path.is_symlink() else path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield path
+        path = path.resolve() if path.is_symlink() else path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
     except OSError as error:
         raise ValueError(f"{key} must be a file that can be written, got {path} ({error.strerror})") from error
     print(f"written: {path}")
