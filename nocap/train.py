@@ -15,6 +15,7 @@ from nocap import outside  # noqa: E402
 from nocap.config.compose import unchecked  # noqa: E402
 from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
 from nocap.config.flags import answer, asked, manual  # noqa: E402
+from nocap.config.plain import explained  # noqa: E402
 from nocap.launch import cell  # noqa: E402
 from nocap.training.terminal import outlive_readers  # noqa: E402
 
@@ -38,7 +39,8 @@ def _main() -> None:
             print(manual([] if flags.grid else flags.overrides, search=Search, everything=flags.all))  # a sweep has no values to show
         elif flags.cfg:
             config, _ = unchecked(flags.overrides)
-            print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
+            with explained():
+                print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
         elif flags.info or flags.shell_completion:
             answer(flags)
         elif flags.plan:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,14 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.bounded import read_text, read_yaml
-from nocap.config.defaults import reasons, register_resolver
-from nocap.config.errors import explain, explained, suggest
+from nocap.config.defaults import reasons
 from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
-from nocap.config.plain import refuse_interpolations as refuse_interpolations
-from nocap.config.plain import to_plain as to_plain
-from nocap.config.plain import typed
+from nocap.config.plain import explain, explained, made, suggest, to_plain, typed
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 
@@ -255,7 +251,6 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
             raise ValueError(explain(error)) from None
         except (AssertionError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}") from error
-    register_resolver("now", _now, replace=True)
     return config
 
 
@@ -276,12 +271,6 @@ def _check_from_outside(path: Path) -> None:
     require(not into, str(path), "leave Hydra alone, but for hydra.sweeper.params", ", ".join(into))
 
 
-@cache
-def _now(form: str) -> str:
-    """One ${now:…} for all cells."""
-    return time.strftime(form)
-
-
 def search_path() -> list[str]:
     """The folders from outside, for Hydra."""
     quoted = ",".join(QuotedString(text=f"file://{folder}", quote=Quote.single).with_quotes() for folder in outside.folders())
@@ -299,7 +288,6 @@ def prepare_hydra() -> None:
 # --- other requests ---------------------------------------------------------------------------------------------------------------------
 
 
-@explained()
 def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands: a prompt may hold what Hydra's grammar,
     yaml or an interpolation would read as something else.
@@ -307,15 +295,11 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     Errors:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.
     """
-    given = dict[str, str]()
-    for override in overrides:
-        key, equals, given[key] = override.partition("=")
-        require(bool(equals), repr(override), "be key=value", "no value")
+    words = [override.partition("=") for override in overrides]
+    for key, equals, _ in words:
+        require(bool(equals), repr(key), "be key=value", "no value")
+    given = {key: text for key, _, text in words}
     texts = {key: text for key, text in given.items() if get_type_hints(schema).get(key) is str}
-    values: Any = OmegaConf.merge(OmegaConf.structured(schema), given | dict.fromkeys(texts, "text"))
-    names = [f.name for f in dataclasses.fields(cast(Any, schema))]
-    missing = [name for name in names if OmegaConf.is_missing(values, name)]
-    require(not missing, ", ".join(missing), "be given", "nothing")
-    asked = schema(**{name: texts[name] if name in texts else values[name] for name in names})
+    asked = dataclasses.replace(made(schema, given | dict.fromkeys(texts, "text")), **texts)
     check_keys("", asked)
-    return asked
+    return cast(T, asked)

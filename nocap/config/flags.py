@@ -24,9 +24,9 @@ from nocap import outside
 from nocap.config import hardware
 from nocap.config.bounded import read_yaml
 from nocap.config.compose import HYDRA, check_option, is_choice, overrides_of, prepare_hydra, search_path, unchecked
-from nocap.config.errors import suggest
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
+from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 

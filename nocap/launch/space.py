@@ -16,8 +16,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
 from nocap.config.compose import parsed
-from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.keys import check_keys, key, require
+from nocap.config.plain import made
 from nocap.launch.grid import values_of
 
 if TYPE_CHECKING:
@@ -58,13 +58,10 @@ def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     if not own:
         return None, list(words)
     try:
-        config = OmegaConf.merge(
-            {"search": OmegaConf.structured(Search)}, OmegaConf.from_dotlist([word.replace("search=", "search.sampler=") for word in own])
-        )
-        search = OmegaConf.to_object(config.search)
-    except CONFIG_ERRORS as error:
-        raise ValueError(explain(error).replace("search.sampler", "search")) from error
-    assert isinstance(search, Search)
+        asked = OmegaConf.from_dotlist([f"sampler={word[7:]}" if word.startswith("search=") else word[7:] for word in own])
+        search = made(Search, asked, "search.")
+    except ValueError as error:
+        raise ValueError(str(error).replace("search.sampler", "search")) from error
     return search, [word for word in words if word not in own]
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import compose as composing
-from nocap.config.compose import Composed, as_in, to_plain
+from nocap.config.compose import Composed, as_in
 from nocap.config.keys import flat, require
+from nocap.config.plain import to_plain
 from nocap.config.run import keys_that_count
 from nocap.config.trainer import Trainer
 from nocap.judge.claim import BASELINE
