@@ -71,10 +71,7 @@ def composed(overrides: Iterable[str]) -> Composed:
 
 @explained()
 def _run(config: DictConfig) -> Run:
-    try:
-        run = cast(Run, OmegaConf.to_object(config))
-    except SystemExit as error:
-        raise ValueError(f"an option's checks must raise ValueError, got SystemExit: {error}") from error
+    run = cast(Run, OmegaConf.to_object(config))
     plain = to_plain(run)
     for (key, value), (_, shown) in zip(flat(plain), flat(redact(plain)), strict=True):
         # a tracker's texts are redacted where they are written; the run needs the others as they are, as a path
@@ -238,9 +235,8 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
         ValueError: an unknown option, or a yaml that cannot be composed.
     """
     for one in map(parsed, words):
-        value: Any = one.value()
-        for name in (value if isinstance(value, list) else [value]) if is_choice(one) and not one.is_delete() else ():
-            check_option(one, name)
+        if is_choice(one) and not one.is_delete():
+            named(one)
     for path in (path for folder in outside.folders() for group in sorted(_folders()) for path in sorted((folder / group).rglob("*.yaml"))):
         _check_from_outside(path)
     prepare_hydra()
@@ -254,12 +250,19 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
     return config
 
 
-def check_option(override: Override, name: object) -> None:
-    """Refuse an option that there is not."""
-    group = override.key_or_group
-    require(isinstance(name, str), group, "be given options' names, as in ideas=[NAME]", override.input_line)
-    if "/" not in group and name not in (known := outside.yamls(group)):
-        raise ValueError(f"{group}/{name} is no option{suggest(str(name), known)}")
+def named(override: Override) -> list[str]:
+    """The options that an override chooses.
+
+    Errors:
+        ValueError: there is no such option.
+    """
+    group, value = override.key_or_group, cast(Any, override.value())
+    names = value if isinstance(value, list) else [value]
+    require(all(isinstance(name, str) for name in names), group, "be given options' names, as in ideas=[NAME]", override.input_line)
+    known = names if "/" in group else outside.yamls(group)
+    for name in (name for name in names if name not in known):
+        raise ValueError(f"{group}/{name} is no option{suggest(name, known)}")
+    return names
 
 
 def _check_from_outside(path: Path) -> None:
