@@ -120,7 +120,7 @@ def manual(words: Sequence[str], *, search: type, everything: bool = False) -> s
                 if everything or key.partition(".")[0] in asked or (not words and key in COMMON):
                     start = f"  {key}={_shown(plain.get(f.name, _default(f)))}".ljust(COLUMN)
                     rows.append(_wrapped(start, _meaning(kinds[f.name], comments.get(f.name, ""), whole)))
-        lines += ["", _wrapped(title, _sentence(schema) if "=" in title or title == "search" else "")] if rows and whole else []
+        lines += ["", _wrapped(title, _sentence(schema))] if rows and whole else []
         lines += rows
     for key in asked - known:
         raise ValueError(f"{key} is no key{suggest(key, known)}")
@@ -142,7 +142,7 @@ def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, 
             plain, schema = outside.read(group, name)
             place = f"ideas.{name}" if group == "ideas" else outside.place(group).replace("/", ".")
             yield outside.choice(group, name), place, schema, plain
-    yield from (("store", "store", Store, {}), ("other keys", "", Run, train))
+    yield from (("store", "store", Store, {}), ("run", "", Run, train))
 
 
 def _default(f: dataclasses.Field[Any]) -> Any:
@@ -187,7 +187,7 @@ def comments_of(schema: type) -> dict[str, str]:
 
 def _wrapped(head: str, text: str) -> str:
     start = head if head.endswith("  ") else f"{head.rstrip()}  "
-    return textwrap.fill(text or " ", outside.WIDTH, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)).rstrip()
+    return textwrap.fill(text, outside.WIDTH, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)) or head.rstrip()
 
 
 # --- what Hydra itself answers ---------------------------------------------------------------------------------------------------------
