@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from nocap import outside
+from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.keys import require
 from nocap.config.outward import trusted, visible
 
@@ -32,7 +33,6 @@ has the protocol.
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
     from nocap.store.record import answering
 
     with refusals(), answering(options.json) as answer:

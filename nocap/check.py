@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap import outside
+from nocap.config.errors import EXIT_CODES, refusals
 from nocap.config.keys import require
 from nocap.config.paths import expanded
 
@@ -26,7 +27,6 @@ leaves stays, where its line says; the rest is deleted. An option takes a minute
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
     from nocap.store.record import answering

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.config.keys import EXIT_CODES, require
 from nocap.store.files import write_text
 from nocap.store.record import answering, writing
@@ -31,7 +32,6 @@ folder that holds logs is an arm (docs/logs.md)."""
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals(), answering(options.json) as options.answer:
         if options.verify:

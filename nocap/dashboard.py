@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.config.keys import EXIT_CODES, require
 from nocap.store.record import answering
 from nocap.training.ledger import LINES
@@ -33,7 +34,6 @@ class Shown:
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals(), answering(options.json) as answer:
         shown = _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))

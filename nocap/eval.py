@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.store.formats import plural
@@ -18,7 +19,6 @@ KEPT = ("results", "groups", "versions", "n-shot", "n-samples")  # of what lm-ev
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals(), answering(options.json) as answer:
         answer(_evaluate(options))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from nocap import compare, outside
+from nocap.config.errors import refusals
 from nocap.launch.head import use_copies
 from nocap.store.record import answering, check_writable, writing
 from nocap.store.runs import LAST, OUTPUTS, find_one
@@ -19,14 +20,13 @@ def main(argv: list[str] | None = None) -> int:
     if words[:1] == ["entry"]:
         return _entry(words)
     options = _parser().parse_args(words)
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals(), answering(options.json) as answer:
         check_writable("FILE", options.file)
         run_dir = find_one(options.run, outputs=options.output_dir)
         if options.allow_code:
             use_copies(run_dir)
-        from nocap.training.exported import export
+        from nocap.training.trained import export
 
         with writing("FILE", options.file) as path:
             about = export(run_dir, path, log=lambda line: print(f"nocap: {line}", file=sys.stderr))
@@ -57,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _entry(words: list[str]) -> int:
     options = _entry_parser().parse_args(words[1:])
-    from nocap.config.errors import refusals
 
     with refusals():
         from nocap.report import entry

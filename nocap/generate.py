@@ -12,6 +12,7 @@ from typing import Any
 
 from nocap import outside
 from nocap.config import defaults, hardware
+from nocap.config.errors import refusals
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
@@ -44,7 +45,6 @@ class Generate:
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
     from nocap.config.compose import from_overrides  # Hydra comes with it: --help does without
-    from nocap.config.errors import refusals
 
     with refusals(), answering(options.json) as answer:
         answer(_generate(from_overrides(Generate, options.overrides), allow_code=options.allow_code))

@@ -10,6 +10,7 @@ from keyword import iskeyword
 from pathlib import Path
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.config.paths import PACKAGE, conf_dir
 from nocap.store.files import write_file
@@ -20,7 +21,6 @@ STUDY = "study"  # beside the groups: a folder with a study.yaml
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals():
         group, name, folder = options.group, options.name, Path(options.dir or options.name)

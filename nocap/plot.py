@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.judge.arms import group
@@ -25,7 +26,6 @@ Points = dict[str, list[tuple[int, float, float]]]  # identity of a run → step
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals(), answering(options.json) as answer:
         folders = {run.resolve(): run for word in options.runs for run in find(word, outputs=options.output_dir)}

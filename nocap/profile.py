@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.store.files import write_file
 from nocap.store.record import answering, check_writable, writing
@@ -24,7 +25,6 @@ nocap.train, whose --help lists them. On a CPU one thread is used unless trainer
 
 def main(argv: list[str] | None = None) -> None:
     options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.errors import refusals
 
     with refusals(), answering(options.json) as answer:
         require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)

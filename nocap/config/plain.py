@@ -140,7 +140,7 @@ RULES = {
 
 def _no_key(name: str, owner: Any) -> str:
     """Of what it is a key, or which was probably meant."""
-    if not isinstance(owner, type):
+    if not (isinstance(owner, type) and dataclasses.is_dataclass(owner)):  # such as the dict that Hydra's own part is
         return f"{name} is no key"
     own = {f.name: f.default for f in dataclasses.fields(owner)}
     title, last = own.pop("kind", owner.__name__.lower()), name.rpartition(".")[2]

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.store.runs import LAST, OUTPUTS
 
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
@@ -30,7 +31,6 @@ def main(argv: list[str] | None = None) -> int:
     given = outside.arguments(argv)
     verb, words = (given[0], given[1:]) if given and given[0] in VERBS else ("list", given)
     options = _parser(verb).parse_intermixed_args(words)
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
     from nocap.runs.verbs import explain, list_runs, remove, show, sync
     from nocap.store.record import answering
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.config.keys import require
 
 FORMS = """\
@@ -28,7 +29,6 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_intermixed_args(outside.arguments(argv))
     if not asked.overrides and not asked.board:
         parser.error("a study's folder or --board is required")
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
     from nocap.store.record import answering
     from nocap.training.terminal import outlive_readers
 
