@@ -167,7 +167,7 @@ FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
     ("trainer.steps=8 ++trainer.steps=7 trainer.val_every='${trainer.steps}'", {"trainer.steps": 7, "trainer.val_every": 7}),
     ("+optimizer.muon_lr=0.1 optimizer=muon", {"optimizer.muon_lr": 0.1}),
     ("optimizer=muon", {"optimizer.muon_lr": 0.003}),  # what was set before left no trace
-    ("data=text data.path=[a,'b\tc']", {"data.path": ["a", "b\tc"]}),
+    ("data=text data.path=[a,'b/*.txt']", {"data.path": ["a", "b/*.txt"]}),
     ("trainer={steps:7,grad_clip:null}", {"trainer.steps": 7, "trainer.grad_clip": None}),
 ]
 

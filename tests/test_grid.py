@@ -115,7 +115,8 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, here: 
     ("words", "overrides", "grid", "info"),
     [
         ("a=b --multirun c=d", "a=b c=d", True, None),
-        ("a=b c=d hydra.mode=MULTIRUN", "a=b c=d", True, None),
+        ("a=b,c --zip", "a=b,c", True, None),
+        ("search=tpe a=interval(0,1)", "search=tpe a=interval(0,1)", True, None),
         ("a=b --cfg job", "a=b", False, None),
         ("a=b --info", "a=b", False, "all"),
         ("--info defaults a=b", "a=b", False, "defaults"),

@@ -22,7 +22,6 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import create_trial
 
 from nocap.config.compose import Composed, composed
-from nocap.config.flags import asked as flags_asked
 from nocap.config.trainer import Device
 from nocap.launch import search as searching
 from nocap.launch.grid import Cell, Grid
@@ -72,12 +71,6 @@ def test_a_wrong_key_or_value_of_a_search(words: list[str], reason: str):
     with pytest.raises(ValueError) as refused:
         asked(words)
     assert str(refused.value) == reason
-
-
-def test_a_search_is_a_multirun():
-    with pytest.raises(ValueError, match=r"^search=tpe, search.trials=4 must be given with --multirun, got one run$"):
-        flags_asked(["search=tpe", "search.trials=4"])
-    assert flags_asked(["--multirun", "search=tpe"]).grid
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
         try:
             config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
         except HydraException as error:
-            raise ValueError(explain(error)) from None
+            raise ValueError(explain(error.__cause__ or error)) from None
         except (AssertionError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}") from error
     return config

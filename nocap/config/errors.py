@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 from nocap.config.keys import EXIT_CODES as EXIT_CODES
 from nocap.config.keys import is_fault
@@ -31,14 +30,6 @@ class StoppedError(EndedError):
     code = EXIT_CODES["preempted"]
 
 
-def refuse(message: object) -> NoReturn:
-    """Print it on stderr and leave with exit code 2."""
-    for line in str(message).splitlines():
-        shown = line.encode(errors="backslashreplace").decode()
-        print(f"nocap: {shown if len(shown) <= LONGEST else f'{shown[:LONGEST]}…'}", file=sys.stderr)
-    raise SystemExit(EXIT_CODES["refused"])
-
-
 @contextmanager
 def refusals() -> Iterator[None]:
     """Bad input inside the block becomes one line on stderr and exit code 2. What is printed there is `guarded`.
@@ -52,9 +43,11 @@ def refusals() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
             raise SystemExit(EXIT_CODES["failed"]) from None
         except (ValueError, OSError, EndedError) as error:
-            if is_fault(error) or isinstance(error, EndedError) or (isinstance(error, OSError) and error.filename is None):
-                print(f"nocap: {error}", file=sys.stderr)
-                raise SystemExit(getattr(error, "code", EXIT_CODES["failed"])) from error
-            if isinstance(error, OSError):
-                refuse(f"{error.filename} must be a place that can be read or written, got {error.strerror}")
-            refuse(error)
+            text, code = str(error), getattr(error, "code", EXIT_CODES["failed"])
+            if not is_fault(error) and (isinstance(error, ValueError) or getattr(error, "filename", None) is not None):
+                code = EXIT_CODES["refused"]
+                if isinstance(error, OSError):
+                    text = f"{error.filename} must be a place that can be read or written, got {error.strerror}"
+            for line in text.splitlines():
+                print(f"nocap: {line if len(line) <= LONGEST else f'{line[:LONGEST]}…'}", file=sys.stderr)
+            raise SystemExit(code) from error

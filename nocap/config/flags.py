@@ -30,12 +30,11 @@ from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 
-GRIDS = ("zip", "fail_fast", "detach")  # of grids alone
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra tells
 
 
 def asked(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the flags ask for, and the overrides; `grid` says whether it is one.
+    """What the flags ask for, and the overrides; `grid` says whether it is one, as what only a grid can do makes it.
 
     Errors:
         ValueError: a flag that there is not.
@@ -49,12 +48,10 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shell-completion", "-sc", action="store_true")  # `install=bash` and the like stand among the overrides
     flags, unknown = parser.parse_known_intermixed_args(arguments)
     require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
-    mode = "hydra.mode=MULTIRUN"
-    flags.grid, flags.all = flags.multirun or mode in flags.overrides, flags.help and "all" in flags.overrides
-    flags.overrides = [word for word in flags.overrides if word != mode and not (flags.all and word == "all")]
-    alone = [f"--{name.replace('_', '-')}" for name in GRIDS if getattr(flags, name)]
-    alone += [word for word in flags.overrides if re.match(r"search[.=]", word)]
-    require(flags.grid or not alone, ", ".join(alone), "be given with --multirun", "one run")
+    flags.all = flags.help and "all" in flags.overrides
+    flags.overrides = [word for word in flags.overrides if not (flags.all and word == "all")]
+    searches = any(word.startswith(("search=", "search.")) for word in flags.overrides)
+    flags.grid = flags.multirun or flags.zip or flags.fail_fast or flags.detach or searches
     return flags
 
 
@@ -115,7 +112,7 @@ def manual(words: Sequence[str], *, search: type, everything: bool = False) -> s
         kinds, comments, rows = get_type_hints(schema), comments_of(schema), list[str]()
         for f in dataclasses.fields(schema):
             key = f"{place}.{f.name}".lstrip(".")
-            if f.name not in ("kind", "trainer", "store", *outside.groups()):
+            if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(plain.get(f.name), dict):
                 known.add(key.partition(".")[0])
                 if everything or key.partition(".")[0] in asked or (not words and key in COMMON):
                     start = f"  {key}={_shown(plain.get(f.name, _default(f)))}".ljust(COLUMN)
