@@ -181,15 +181,6 @@ def parsed(word: str) -> Override:
     return override
 
 
-def keys(words: Iterable[str]) -> list[str]:
-    """The keys or groups that overrides are about.
-
-    Errors:
-        ValueError: as for `parsed`.
-    """
-    return [parsed(word).key_or_group for word in words]
-
-
 def is_choice(override: Override) -> bool:
     """Whether an override is Hydra's to apply: it chooses options."""
     group, package = override.key_or_group, override.package

@@ -205,7 +205,7 @@ def check(study: Study) -> None:
     for word in (word for words in lists for word in words):
         require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
         # What is written, read and sent elsewhere follows from the command, not from the file, which may be a stranger's.
-        name = "" if word.startswith(ENGINE) else composing.keys([word])[0]
+        name = "" if word.startswith(ENGINE) else composing.parsed(word).key_or_group
         require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
 
 
