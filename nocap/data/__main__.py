@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
-from nocap.config.errors import refusals
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 
@@ -36,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help()
         return 0
     from nocap.config.compose import compose  # Hydra, only where it is needed
-    from nocap.store.record import answering
+    from nocap.config.errors import refusals
+    from nocap.store.command import answering
 
     with refusals(), answering(arguments.json) as answer:
         run = compose(arguments.overrides)
