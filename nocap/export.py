@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         run_dir = find_one(options.run, outputs=options.output_dir)
         if options.allow_code:
             use_copies(run_dir)
-        from nocap.training.exported import export
+        from nocap.training.trained import export
 
         with writing("FILE", options.file) as path:
             about = export(run_dir, path, log=lambda line: print(f"nocap: {line}", file=sys.stderr))

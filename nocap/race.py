@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--link", action="append", default=[], metavar="PATH", help="what git ignores and the command needs, linked into each worktree")
     add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
     add("--jobs", type=int, default=1, metavar="N", help="runs at once on this machine (default: 1); of more than one no time is known")
+    add("--slurm", nargs="*", metavar="KEY=VALUE", help="each run as a job of Slurm, by the keys of hydra/launcher=slurm; no time is known")
     add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help="where runs and races lie (default: outputs)")
     outside.document(parser, answer="the result")
     return parser
@@ -113,9 +114,17 @@ def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) ->
 
     _check(asked, command)
     readings, guards = _readings(asked)
-    how = {"timeout_s": duration_s(asked.timeout, "--timeout"), "keep": [asked.file] if asked.file else [], "alone": asked.jobs == 1}
+    how = {
+        "timeout_s": duration_s(asked.timeout, "--timeout"),
+        "keep": [asked.file] if asked.file else [],
+        "alone": asked.jobs == 1 and asked.slurm is None,
+    }
     apart_s, expect = duration_s(asked.apart, "--apart"), _expected(asked.expect)
     arms, begin = _arms(asked, command, undo)
+    if asked.slurm is not None:
+        from nocap.sources.slurm import on_slurm
+
+        begin = on_slurm(begin, asked.slurm, asked.output_dir / "races")
     racing = Race(
         arms=arms,
         readings=readings,
@@ -128,7 +137,8 @@ def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) ->
         seeded=asked.reads_seed or all(arm.takes_seed for arm in arms),
         sessions=asked.sessions,
         apart_s=apart_s,
-        jobs=asked.jobs,
+        jobs=asked.jobs if asked.slurm is None else asked.pairs * len(arms),
+        where="Runs were jobs of Slurm (--slurm)" if asked.slurm is not None else f"Runs shared the machine (--jobs {asked.jobs})",
         begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
         log=partial(print, flush=True),
     )
@@ -142,10 +152,12 @@ def _check(asked: argparse.Namespace, command: Sequence[str]) -> None:
         ValueError: options that do not go together.
     """
     commands, names = " ".join([*command, *asked.link]), {text.partition("=")[0] for text in asked.arm}
+    at_once = (asked.jobs, asked.sessions, asked.file)
     rules = [
         (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
         (1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions),
         (asked.jobs >= 1, "--jobs", "be at least 1", asked.jobs),
+        (asked.slurm is None or at_once == (1, 1, ""), "--slurm", "be without --jobs, --sessions and --file", at_once),
         (asked.target is None or math.isfinite(asked.target), "--target", "be a finite number", asked.target),
         (asked.jobs == 1 or asked.sessions == 1, "--jobs", "be 1 with --sessions: runs at once share the machine", asked.jobs),
         (asked.jobs == 1 or not asked.file, "--jobs", "be 1 with --file: runs at once would write the same file", asked.jobs),

@@ -94,10 +94,11 @@ def test_share_keeps_a_process_on_its_cores() -> None:
     ("words", "expected"),
     [
         (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
+        (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
         (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
         (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
     ],
-    ids=["jobs", "sweeper", "folder"],
+    ids=["jobs", "key", "sweeper", "folder"],
 )
 def test_refused(tmp_path: Path, door: Door, words: tuple[str, ...], expected: str) -> None:
     done = door("--multirun", *CELL, "seed=0,1", *words)

@@ -21,8 +21,7 @@ from nocap.data.batches import train_windows
 from nocap.data.prepare import prepare
 from nocap.launch.plan import plan
 from nocap.measure.decode import UncachedError, check_cached
-from nocap.model.documents import seen
-from nocap.model.flex import flex_mask
+from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.runs import records

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
 import yaml
@@ -107,7 +107,7 @@ def explain(error: BaseException) -> str:
 
 def _no_key(name: str, owner: Any) -> str:
     """What would make it a key of this class, or which was probably meant."""
-    if not isinstance(owner, type):
+    if not (isinstance(owner, type) and is_dataclass(owner)):  # such as the dict that Hydra's own part is
         return f"{name} is no key"
     known = _keys_of_all() if owner in (Run, Trainer) or issubclass(owner, Option) else {}
     if ways := known.get(name):

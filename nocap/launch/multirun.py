@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from nocap.config import hardware, plain
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.keys import EXIT_CODES, check_keys, require
-from nocap.launch import search, space
+from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
 from nocap.launch.plan import DAMAGED, Plan, outcome
@@ -55,7 +55,7 @@ def multirun(
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
     renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]  # as Hydra's plugin is called
-    searched, words = space.asked(renamed)
+    searched, words = search.asked(renamed)
     given = overrides_of(words, grid=True)
     config = of_a_grid(given)
     launcher, asked = launcher_option(config), _overrides(config, given)
@@ -139,13 +139,13 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     return option
 
 
-def _search(searched: space.Search, overrides: Sequence[Override], launcher: Launcher | None) -> int:
+def _search(searched: search.Search, overrides: Sequence[Override], launcher: Launcher | None) -> int:
     """Carry out a search, and print what came of it. Its exit code."""
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
     require(launcher is None or isinstance(launcher, Pool), "hydra/launcher", rule, "another")
     rule = f"be left to search.seed={searched.seed} in a search"
     require(all(one.key_or_group != "seed" for one in overrides), "seed", rule, "seed=…")
-    swept = space.space_of([one for one in overrides if one.is_sweep_override()])
+    swept = search.space_of([one for one in overrides if one.is_sweep_override()])
     fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)

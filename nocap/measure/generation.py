@@ -26,8 +26,7 @@ from nocap.measure.decode import Engine
 from nocap.model.language_model import LanguageModel
 from nocap.store.record import read_json
 from nocap.store.runs import find_one
-from nocap.training.exported import exported
-from nocap.training.trained import trained
+from nocap.training.trained import exported, trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
