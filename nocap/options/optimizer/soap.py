@@ -33,8 +33,8 @@ class Soap(AdamW):
         G' = Q_LᵀGQ_R, M the average of G' by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᵀ + λ·W).
 
         The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of LQ, every `basis_every` updates, and M
-        turns with them. A first step makes them and leaves the weights alone: in the basis of one gradient, that gradient says nothing about
-        the other directions. Gradients and steps are turned in bf16 where the device computes it; averages and bases are fp32.
+        turns with them. A first step makes them and leaves the weights alone: in the basis of one gradient, that gradient says nothing
+        about the other directions. Gradients and steps are turned in bf16 where the device computes it; averages and bases are fp32.
         """
         for p, grad, state in zip(params, grads, states, strict=True):
             if state:
