@@ -4,11 +4,8 @@ import hashlib
 import http.server
 import os
 import re
-import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +16,6 @@ from tests.conftest import Finished, called
 
 REPO = "someone/fineweb"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ROOT = Path(__file__).resolve().parents[1]
 
 
 class Hub(http.server.ThreadingHTTPServer):
@@ -112,52 +108,25 @@ def hub(tmp_path):
         thread.join()
 
 
-@dataclass
-class Asked:
-    """The words and the environment of a command about a few shards of this hub."""
-
-    words: list[str]
-    environment: dict[str, str]
-
-
-def asked(tmp_path: Path, hub: Hub, verb: str, overrides: Sequence[str], shards: int, more: Mapping[str, str]) -> Asked:
-    ours = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    words = [verb, "data=fineweb", "tokenizer=gpt2", f"data.repo={REPO}", f"data.train_shards={shards}", *overrides]
-    return Asked(words, ours | {"NOCAP_CACHE": str(tmp_path / "cache")} | dict(more))
-
-
-def is_ours(name: str) -> bool:
-    return "proxy" not in name.lower() and not name.startswith("HF_")
-
-
-@pytest.fixture
-def process(tmp_path, hub):
-    def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
-        command = asked(tmp_path, hub, verb, overrides, shards, more)
-        environment = {name: value for name, value in os.environ.items() if is_ours(name)} | command.environment
-        words = [sys.executable, "-m", "nocap.data", *command.words]
-        done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        return Finished(done.returncode, done.stdout, done.stderr)
-
-    return run
-
-
 @pytest.fixture
 def door(tmp_path, hub, monkeypatch):
-    """The same in this process. The hub's client reads its environment when it is imported: each call imports it anew."""
-    for name in [name for name in os.environ if not is_ours(name)]:
+    """A command about a few shards of this hub. The hub's client reads its environment when it is imported: each call imports it anew."""
+    for name in [name for name in os.environ if "proxy" in name.lower() or name.startswith("HF_")]:
         monkeypatch.delenv(name)
+    ours = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
     def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
-        command = asked(tmp_path, hub, verb, overrides, shards, more)
-        with pytest.MonkeyPatch.context() as patch:
-            for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
-                patch.delitem(sys.modules, module)
-            return called(*command.words, cwd=tmp_path, module="nocap.data.__main__", env=command.environment)
+        forget()
+        words = [verb, "data=fineweb", "tokenizer=gpt2", f"data.repo={REPO}", f"data.train_shards={shards}", *overrides]
+        return called(*words, cwd=tmp_path, module="nocap.data.__main__", env=ours | {"NOCAP_CACHE": str(tmp_path / "cache")} | more)
 
     yield run
+    forget()  # of this hub
+
+
+def forget() -> None:
     for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
-        del sys.modules[module]  # of this hub
+        del sys.modules[module]
 
 
 def refused(done: Finished) -> str:
@@ -169,16 +138,16 @@ def refused(done: Finished) -> str:
     return line
 
 
-def test_downloaded_then_read_without_a_network(hub, process):
-    first = process()
+def test_downloaded_then_read_without_a_network(hub, door):
+    first = door()
     assert first.code == 0, first.err
     assert "6,000 train and 3,000 val tokens" in first.out
     assert COMMIT in first.out
     assert [line for line in hub.seen if line.startswith("GET")] == [f"GET {name}" for name in hub.files]
     asked = len(hub.seen)
-    again = process(HF_ENDPOINT="http://127.0.0.1:9")
+    again = door(HF_ENDPOINT="http://127.0.0.1:9")
     assert (again.code, again.out) == (0, first.out), again.err
-    assert process("verify").code == 0
+    assert door("verify").code == 0
     assert len(hub.seen) == asked
 
 

@@ -139,16 +139,6 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
     return again
 
 
-@pytest.mark.parametrize("words", [("ideas=[value_embeddings]", "optimizer=muon"), ("ideas=[averaged_weights]",)])
-def test_a_table_inside_a_block_and_what_is_kept_around_the_step_resume(tmp_path: Path, words: tuple[str, ...]):
-    run = composed(*words)
-    job, trainee = trainee_of(run, tmp_path)
-    take_step(job, trainee, Ledger(started=0.0), step=0)
-    again = saved_and_loaded(trainee, run, tmp_path, step=1)
-    losses = [take_step(job, each, Ledger(started=0.0), step=1).loss for each in (trainee, again)]
-    assert losses[0] == losses[1]
-
-
 def test_averaged_weights_against_their_formula(tmp_path: Path):
     run = compose([*SMALL, "ideas=[averaged_weights]", "ideas.averaged_weights.decay=0.7"])
     job, trainee = trainee_of(run, tmp_path)

@@ -192,4 +192,4 @@ def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str], wor
     with pytest.raises(SystemExit) as left:
         main([*words])
     assert left.value.code == 2
-    assert "not allowed with argument" in (err := capsys.readouterr().err) or "required" in err
+    assert "not allowed with argument" in (err := capsys.readouterr().err) or "must be given" in err

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from nocap.config.compose import compose  # Hydra, only where it is needed
     from nocap.config.errors import refusals
-    from nocap.store.record import answering
+    from nocap.store.command import answering
 
     with refusals(), answering(arguments.json) as answer:
         run = compose(arguments.overrides)

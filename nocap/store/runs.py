@@ -7,7 +7,6 @@ import glob
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import flat, require
-from nocap.config.outward import redact, visible
+from nocap.config.outward import redact
 from nocap.config.paths import expanded
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement
@@ -129,10 +128,6 @@ class Found:
     problems: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)  # folder's name → why
 
-    def lines(self) -> list[str]:
-        """All that is wrong, for people."""
-        return [*(f"{name}: left out, {why}" for name, why in self.unreadable.items()), *self.problems]
-
 
 def dig(tree: Any, *keys: str) -> Any:
     for key in keys:
@@ -145,8 +140,9 @@ def number(value: object) -> float | None:
     return float(value) if ok else None  # type: ignore[arg-type]
 
 
-def load(paths: Iterable[str | Path]) -> Found:
-    """All runs of these paths, each once, in the order they were started; those of a grid in the order of its cells.
+def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
+    """All runs of these paths, each once, in the order they were started; those of a grid in the order of its cells. `outputs`: see `find`;
+    `rows`: see `read`.
 
     Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run (Hydra's multirun.yaml) are named.
 
@@ -156,7 +152,7 @@ def load(paths: Iterable[str | Path]) -> Found:
     found, places, folders = Found(), [str(path) for path in paths], dict[Path, Path]()
     for path in places:
         try:
-            folders |= {folder.resolve(): folder for folder in find(path)}
+            folders |= {folder.resolve(): folder for folder in find(path, outputs=outputs)}
         except ValueError:
             if not os.path.lexists(expanded(path)) or (path == places[-1] and not folders):
                 raise
@@ -164,7 +160,7 @@ def load(paths: Iterable[str | Path]) -> Found:
     by_identity = dict[str, Record]()
     for folder in folders.values():
         try:
-            record = read(folder)
+            record = read(folder, rows=rows)
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
@@ -173,14 +169,6 @@ def load(paths: Iterable[str | Path]) -> Found:
     found.records = list(by_identity.values())
     found.problems += [line for path in places for line in without_record(expanded(path))]
     return found
-
-
-def records(paths: Iterable[str | Path]) -> list[Record]:
-    """Those that can be read. A warning names each other one, and says what is wrong."""
-    found = load(paths)
-    for line in found.lines():
-        warnings.warn(visible(line), stacklevel=3)
-    return found.records
 
 
 def read(folder: Path, *, rows: bool = True) -> Record:
@@ -252,9 +240,8 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
         folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(path, outputs / "runs")
         rule = f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found"
-        if not folders and (there := run_folders(outputs / "runs")):
-            close = difflib.get_close_matches(path, [folder.name for folder in there], n=CANDIDATES, cutoff=0.3)
-            rule += f"; there: {shorten(close or (folder.name for folder in there), most=CANDIDATES)}"
+        if not folders and (there := [folder.name for folder in run_folders(outputs / "runs")]):
+            rule += f"; there: {shorten(difflib.get_close_matches(path, there, n=CANDIDATES, cutoff=0.3) or there, most=CANDIDATES)}"
     if not folders:
         raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
     return folders
