@@ -205,7 +205,7 @@ class Searching:
     """A search, checked and ready to be carried out.
 
     Errors:
-        RefusedError: the space's ends cannot be trained. Nothing has been written but the data's cache.
+        ValueError: the space's ends cannot be trained. Nothing has been written but the data's cache.
     """
 
     def __init__(self, search: Search, space: Space, *, fixed: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> None:
