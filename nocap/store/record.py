@@ -63,6 +63,7 @@ SHAPES: dict[str, Shape] = {
         "defaults": _TEXTS,
         "declared": {...: [str]},
         "outside": [_each(str, "group name sha256")],
+        "imported": dict,
     },
     "summary.json": _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
@@ -127,6 +128,16 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
         for name in value:
             if (inner := shape.get(name, shape.get(...))) is not None:
                 check_shape(value[name], inner, path, f"{key}.{name}" if key else str(name))
+
+
+def filled(content: Any, shape: Shape) -> Any:
+    """The same with an empty object or list where one is missing or null: who reads it has no case for that."""
+    if isinstance(shape, list):
+        return [filled(item, shape[0]) for item in content or ()]
+    if not isinstance(shape, dict):
+        return content or {} if shape is dict else content
+    nests = {key: inner for key, inner in shape.items() if key is not ... and (inner is dict or isinstance(inner, dict | list))}
+    return {**(content or {}), **{key: filled((content or {}).get(key), inner) for key, inner in nests.items()}}
 
 
 def read_rows(content: bytes) -> list[Row]:
