@@ -32,7 +32,7 @@ from nocap.store.files import write_text
 from nocap.store.formats import shorten
 from nocap.store.identity import git_state
 from nocap.store.metrics import now as today
-from nocap.store.record import MANIFEST, SCHEMA_VERSION, SEAL, SHAPES, SUMMARY, Json, Whole, check_shape, read_json, write_json
+from nocap.store.record import MANIFEST, SEAL, SHAPES, SUMMARY, Json, Whole, check_shape, read_json, write_json
 from nocap.store.runs import Curve, Found, Record
 
 FILE, PAGE = "entry.json", "entry.md"
@@ -152,10 +152,7 @@ def verify(folder: Path) -> tuple[Comparison, list[str]]:
     """
     path = folder / FILE
     content = read_json(path) or {}
-    check_shape(content, {"schema_version": int, "kind": str}, path)
     require(content.get("kind") == "entry", str(path), "be an entry that nocap.export wrote", content.get("kind") or "none")
-    version = content.get("schema_version") or 0
-    require(version <= SCHEMA_VERSION, f"{path}: schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     check_shape(content, SHAPE, path)
     try:
         comparison = _judged(content["question"], content["runs"])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.bounded import parse_json, read_bytes, read_text
-from nocap.config.keys import InputError
+from nocap.config.keys import InputError, require
 from nocap.config.outward import redact
 from nocap.store import lease
 from nocap.store.files import not_elsewhere, write_file
@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in the file, whose keys hold what `SHAPES` has for a file of that name; `None` where there is no file.
 
     Errors:
-        ValueError: the file is there and holds no JSON object, or a key holds something else.
+        ValueError: the file is there and holds no JSON object, a key holds something else, or a newer nocap wrote it.
     """
     try:
         content = parse_json(read_text(path))
@@ -104,7 +104,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} must hold a JSON object, got {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
+    for shape in ({"schema_version": int}, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict)):
+        check_shape(content, shape, path)
+    version = content.get("schema_version") or 0
+    require(version <= SCHEMA_VERSION, f"{path}: schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     return content
 
 

@@ -18,7 +18,7 @@ from nocap.config.outward import redact
 from nocap.config.paths import expanded
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement
-from nocap.store.record import ENDED, MANIFEST, SCHEMA_VERSION, SHAPES, SUMMARY, Metrics, Row, check_record, digest, filled, read_json
+from nocap.store.record import ENDED, MANIFEST, SHAPES, SUMMARY, Metrics, Row, check_record, digest, filled, read_json
 
 OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last
@@ -184,8 +184,6 @@ def read(folder: Path, *, rows: bool = True) -> Record:
         ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
     """
     manifest, summary = check_record(folder)
-    version = max(content.get("schema_version") or 0 for content in (manifest, summary))
-    require(version <= SCHEMA_VERSION, "schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     name = manifest.get("name") or folder.name
     shown, name, arm = redact((dig(manifest, "parts", "config") or {}, name, manifest.get("arm") or name))  # of another's nocap
     config = dict(flat(shown))
