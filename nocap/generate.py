@@ -68,8 +68,7 @@ def _generate(options: argparse.Namespace) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: threads that wait must not hold the cores (LOG.md)
     import torch
 
-    from nocap.measure.decode import Engine, Recompute, engine_for
-    from nocap.measure.generation import Sampler, load_typed, log, write
+    from nocap.measure.generation import Engine, Recompute, Sampler, engine_for, load_typed, log, write
 
     torch.set_num_threads(asked.threads or defaults.threads(device, 1))
     trained = load_typed(asked.run, outputs=Path(asked.output_dir), device=device, allow_code=options.allow_code)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from nocap.config.keys import require
 from nocap.store.command import check_writable, command, writing
-from nocap.store.files import write_file
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -29,7 +28,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration")
-    add("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
     add("--ceilings", action="store_true", help="also: what each option could win at most")
     add("--repeats", type=int, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
@@ -38,22 +36,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _profile(options: argparse.Namespace) -> int:
     require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
-    for flag in ("html", "trace"):
-        check_writable(f"--{flag}", getattr(options, flag))
+    check_writable("--trace", options.trace)
     run, compose = _composer(options.overrides)
     rule = "be 1 for nocap.profile, which takes the step of one rank apart"
     require(run.trainer.devices == 1, "trainer.devices", rule, run.trainer.devices)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: the profiler's library would write on stderr
     from nocap.measure.profile import profile
-    from nocap.measure.text import render_page, render_profile
+    from nocap.measure.text import render_profile
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
         found = profile(run, options.overrides, compose, repeats=options.repeats, trace=trace, ceilings=options.ceilings)
     print(render_profile(found))
     options.answer(found)
-    if options.html:
-        with writing("--html", options.html) as path:
-            write_file(path, render_page(found).encode())
     return 0
 
 

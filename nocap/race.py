@@ -169,16 +169,15 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _arms(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> tuple[list[Command], Callable[..., None]]:
-    """The arms, and what runs one of a version."""
+    """The arms, and what runs one."""
     from nocap.sources import arms
 
     apart = [asked.output_dir, *([Path(asked.file)] if asked.file else [])]  # what a race makes is no part of an arm
     if not asked.ref:
         named = [(name, arms.split(text, f"arm {name}")) for name, _, text in (text.partition("=") for text in asked.arm)]
-        return arms.of_commands(named, locked=asked.locked, apart=apart), arms.begin
+        return arms.of_commands(named, locked=asked.locked, apart=apart)
     refs, trees = [(ref, words) for ref in asked.ref], asked.output_dir / "races" / "trees"
-    versions = arms.of_refs(refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print)
-    return versions.arms, versions.begin
+    return arms.of_refs(refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print)
 
 
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:

@@ -17,7 +17,7 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
-from nocap.measure.decode import Cached, Recompute, UncachedError, check_cached
+from nocap.measure.generation import Cached, Recompute, UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts

@@ -20,7 +20,7 @@ from nocap.config.run import Run
 from nocap.data.batches import train_windows
 from nocap.data.prepare import prepare
 from nocap.launch.plan import plan
-from nocap.measure.decode import UncachedError, check_cached
+from nocap.measure.generation import UncachedError, check_cached
 from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model

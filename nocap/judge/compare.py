@@ -24,9 +24,8 @@ from statistics import fmean
 from typing import Any
 
 from nocap.judge import time_to_target
-from nocap.judge.arms import Arm, changes, choose_baseline, machines_differ, setting, swept_keys
+from nocap.judge.arms import Arm, changes, choose_baseline, confounders, covers, machines_differ, select, setting, swept_keys
 from nocap.judge.arms import group as grouped
-from nocap.judge.comparability import confounders, covers, select
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten

@@ -46,7 +46,7 @@ _PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "i
 _DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _each(int, "vocab_size val_bytes") | {"source": dict}
 _CLAIM = Whole(
     _each(str, "id statement source arm metric scale bound_rule word hash")
-    | _each([str], "parts of failed diverged censored at_most")
+    | _each([str], "parts of failed diverged at_most")
     | {"n": int, "bound": float, "where": dict, "missing": [dict], "expected": [float], "guards": [dict], "notes": [str]}
 )
 _ARM = Whole({"arm": str, "words": [str], "tuned": [str], "diverged": [int]} | _each(float, "params flops_per_token tokens"))

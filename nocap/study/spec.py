@@ -18,7 +18,7 @@ from nocap.config.compose import refuse_interpolations
 from nocap.config.errors import explain
 from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
-from nocap.judge.claim import BASELINE, CLAIMABLE, Claim
+from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS, Declared
 from nocap.store.metrics import Better, Metric
 
@@ -285,8 +285,7 @@ def _rules_of_scales(study: Study) -> list[Check]:
             needed = {metric: KEY_OF[metric.made_by] for metric in claim.metrics}
             why = f"be given for claim {claim.id}"
             rules += [(getattr(at, key), f"{place}.{key}", f"{why}, about {metric.name}", "none") for metric, key in needed.items()]
-            ends = claim.target == BASELINE
-            rules.append((not ends or at.lengths, f"{place}.lengths", f"{why}: the shortest schedule that ends there", "none"))
+            rules.append((not claim.races or at.lengths, f"{place}.lengths", f"{why}: the shortest schedule that ends there", "none"))
             for guard in claim.guards:
                 guard.margin(name)
     return rules

@@ -14,8 +14,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from tqdm import tqdm
-
 from nocap.config.outward import trusted, visible
 from nocap.store.files import append_text
 from nocap.store.formats import duration
@@ -74,6 +72,8 @@ class Reporter:
 
     def start(self, step: int) -> None:
         if self._log_path is not None and sys.stdout.isatty():
+            from tqdm import tqdm
+
             self._bar = tqdm(total=self._steps, initial=step, unit="step", file=trusted(sys.stdout), dynamic_ncols=True, leave=False)
 
     def row(self, row: Row) -> None:
