@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy import stats
 
-from nocap.config.errors import explain
+from nocap.config.plain import explain
 from nocap.judge import verdict
 from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.interval import Declared, Estimate

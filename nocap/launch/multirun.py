@@ -18,9 +18,11 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from nocap.config import hardware, plain
+from nocap import outside
+from nocap.config import hardware
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.keys import EXIT_CODES, check_keys, require
+from nocap.config.plain import explained, made
 from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
@@ -118,11 +120,12 @@ def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
     return list({override.get_key_element(): override for override in [*own, *given] if not is_launcher(override)}.values())
 
 
+@explained()
 def launcher_option(config: DictConfig) -> Launcher | None:
     """The launcher that `config.hydra.launcher` is. None: none was chosen.
 
     Errors:
-        ValueError, OmegaConfBaseException: an unknown kind or key, or a wrong value.
+        ValueError: an unknown kind or key, or a wrong value.
     """
     keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     chosen = config.hydra.runtime.choices["hydra/launcher"]
@@ -131,10 +134,7 @@ def launcher_option(config: DictConfig) -> Launcher | None:
         require(ok, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", keys)
         return None
     require("_target_" not in keys, "hydra/launcher", "be basic, pool, slurm or ray, or from outside: Hydra's are not run", chosen)
-    typed = OmegaConf.create({"hydra": {"launcher": plain.option("launcher", "hydra.launcher", keys)}})
-    OmegaConf.update(typed, "hydra.launcher", keys, merge=True)
-    option = OmegaConf.to_object(typed.hydra.launcher)
-    assert isinstance(option, Launcher)
+    option: Launcher = made(outside.option("launcher", "hydra.launcher", keys), keys, "hydra.launcher.")
     check_keys("hydra.launcher", option)
     return option
 

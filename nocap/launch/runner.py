@@ -230,7 +230,7 @@ class Runner:
     def run(self) -> dict[str, Result]:
         """Identity → how that cell ended."""
         with stop_handler(self._stop), self._bar:
-            while self._running or (not self.stopping and (self._waiting or self._held or self._asked_for_more())):
+            while self._running or (not self.stopping and (self._waiting or self._held or self._add(self._more()))):
                 self._start_what_fits()
                 self.stopping = self.stopping or self._detach
                 self._collect()
@@ -266,16 +266,13 @@ class Runner:
                 self._conclude(cell, Result(summary={"status": "failed", "error": str(error)}, trained=True))
             self._waiting.popleft()
 
-    def _asked_for_more(self) -> bool:
-        self._add(self._more())
-        return bool(self._waiting)
-
-    def _add(self, cells: Sequence[Cell]) -> None:
+    def _add(self, cells: Sequence[Cell]) -> bool:
         for cell in cells:
             self._place.setdefault(cell.plan.identity, len(self._place) + 1)
             self._bar.total += cell.plan.run.trainer.steps
             self._wide = max(self._wide, len(cell.label))
         self._waiting.extend(cells)
+        return bool(cells)
 
     def _leave(self, cell: Cell, why: str) -> None:
         """Come back later to a cell that another process trains."""

@@ -24,8 +24,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
 from nocap.config.compose import Composed, as_in, parsed
-from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.keys import check_keys, is_fault, key, require
+from nocap.config.plain import explained, made
 from nocap.launch.grid import REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
 from nocap.launch.plan import plan, settled, sound
 from nocap.launch.runner import Devices, Runner
@@ -64,6 +64,7 @@ class Search:
         check_keys("search", self)
 
 
+@explained()
 def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     """The search that a command's overrides ask for, and the other overrides.
 
@@ -73,12 +74,8 @@ def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     own = [word for word in words if re.match(r"search(\.|=)", str(parsed(word).input_line))]
     if not own:
         return None, list(words)
-    given = OmegaConf.from_dotlist([word.replace("search=", "search.sampler=") for word in own])
-    try:
-        search: Any = OmegaConf.to_object(OmegaConf.merge({"search": OmegaConf.structured(Search)}, given).search)
-    except CONFIG_ERRORS as error:
-        raise ValueError(explain(error).replace("search.sampler", "search")) from error
-    return search, [word for word in words if word not in own]
+    given: Any = OmegaConf.from_dotlist([word.replace("search=", "search.sampler=") for word in own])
+    return made(Search, given.search, "search."), [word for word in words if word not in own]
 
 
 # --- what is searched --------------------------------------------------------------------------------------------------------------------
@@ -208,7 +205,7 @@ class Searching:
     """A search, checked and ready to be carried out.
 
     Errors:
-        RefusedError: the space's ends cannot be trained. Nothing has been written but the data's cache.
+        ValueError: the space's ends cannot be trained. Nothing has been written but the data's cache.
     """
 
     def __init__(self, search: Search, space: Space, *, fixed: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> None:

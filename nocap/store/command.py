@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap import outside
+from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.config.paths import STDOUT
@@ -35,7 +36,6 @@ def command(
     """
     outside.document(parser, answer=answer)
     options = parser.parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
 
     with refusals(), answering(options.json if answer else None, lines=lines) as options.answer:
         return call(options)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import compose as composing
-from nocap.config.compose import Composed, as_in, to_plain
+from nocap.config.compose import Composed, as_in
 from nocap.config.keys import flat, require
+from nocap.config.plain import to_plain
 from nocap.config.run import keys_that_count
 from nocap.config.trainer import Trainer
 from nocap.store.identity import OF_THE_MACHINE
@@ -66,7 +67,7 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
         require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
     words = [word for arm in study.arms for word in arm_overrides(study, at, arm, [*at.train, *at.bench])]
     words += [word for listed in study.tune.trials.values() for trial in listed for word in trial]
-    typed = frozenset(name.removeprefix("trainer.") for name in composing.keys(words)).intersection(OF_THE_MACHINE)
+    typed = frozenset(composing.parsed(word).key_or_group.removeprefix("trainer.") for word in words).intersection(OF_THE_MACHINE)
     folder = Path(output_dir) / "studies" / study.name / scale
     plan = StudyPlan(study=study, scale=scale, folder=folder, train=train, bench=bench, typed=typed)
     for arm in study.racing:

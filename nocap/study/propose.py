@@ -190,7 +190,7 @@ def _arm(side: Composed) -> str:
 def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
     """The proposal's overrides on top of the baseline's, with its precision and compilation."""
     for word in words:
-        (name,) = composing.keys([word])
+        name = composing.parsed(word).key_or_group
         require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
     proposal = as_in(baseline, [*baseline.overrides, *words])
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
