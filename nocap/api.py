@@ -19,15 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from nocap.compare import frame
 from nocap.config import compose as composing
+from nocap.config.outward import visible
 from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge import compare as judging
+from nocap.report.rows import rows
 from nocap.store import runs
 from nocap.store.runs import find_one
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from nocap.measure.generation import Trained
 
 __all__ = ["compare", "compose", "frame", "load", "load_model", "train"]
@@ -91,7 +94,24 @@ def load(paths: Paths = "outputs") -> list[runs.Record]:
     Errors:
         ValueError: a path holds no run.
     """
-    return runs.records(_several(paths))
+    found = runs.load(_several(paths))
+    for line in [*(f"{name}: left out, {why}" for name, why in found.unreadable.items()), *found.problems]:
+        warnings.warn(visible(line), stacklevel=2)
+    return found.records
+
+
+def frame(paths: Paths = "outputs") -> pd.DataFrame:
+    """One row per run, swept config keys as columns, for a notebook.
+
+    Errors:
+        ValueError: a path holds no run.
+        ModuleNotFoundError: there is no pandas.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("a data frame needs pandas: pip install 'pandas>=2'") from error
+    return pd.DataFrame(rows(load(paths)))
 
 
 def load_model(source: str | Path, *, device: str = "cpu") -> Trained:

@@ -7,11 +7,10 @@ import math
 import shlex
 import sys
 from contextlib import redirect_stdout
-from typing import Any
 
-from nocap import outside
-from nocap.config.keys import require
+from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import trusted, visible
+from nocap.store.command import command
 
 SECONDS = 120.0
 FORMS = """\
@@ -31,13 +30,7 @@ has the protocol.
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
-    from nocap.store.record import answering
-
-    with refusals(), answering(options.json) as answer:
-        answer(result := _bench(options))
-    return EXIT_CODES["failed" if any(arm["status"] == "failed" for arm in result["arms"]) else "finished"]
+    return command(_parser(), _bench, argv, answer="the result")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,12 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--suite", choices=("cpu", "gpu"), help="the standard arms instead: each attention, each MLP, precision, compilation")
     add("--rounds", type=int, metavar="N", help="this many rounds (default: until the intervals are narrow enough)")
     add("--seconds", type=float, metavar="S", help=f"stop after so long, warm-up included (default: {SECONDS:g}; a suite has its own)")
-    outside.document(parser, answer="the result")
     return parser
 
 
-def _bench(options: argparse.Namespace) -> dict[str, Any]:
-    """The result. An arm that did not fit has the status of that; one that failed for another reason than memory has failed."""
+def _bench(options: argparse.Namespace) -> int:
+    """Time the arms. One that does not fit has the status of that; one that fails for another reason than memory has failed."""
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.arms import compose_arms, suite
     from nocap.measure.text import render_bench
@@ -81,9 +73,9 @@ def _bench(options: argparse.Namespace) -> dict[str, Any]:
             result = bench(arms, seconds=options.seconds or seconds, rounds=options.rounds, log=_progress)
     finally:
         _progress("")
-    result = {"suite": options.suite, "words": base, **result}
     print(render_bench(result))
-    return result
+    options.answer({"suite": options.suite, "words": base, **result})
+    return EXIT_CODES["failed" if any(arm["status"] == "failed" for arm in result["arms"]) else "finished"]
 
 
 def _progress(line: str) -> None:

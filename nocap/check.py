@@ -9,11 +9,11 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from nocap import outside
-from nocap.config.keys import require
+from nocap.config.keys import EXIT_CODES, require
 from nocap.config.paths import expanded
+from nocap.store.command import command
 
 FORMS = """\
 DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides are those of nocap.train and hold for
@@ -25,15 +25,7 @@ leaves stays, where its line says; the rest is deleted. An option takes a minute
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.errors import EXIT_CODES, refusals  # Hydra comes with it: --help does without
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-    from nocap.store.record import answering
-
-    with refusals(), answering(options.json) as answer:
-        answer(result := _check(options))
-    return EXIT_CODES["failed" if result["failed"] else "finished"]
+    return command(_parser(), _check, argv, answer="each check's end")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,12 +37,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", metavar="DIR", help="a folder with options")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for every run")
     parser.add_argument("--only", default="", metavar="NAME", help="only the check of this name, or all checks of this option")
-    outside.document(parser, answer="each check's end")
     return parser
 
 
-def _check(options: argparse.Namespace) -> dict[str, Any]:
-    """How each check ended, and how many failed."""
+def _check(options: argparse.Namespace) -> int:
+    """Run the checks; the answer says how each ended, and how many failed."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
     folder, only, words = expanded(options.folder).absolute(), options.only, tuple(options.overrides)
     require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
     outside.use([folder])
@@ -85,7 +77,8 @@ def _check(options: argparse.Namespace) -> dict[str, Any]:
                 shutil.rmtree(trial.folder, ignore_errors=True)
     skipped = f", {ended['skip']} skipped" if ended["skip"] else ""
     print(f"{ended['FAIL']} failed{skipped}" if ended["FAIL"] else f"all passed{skipped}", flush=True)
-    return {"failed": ended["FAIL"], "skipped": ended["skip"], "checks": rows}
+    options.answer({"failed": ended["FAIL"], "skipped": ended["skip"], "checks": rows})
+    return EXIT_CODES["failed" if ended["FAIL"] else "finished"]
 
 
 if __name__ == "__main__":

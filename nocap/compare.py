@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
+from nocap.store.command import command, writing
 from nocap.store.files import write_text
-from nocap.store.record import answering, writing
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nocap.judge.compare import Comparison
     from nocap.store.runs import Found
 
@@ -30,36 +27,17 @@ folder that holds logs is an arm (docs/logs.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+    return command(_parser(), _compare, argv, answer="the whole comparison")
 
-    with refusals(), answering(options.json) as options.answer:
-        if options.verify:
-            comparison, changed = _verify(options)
-        else:
-            from nocap.report.arms import render
 
-            comparison, changed = judge(options), []
-            print(render(comparison))
-        _write(comparison, options)
+def _compare(options: argparse.Namespace) -> int:
+    from nocap.report.arms import render
+
+    comparison, changed = _verify(options) if options.verify else (judge(options), [])
+    if not options.verify:
+        print(render(comparison))
+    _write(comparison, options)
     return EXIT_CODES["failed" if changed else "finished"]
-
-
-def frame(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
-    """One row per run, swept config keys as columns, for a notebook.
-
-    Errors:
-        ValueError: a path holds no run.
-        ModuleNotFoundError: there is no pandas.
-    """
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("a data frame needs pandas: pip install 'pandas>=2'") from error
-    from nocap.report.rows import rows
-    from nocap.store.runs import records
-
-    return pd.DataFrame(rows(records([paths] if isinstance(paths, str | Path) else paths)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,7 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     verify = "judge the rows of an entry that nocap.export wrote, and say whether they say the same (exit code 1: they do not)"
     parser.add_argument("--verify", type=Path, metavar="FOLDER", help=verify)
-    outside.document(parser, answer="the whole comparison")
     return parser
 
 

@@ -12,9 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
-from nocap.store.record import answering
+from nocap.store.command import command
 from nocap.training.ledger import LINES
 
 if TYPE_CHECKING:
@@ -32,23 +31,23 @@ class Shown:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+    return command(_parser(), _make, argv, answer="what would be made (and make nothing, which needs no login)")
 
-    with refusals(), answering(options.json) as answer:
-        shown = _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))
-        workspace, report = build(shown, entity=options.entity or ("" if options.json else _login()), project=options.project)
-        if options.json:
-            answer(as_json(workspace, report))
-            return 0
-        try:
-            for made in (workspace, report):
-                made.save()
-                print(made.url)
-            _tell(shown, f"{workspace.entity}/{workspace.project}")
-        except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
-            print(f"nocap: W&B: not written: {' '.join(str(error).split())[:200] or type(error).__name__}", file=sys.stderr)
-            return EXIT_CODES["failed"]
+
+def _make(options: argparse.Namespace) -> int:
+    shown = _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))
+    workspace, report = build(shown, entity=options.entity or ("" if options.json else _login()), project=options.project)
+    if options.json:
+        options.answer(as_json(workspace, report))
+        return 0
+    try:
+        for made in (workspace, report):
+            made.save()
+            print(made.url)
+        _tell(shown, f"{workspace.entity}/{workspace.project}")
+    except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
+        print(f"nocap: W&B: not written: {' '.join(str(error).split())[:200] or type(error).__name__}", file=sys.stderr)
+        return EXIT_CODES["failed"]
     return 0
 
 
@@ -58,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs")
     parser.add_argument("--project", default="nocap", metavar="NAME", help="where the runs are (default: nocap)")
     parser.add_argument("--entity", metavar="NAME", help="the account or team (default: the login's)")
-    outside.document(parser, answer="what would be made (and make nothing, which needs no login)")
     return parser
 
 
@@ -67,9 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
-    from nocap.report import forest
     from nocap.report.arms import tables
-    from nocap.report.comparison import AXIS, intervals
     from nocap.report.table import tame
     from nocap.store.runs import load
 
@@ -78,8 +74,6 @@ def _of_runs(path: str) -> Shown:
     for line in comparison.problems[len(loaded.problems) :]:
         print(f"nocap: {line}", file=sys.stderr)
     told = ["\n".join([f"### {table.title}", "", *table.markdown(), "", *table.notes, ""]) for table in islice(tables(comparison), 2)]
-    if lines := intervals(comparison):
-        told.insert(1, f"```\n{forest.text(lines, title=AXIS.format(comparison.metric), cut=True).replace('`', '')}\n```\n")
     verdicts, runs = tame("\n".join(told)), [record.identity for record in comparison.records]
     return Shown(title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison)
 

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from nocap import outside
 from nocap.config.keys import require
 from nocap.config.trainer import Device
+from nocap.store.command import command
 from nocap.store.formats import plural
-from nocap.store.record import answering
 from nocap.store.runs import LAST, OUTPUTS
 
 KEPT = ("results", "groups", "versions", "n-shot", "n-samples")  # of what lm-eval returns
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
-
-    with refusals(), answering(options.json) as answer:
-        answer(_evaluate(options))
-    return 0
+    return command(_parser(), _evaluate, argv, answer="all results")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,11 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=[one.value for one in Device], help="default: a GPU where there is one")
     parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
     parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
-    outside.document(parser, answer="all results")
     return parser
 
 
-def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
+def _evaluate(options: argparse.Namespace) -> int:
     for key in ("limit", "num_fewshot", "batch_size"):
         least, given = int(key != "num_fewshot"), getattr(options, key)
         require(given is None or given >= least, f"--{key.replace('_', '-')}", f"be at least {least}", given)
@@ -71,7 +63,8 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     if model.shortened:
         log(f"{plural(model.shortened, 'text')} longer than the model's context, {model.positions} tokens: only the end was read")
     about = {"run": trained.name, "checkpoint_step": trained.step, "tokenizer": trained.run.tokenizer.name}
-    return {**about, "limit": options.limit, **{key: found[key] for key in KEPT if key in found}}
+    options.answer({**about, "limit": options.limit, **{key: found[key] for key in KEPT if key in found}})
+    return 0
 
 
 if __name__ == "__main__":

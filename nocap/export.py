@@ -6,32 +6,33 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from nocap import compare, outside
 from nocap.launch.head import use_copies
-from nocap.store.record import answering, check_writable, writing
+from nocap.store.command import check_writable, command, writing
 from nocap.store.runs import LAST, OUTPUTS, find_one
 
 
 def main(argv: list[str] | None = None) -> int:
     words = outside.arguments(argv)
     if words[:1] == ["entry"]:
-        return _entry(words)
-    options = _parser().parse_args(words)
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+        return command(_entry_parser(), partial(_entry, words), words[1:])
+    return command(_parser(), _export, words, answer="what the file says of the run")
 
-    with refusals(), answering(options.json) as answer:
-        check_writable("FILE", options.file)
-        run_dir = find_one(options.run, outputs=options.output_dir)
-        if options.allow_code:
-            use_copies(run_dir)
-        from nocap.training.exported import export
 
-        with writing("FILE", options.file) as path:
-            about = export(run_dir, path, log=lambda line: print(f"nocap: {line}", file=sys.stderr))
-        print(f"{about['name']} at step {about['step']}, {options.file.stat().st_size / 2**20:.1f} MiB")
-        answer({**about, "file": str(options.file)})
+def _export(options: argparse.Namespace) -> int:
+    check_writable("FILE", options.file)
+    run_dir = find_one(options.run, outputs=options.output_dir)
+    if options.allow_code:
+        use_copies(run_dir)
+    from nocap.training.trained import export  # torch
+
+    with writing("FILE", options.file) as path:
+        about = export(run_dir, path, log=lambda line: print(f"nocap: {line}", file=sys.stderr))
+    print(f"{about['name']} at step {about['step']}, {options.file.stat().st_size / 2**20:.1f} MiB")
+    options.answer({**about, "file": str(options.file)})
     return 0
 
 
@@ -48,26 +49,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE", type=Path, help="what to write, as in model.safetensors")
     parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
     parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
-    outside.document(parser, answer="what the file says of the run")
     return parser
 
 
 # --- an entry ------------------------------------------------------------------------------------------------------------------------
 
 
-def _entry(words: list[str]) -> int:
-    options = _entry_parser().parse_args(words[1:])
-    from nocap.config.errors import refusals
+def _entry(words: list[str], options: argparse.Namespace) -> int:
+    from nocap.report import entry
 
-    with refusals():
-        from nocap.report import entry
-
-        folder = options.output
-        for name in (entry.FILE, entry.PAGE):
-            check_writable("-o", folder / name)
-        comparison = compare.judge(options, change=entry.bare)
-        with writing("-o", folder / entry.FILE):
-            entry.write(comparison, folder, allow=options.allow, command=f"python -m nocap.export {shlex.join(words)}")
+    folder = options.output
+    for name in (entry.FILE, entry.PAGE):
+        check_writable("-o", folder / name)
+    comparison = compare.judge(options, change=entry.bare)
+    with writing("-o", folder / entry.FILE):
+        entry.write(comparison, folder, allow=options.allow, command=f"python -m nocap.export {shlex.join(words)}")
     return 0
 
 
@@ -79,7 +75,6 @@ def _entry_parser() -> argparse.ArgumentParser:
     )
     compare.add_question(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="where; an entry there is replaced")
-    outside.document(parser)
     return parser
 
 

@@ -10,12 +10,11 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from nocap import outside
 from nocap.config import defaults, hardware
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
-from nocap.store.record import answering
+from nocap.store.command import command
 from nocap.store.runs import LAST
 
 
@@ -42,13 +41,7 @@ class Generate:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.compose import from_overrides  # Hydra comes with it: --help does without
-    from nocap.config.errors import refusals
-
-    with refusals(), answering(options.json) as answer:
-        answer(_generate(from_overrides(Generate, options.overrides), allow_code=options.allow_code))
-    return 0
+    return command(_parser(), _generate, argv, answer="the texts")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,24 +53,25 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"keys:\n{keys}\nexample:\n  python -m nocap.generate run=3f2a9c prompt='def main' temperature=0.8 top_k=50 samples=3",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to generate: see keys")
-    outside.document(parser, answer="the texts")
     parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
     return parser
 
 
-def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
-    """Print the texts, and return them as JSON with their tokens/s: what `cache` and `compile` change."""
+def _generate(options: argparse.Namespace) -> int:
+    """Print the texts; the answer has their tokens/s, too: what `cache` and `compile` change."""
+    from nocap.config.compose import from_overrides  # Hydra
+
+    asked = from_overrides(Generate, options.overrides)
     device = asked.device or defaults.device()
     if asked.compile:
         hardware.check_compiler("compile=true", device)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: threads that wait must not hold the cores (LOG.md)
     import torch
 
-    from nocap.measure.decode import Engine, Recompute, engine_for
-    from nocap.measure.generation import Sampler, load_typed, log, write
+    from nocap.measure.generation import Engine, Recompute, Sampler, engine_for, load_typed, log, write
 
     torch.set_num_threads(asked.threads or defaults.threads(device, 1))
-    trained = load_typed(asked.run, outputs=Path(asked.output_dir), device=device, allow_code=allow_code)
+    trained = load_typed(asked.run, outputs=Path(asked.output_dir), device=device, allow_code=options.allow_code)
     prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
     context, n = trained.run.model.seq_len, asked.samples
     require(len(prompt) <= context, "prompt", f"be at most the model's context, model.seq_len={context} tokens", len(prompt))
@@ -95,14 +89,10 @@ def _generate(asked: Generate, *, allow_code: bool) -> dict[str, Any]:
     _print(asked.prompt, samples)
     if any(sample["stopped"] == "context" for sample in samples):
         log(f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not max_tokens={asked.max_tokens}")
-    return {
-        "run": trained.name,
-        "checkpoint_step": trained.step,
-        "prompt_tokens": len(prompt),
-        **{key: getattr(asked, key) for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")},
-        "decode_tokens_per_s": tokens_per_s,
-        "samples": samples,
-    }
+    about = {"run": trained.name, "checkpoint_step": trained.step, "prompt_tokens": len(prompt), "decode_tokens_per_s": tokens_per_s}
+    keys = {key: getattr(asked, key) for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")}
+    options.answer({**about, **keys, "samples": samples})
+    return 0
 
 
 def _print(prompt: str, samples: Sequence[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from nocap import outside
 from nocap.config.keys import require
 from nocap.config.paths import PACKAGE, conf_dir
+from nocap.store.command import command
 from nocap.store.files import write_file
 
 TEMPLATES = PACKAGE / "templates"
@@ -19,17 +20,16 @@ STUDY = "study"  # beside the groups: a folder with a study.yaml
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+    return command(_parser(), _write, argv)
 
-    with refusals():
-        group, name, folder = options.group, options.name, Path(options.dir or options.name)
-        _check(group, name, folder)
-        files = _files(group, name, folder)
-        for path, text in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, text.encode())
-        print("\n".join([*map(str, files), "next:", *(f"  {line}" for line in _next(group, name, shlex.quote(str(folder))))]))
+
+def _write(options: argparse.Namespace) -> int:
+    group, name, folder = options.group, options.name, Path(options.dir or options.name)
+    _check(group, name, folder)
+    files = _files(group, name, folder)
+    for path, text in files.items():
+        write_file(path, text.encode())
+    print("\n".join([*map(str, files), "next:", *(f"  {line}" for line in _next(group, name, shlex.quote(str(folder))))]))
     return 0
 
 
@@ -42,7 +42,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("group", metavar="GROUP", help=", ".join((*outside.groups(), STUDY)))
     parser.add_argument("name", metavar="NAME", help="the option's or the study's name: letters, digits and _")
     parser.add_argument("--dir", metavar="DIR", help="the folder for --config-dir, or that of the study (default: ./NAME)")
-    outside.document(parser)
     return parser
 
 

@@ -22,7 +22,7 @@ import pkgutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
@@ -34,7 +34,8 @@ from types import ModuleType
 from typing import Any
 
 from nocap.config.bounded import read_bytes, read_yaml
-from nocap.config.keys import EXIT_CODES, InputError, require
+from nocap.config.errors import refusals
+from nocap.config.keys import InputError, require
 from nocap.config.option import Option
 from nocap.config.paths import STDOUT, conf_dir, expanded
 
@@ -196,14 +197,12 @@ def use(more: Iterable[str | Path]) -> None:
     _set(dict.fromkeys([*folders(), *added]))
 
 
-def _installed() -> list[Path]:
-    found = []
+def _installed() -> Iterator[Path]:
     for entry in sorted(entry_points(group=PACKAGE), key=lambda entry: entry.name):
         spec = importlib.util.find_spec(entry.value)
-        places = (spec and spec.submodule_search_locations) or ()
-        require(bool(places), f"the entry point {entry.name} of {PACKAGE}", "name a package with options", entry.value)
-        found += [Path(place) for place in places][:1]
-    return found
+        place = next(iter(spec.submodule_search_locations or ()), None) if spec else None
+        require(place is not None, f"the entry point {entry.name} of {PACKAGE}", "name a package with options", entry.value)
+        yield Path(str(place))
 
 
 def _set(used: Iterable[Path]) -> None:
@@ -231,11 +230,8 @@ def arguments(argv: Sequence[str] | None) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", action="append", default=[])
     found, rest = parser.parse_known_args(argv)
-    try:
+    with refusals():
         use(found.config_dir)
-    except (OSError, ValueError) as error:
-        print(f"nocap: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_CODES["refused"]) from None
     return rest
 
 

@@ -9,42 +9,43 @@ from pathlib import Path
 
 import numpy as np
 
-from nocap import outside
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.judge.arms import group
 from nocap.report.drawing import MARKS, Curve, drawn
+from nocap.store.command import command, writing
 from nocap.store.files import write_file
 from nocap.store.formats import plural
-from nocap.store.record import Metrics, answering, writing
-from nocap.store.runs import LAST, OUTPUTS, Record, find, read, train_s
+from nocap.store.record import Metrics
+from nocap.store.runs import LAST, OUTPUTS, Record, load, train_s
 
 X = {"step": "steps", "tokens": "tokens", "train_s": "seconds of training"}
 Points = dict[str, list[tuple[int, float, float]]]  # identity of a run → step, x, y
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(outside.arguments(argv))
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
+    return command(_parser(), _plot, argv, answer="the curves")
 
-    with refusals(), answering(options.json) as answer:
-        folders = {run.resolve(): run for word in options.runs for run in find(word, outputs=options.output_dir)}
-        runs = [read(run, rows=False) for run in folders.values()]
-        points = {run.identity: found for run in runs if (found := _points(run, options))}
-        after = options.after if options.after is not None else _parting(points) if len(points) > 1 else 0
-        curves = list(_curves(runs, points, after))
-        rule = f"be in the rows of these runs as a number{f' after step {after}' if after else ''}"
-        require(bool(curves), "--y", rule, options.y)
-        least = min(min(curve.low) for curve in curves)
-        require("y" not in options.log or least > 0, "--log", "be left out for y, which is not above 0 everywhere", least)
-        axes = {"x": f"{X[options.x]} from step {after} on" if after else X[options.x], "y": options.y, "log": options.log}
-        if options.png is None:
-            require(len(curves) <= len(MARKS), "RUN", f"be at most {len(MARKS)} arms in a terminal (--png takes more)", len(curves))
-            print(drawn(curves, **axes))
-        else:
-            with writing("--png", options.png) as path:
-                write_file(path, _png(curves, **axes))
-        answer({"x": options.x, "y": options.y, "after": after, "curves": [curve._asdict() for curve in curves]})
+
+def _plot(options: argparse.Namespace) -> int:
+    found = load(options.runs, outputs=options.output_dir, rows=False)
+    require(not found.unreadable, "RUN", "have a sound record", "; ".join(found.unreadable.values()))
+    runs = found.records
+    points = {run.identity: rows for run in runs if (rows := _points(run, options))}
+    after = options.after if options.after is not None else _parting(points) if len(points) > 1 else 0
+    curves = list(_curves(runs, points, after))
+    rule = f"be in the rows of these runs as a number{f' after step {after}' if after else ''}"
+    require(bool(curves), "--y", rule, options.y)
+    least = min(min(curve.low) for curve in curves)
+    require("y" not in options.log or least > 0, "--log", "be left out for y, which is not above 0 everywhere", least)
+    axes = {"x": f"{X[options.x]} from step {after} on" if after else X[options.x], "y": options.y, "log": options.log}
+    if options.png is None:
+        require(len(curves) <= len(MARKS), "RUN", f"be at most {len(MARKS)} arms in a terminal (--png takes more)", len(curves))
+        print(drawn(curves, **axes))
+    else:
+        with writing("--png", options.png) as path:
+            write_file(path, _png(curves, **axes))
+    options.answer({"x": options.x, "y": options.y, "after": after, "curves": [curve._asdict() for curve in curves]})
     return 0
 
 
@@ -61,7 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--after", type=int, metavar="STEP", help=after)
     parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture, with matplotlib, and draw nothing")
     parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
-    outside.document(parser, answer="the curves")
     return parser
 
 

@@ -7,12 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nocap import outside
 from nocap.config.keys import require
-from nocap.store.files import write_file
-from nocap.store.record import answering, check_writable, writing
+from nocap.store.command import check_writable, command, writing
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -22,36 +20,23 @@ ABOUT = """Take a training step of this configuration apart, on random tokens: n
 nocap.train, whose --help lists them. On a CPU one thread is used unless trainer.threads is given."""
 
 
-def main(argv: list[str] | None = None) -> None:
-    options = _parser().parse_intermixed_args(outside.arguments(argv))
-    from nocap.config.errors import refusals
-
-    with refusals(), answering(options.json) as answer:
-        require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
-        for flag in ("html", "trace"):
-            check_writable(f"--{flag}", getattr(options, flag))
-        found = _profile(options)
-        answer(found)
-        if options.html:
-            from nocap.measure.text import render_page
-
-            with writing("--html", options.html) as path:
-                write_file(path, render_page(found).encode())
+def main(argv: list[str] | None = None) -> int:
+    return command(_parser(), _profile, argv, answer="the profile")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration")
-    add("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
     add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
     add("--ceilings", action="store_true", help="also: what each option could win at most")
     add("--repeats", type=int, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
-    outside.document(parser, answer="the profile")
     return parser
 
 
-def _profile(options: argparse.Namespace) -> dict[str, Any]:
+def _profile(options: argparse.Namespace) -> int:
+    require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
+    check_writable("--trace", options.trace)
     run, compose = _composer(options.overrides)
     rule = "be 1 for nocap.profile, which takes the step of one rank apart"
     require(run.trainer.devices == 1, "trainer.devices", rule, run.trainer.devices)
@@ -60,10 +45,10 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
     from nocap.measure.text import render_profile
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
-        how = {"repeats": options.repeats, "trace": trace, "ceilings": options.ceilings}
-        found = profile(run, options.overrides, compose, **how)
+        found = profile(run, options.overrides, compose, repeats=options.repeats, trace=trace, ceilings=options.ceilings)
     print(render_profile(found))
-    return found
+    options.answer(found)
+    return 0
 
 
 def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], Run]]:
@@ -79,4 +64,4 @@ def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], 
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

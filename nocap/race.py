@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from nocap import outside
 from nocap.config.keys import require
+from nocap.store import lease
+from nocap.store.command import command
+from nocap.store.files import write_text
+from nocap.store.record import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command, Reading
@@ -45,15 +49,7 @@ class _Metric(argparse.Action):
 def main(argv: list[str] | None = None) -> int:
     words = outside.arguments(argv)
     split = words.index("--") if "--" in words else len(words)
-    asked = _parser().parse_args(words[:split])
-    from nocap.config.errors import StoppedError, refusals
-    from nocap.store.record import answering
-
-    with refusals(), answering(asked.json) as asked.answer, ExitStack() as undo:
-        try:
-            return _raced(asked, words[split + 1 :], undo)
-        except KeyboardInterrupt as stop:
-            raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
+    return command(_parser(), partial(_raced, words[split + 1 :]), words[:split], answer="the result")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,22 +79,24 @@ def _parser() -> argparse.ArgumentParser:
     add("--link", action="append", default=[], metavar="PATH", help="what git ignores and the command needs, linked into each worktree")
     add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
     add("--jobs", type=int, default=1, metavar="N", help="runs at once on this machine (default: 1); of more than one no time is known")
+    add("--slurm", nargs="*", metavar="KEY=VALUE", help="each run as a job of Slurm, by the keys of hydra/launcher=slurm; no time is known")
     add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help="where runs and races lie (default: outputs)")
-    outside.document(parser, answer="the result")
     return parser
 
 
-def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> int:
+def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
+    from nocap.config.errors import StoppedError
     from nocap.sources import answer, race
-    from nocap.store import lease
-    from nocap.store.files import write_text
-    from nocap.store.record import write_json
 
-    running = _race(asked, command, undo)
-    running.folder.mkdir(parents=True, exist_ok=True)
-    with lease.acquire(running.folder):
-        content = race.content(running, running.run())
-        write_json(running.folder / "result.json", content)
+    try:
+        with ExitStack() as undo:
+            running = _race(asked, words, undo)
+            running.folder.mkdir(parents=True, exist_ok=True)
+            with lease.acquire(running.folder):
+                content = race.content(running, running.run())
+                write_json(running.folder / "result.json", content)
+    except KeyboardInterrupt as stop:
+        raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
     for table in answer.tables(running, content):
         print(f"\n{table}")
     write_text(running.folder / "result.html", answer.render(running, content))
@@ -107,15 +105,23 @@ def _raced(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -
     return 0
 
 
-def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> Race:
+def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> Race:
     from nocap.sources.command import duration_s
     from nocap.sources.race import Race
 
-    _check(asked, command)
+    _check(asked, words)
     readings, guards = _readings(asked)
-    how = {"timeout_s": duration_s(asked.timeout, "--timeout"), "keep": [asked.file] if asked.file else [], "alone": asked.jobs == 1}
+    how = {
+        "timeout_s": duration_s(asked.timeout, "--timeout"),
+        "keep": [asked.file] if asked.file else [],
+        "alone": asked.jobs == 1 and asked.slurm is None,
+    }
     apart_s, expect = duration_s(asked.apart, "--apart"), _expected(asked.expect)
-    arms, begin = _arms(asked, command, undo)
+    arms, begin = _arms(asked, words, undo)
+    if asked.slurm is not None:
+        from nocap.sources.slurm import on_slurm
+
+        begin = on_slurm(begin, asked.slurm, asked.output_dir / "races")
     racing = Race(
         arms=arms,
         readings=readings,
@@ -128,7 +134,8 @@ def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) ->
         seeded=asked.reads_seed or all(arm.takes_seed for arm in arms),
         sessions=asked.sessions,
         apart_s=apart_s,
-        jobs=asked.jobs,
+        jobs=asked.jobs if asked.slurm is None else asked.pairs * len(arms),
+        where="Runs were jobs of Slurm (--slurm)" if asked.slurm is not None else f"Runs shared the machine (--jobs {asked.jobs})",
         begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
         log=partial(print, flush=True),
     )
@@ -136,16 +143,18 @@ def _race(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) ->
     return racing
 
 
-def _check(asked: argparse.Namespace, command: Sequence[str]) -> None:
+def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
     """
     Errors:
         ValueError: options that do not go together.
     """
-    commands, names = " ".join([*command, *asked.link]), {text.partition("=")[0] for text in asked.arm}
+    commands, names = " ".join([*words, *asked.link]), {text.partition("=")[0] for text in asked.arm}
+    at_once = (asked.jobs, asked.sessions, asked.file)
     rules = [
         (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
         (1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions),
         (asked.jobs >= 1, "--jobs", "be at least 1", asked.jobs),
+        (asked.slurm is None or at_once == (1, 1, ""), "--slurm", "be without --jobs, --sessions and --file", at_once),
         (asked.target is None or math.isfinite(asked.target), "--target", "be a finite number", asked.target),
         (asked.jobs == 1 or asked.sessions == 1, "--jobs", "be 1 with --sessions: runs at once share the machine", asked.jobs),
         (asked.jobs == 1 or not asked.file, "--jobs", "be 1 with --file: runs at once would write the same file", asked.jobs),
@@ -153,23 +162,22 @@ def _check(asked: argparse.Namespace, command: Sequence[str]) -> None:
         (not asked.arm or not asked.ref, "--arm", "be given, or --ref with a command after --; not both", "both"),
         (not asked.arm or not commands, "--arm", "be without a command after -- and without --link", commands),
         (len(names) == len(asked.arm) != 1, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(asked.arm)),
-        (asked.arm or (len(asked.ref) >= 2 and command), "--ref", "be two or more, with a command after --", " ".join(asked.ref)),
+        (asked.arm or (len(asked.ref) >= 2 and words), "--ref", "be two or more, with a command after --", " ".join(asked.ref)),
     ]
     for holds, option, rule, got in rules:
         require(bool(holds), option, rule, got)
 
 
-def _arms(asked: argparse.Namespace, command: Sequence[str], undo: ExitStack) -> tuple[list[Command], Callable[..., None]]:
-    """The arms, and what runs one of a version."""
+def _arms(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> tuple[list[Command], Callable[..., None]]:
+    """The arms, and what runs one."""
     from nocap.sources import arms
 
     apart = [asked.output_dir, *([Path(asked.file)] if asked.file else [])]  # what a race makes is no part of an arm
     if not asked.ref:
-        named = [(name, arms.split(words, f"arm {name}")) for name, _, words in (text.partition("=") for text in asked.arm)]
-        return arms.of_commands(named, locked=asked.locked, apart=apart), arms.begin
-    refs, trees = [(ref, command) for ref in asked.ref], asked.output_dir / "races" / "trees"
-    versions = arms.of_refs(refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print)
-    return versions.arms, versions.begin
+        named = [(name, arms.split(text, f"arm {name}")) for name, _, text in (text.partition("=") for text in asked.arm)]
+        return arms.of_commands(named, locked=asked.locked, apart=apart)
+    refs, trees = [(ref, words) for ref in asked.ref], asked.output_dir / "races" / "trees"
+    return arms.of_refs(refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print)
 
 
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:

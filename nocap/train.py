@@ -13,9 +13,9 @@ from omegaconf import OmegaConf  # noqa: E402
 
 from nocap import outside  # noqa: E402
 from nocap.config.compose import unchecked  # noqa: E402
-from nocap.config.errors import EXIT_CODES, refusals, refuse  # noqa: E402
+from nocap.config.errors import EXIT_CODES, refusals  # noqa: E402
 from nocap.config.flags import answer, asked, manual  # noqa: E402
-from nocap.launch import cell  # noqa: E402
+from nocap.config.plain import explained  # noqa: E402
 from nocap.training.terminal import outlive_readers  # noqa: E402
 
 
@@ -33,12 +33,13 @@ def _main() -> None:
     with refusals():
         flags = asked(words)
         if flags.help:
-            from nocap.launch.space import Search
+            from nocap.launch.search import Search
 
             print(manual([] if flags.grid else flags.overrides, search=Search, everything=flags.all))  # a sweep has no values to show
         elif flags.cfg:
             config, _ = unchecked(flags.overrides)
-            print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
+            with explained():
+                print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
         elif flags.info or flags.shell_completion:
             answer(flags)
         elif flags.plan:
@@ -47,10 +48,12 @@ def _main() -> None:
 
             raise SystemExit(multirun(flags.overrides, look=of_grid, zipped=flags.zip))
         elif not flags.grid:
+            from nocap.launch import cell
+
             cell.single(flags.overrides, started=STARTED)
         elif "RANK" in os.environ:
             reason = "every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
-            refuse(f"--multirun must not run under torchrun: {reason}")
+            raise ValueError(f"--multirun must not run under torchrun: {reason}")
         else:
             from nocap.launch.multirun import multirun
 

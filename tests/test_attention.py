@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
-from nocap.model.attention import CausalSelfAttention, fused, materialized
-from nocap.model.flex import flex, prepare_flex
+from nocap.model.attention import CausalSelfAttention, flex, fused, materialized, prepare_flex
 from nocap.model.gpt import Context, build_model
 from nocap.model.sliding import blocks
 from nocap.options.attention.softmax import Kernel

@@ -1,4 +1,4 @@
-"""Every key of the schema with every kind of wrong value: one line, at once, nothing created; what is accepted is what was given."""
+"""Every key of the schema with every kind of wrong value: one line, nothing created; what is accepted is what was given."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.studies import study, written
 from tests.test_config import CHOICES, MANDATORY, ONE_ROW
 
 BASE = ("model=nano", "tracker=none", "data=synthetic", "trainer.device=cpu", *ONE_ROW)
-SECONDS = 1.0  # of this process; on a machine that is busy, of the better of two tries
+SECONDS = 5.0  # of this process: the first door imports, and a busy machine takes twice as long
 
 
 @cache
@@ -76,17 +76,11 @@ def kinds(hint: Any) -> tuple[Any, ...]:
 
 def refused(words: tuple[str, ...], word: str) -> str | None:
     """The line, or None: it was accepted."""
-    for last_try in (False, True):
-        began, line = time.process_time(), None
-        try:
-            launcher([*BASE, *words, word]) if "hydra/launcher=pool" in words else composed([*BASE, *words, word])
-        except ValueError as error:
-            line = str(error)
-        took = time.process_time() - began
-        if took < SECONDS:
-            break
-        assert not last_try, (word[:80], took)
-    return line
+    try:
+        launcher([*BASE, *words, word]) if "hydra/launcher=pool" in words else composed([*BASE, *words, word])
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
@@ -243,7 +237,7 @@ def test_random_words_at_every_door(empty: Path, monkeypatch: pytest.MonkeyPatch
             code = at_the_door(door, words, patched)
         took, printed = time.process_time() - began, capsys.readouterr()
         assert code in (0, 2, "started"), (door, words, code, printed.err)
-        assert took < 5 * SECONDS, (door, words, took)  # the first ones import; a busy machine takes twice as long
+        assert took < SECONDS, (door, words, took)
         lines = [line for line in printed.err.splitlines() if line.startswith("nocap: ")]
         assert code != 2 or "usage:" in printed.err or lines, (door, words, printed.err)
         assert "Traceback" not in printed.err

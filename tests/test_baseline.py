@@ -19,15 +19,6 @@ from nocap.config.trainer import Precision
 from nocap.data.batches import microbatches
 from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.model.language_model import Loss
-from nocap.options.attention.softmax import Kernel, Softmax
-from nocap.options.data import Order
-from nocap.options.mlp.feedforward import Activation, Feedforward
-from nocap.options.model import NormPlacement, ResidualScale
-from nocap.options.norm.channels import ChannelNorm, NormKind
-from nocap.options.optimizer.adamw import AdamW, Decay
-from nocap.options.position.rope import Rope
-from nocap.options.schedule.decay import Wsd
-from nocap.options.tokenizer.vocabulary import Vocabulary
 from nocap.training.optimizer import build_optimizers
 from nocap.training.step import autocast
 from tests.test_config import MANDATORY
@@ -48,55 +39,41 @@ def run() -> Run:
 # --- the numbers -------------------------------------------------------------------------------------------------------------------
 
 
-def test_model(run: Run):
-    m = run.model
-    assert (m.n_layer, m.n_head, m.d_model, m.seq_len) == (12, 12, 768, 1024)
-    assert run.tokenizer.vocab_size == 50257
-    assert m.norm_placement is NormPlacement.pre
-    assert m.residual_scale is ResidualScale.attention
-    assert (m.qk_norm, m.tie_head, m.logit_softcap) == (False, True, None)
-    assert run.norm == ChannelNorm(norm=NormKind.rms, eps=1e-6, gain=False, bias=False)
-    assert run.position == Rope(base=10_000)
-    assert run.mlp == Feedforward(activation=Activation.gelu, expansion=4)
-    assert run.attention == Softmax(kernel=Kernel.fused, n_kv_heads=12, merge_qkv=True)
-    assert run.objective.z_loss == 0
+RECIPE = {
+    "model": {"n_layer": 12, "n_head": 12, "d_model": 768, "seq_len": 1024, "norm_placement": "pre", "residual_scale": "attention"}
+    | {"qk_norm": False, "tie_head": True, "logit_softcap": None},
+    "norm": {"norm": "rms", "eps": 1e-6, "gain": False, "bias": False},
+    "position": {"kind": "rope", "base": 10_000},
+    "mlp": {"kind": "mlp", "activation": "gelu", "expansion": 4},
+    "attention": {"kind": "global", "kernel": "fused", "n_kv_heads": 12, "merge_qkv": True},
+    "objective": {"kind": "cross_entropy", "z_loss": 0},
+    "optimizer": {"kind": "adamw", "lr": 0.0018, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decay": "all"},
+    "schedule": {"kind": "wsd", "warmup_steps": 256, "decay_steps": 1024, "final": 0.0},
+    "trainer": {"steps": 4768, "batch_tokens": 16 * 1024 * 32, "micro_batch": 16, "grad_clip": None}
+    | {"precision": "bf16", "val_precision": "fp32", "val_tokens": 1_048_576, "val_every": 128},
+    "data": {"kind": "fineweb", "order": "sequential", "read_sequences": 16},
+    "tokenizer": {"vocabulary": "gpt2"},
+}
 
 
-def test_optimizer_and_schedule(run: Run):
-    o = run.optimizer
-    assert type(o) is AdamW
-    assert (o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.decay) == (0.0018, 0.9, 0.95, 1e-8, 0.1, Decay.all)
-    assert run.schedule == Wsd(warmup_steps=256, decay_steps=1024, final=0.0)
+@pytest.mark.parametrize("part", RECIPE)
+def test_the_recipes_numbers(run: Run, part: str):
+    found = to_plain(run)[part]
+    assert {key: found[key] for key in RECIPE[part]} == RECIPE[part]
+
+
+def test_one_group_decays_everything():
     with torch.device("meta"):
         model = GPT(baseline(*SMALL), vocab_size=VOCAB)
     model = model.to_empty(device="cpu")
-    (group,) = build_optimizers(run, model)[0].param_groups
-    assert len(group["params"]) == len(list(model.parameters())), "one group: weight decay on everything"
+    (group,) = build_optimizers(baseline(*SMALL), model)[0].param_groups
+    assert len(group["params"]) == len(list(model.parameters()))
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.0018, (0.9, 0.95), 1e-8, 0.1)
 
 
-def test_batch_and_data(run: Run):
-    t = run.trainer
-    assert t.steps == 4768
-    assert t.batch_tokens == 16 * 1024 * 32 == 524_288
-    assert (t.micro_batch, microbatches(run)) == (16, 32)
-    assert t.grad_clip is None
-    assert run.data.kind == "fineweb"
-    assert run.data.order is Order.sequential
-    assert run.data.read_sequences == 16
-    assert run.tokenizer.vocabulary is Vocabulary.gpt2
+def test_no_token_is_seen_twice(run: Run):
     units_a_shard = (100_000_000 - 1) // (16 * 1024)
-    assert run.data.train_shards * units_a_shard >= t.steps * 32, "no token is seen twice"
-
-
-def test_precision_and_validation(run: Run):
-    t = run.trainer
-    assert (t.precision, t.val_precision) == (Precision.bf16, Precision.fp32)
-    assert t.val_tokens == 1_048_576
-    assert t.val_every == 128
-    points = sorted({0, t.steps, *range(0, t.steps, t.val_every)})
-    assert len(points) == 39
-    assert points[-2:] == [4736, 4768]
+    assert run.data.train_shards * units_a_shard >= run.trainer.steps * microbatches(run) == 4768 * 32
 
 
 @pytest.mark.parametrize(

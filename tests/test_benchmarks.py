@@ -12,8 +12,7 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.measure.arms import compose_arms
 from nocap.measure.bench import bench
-from nocap.measure.decode import Cached, Engine, Recompute
-from nocap.measure.generation import Sampler, generate
+from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate
 from nocap.measure.timed import Clock, TimedArm
 from nocap.model.gpt import build_model
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from nocap.report import forest
-from nocap.study import board, pages, words
+from nocap.study import pages, words
 from nocap.study.spec import load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from tests.made_grid import EVIL
@@ -31,7 +31,7 @@ def committed() -> list[Row]:
     """The board's rows."""
     studies = {path.parent.name: load(path.parent) for path in STUDIES.glob("*/study.yaml")}
     every = [one for folder in sorted(STUDIES.iterdir()) if folder.is_dir() for one in pages.all_results(folder)]
-    return board.in_order(rows(every, studies))
+    return pages.in_order(rows(every, studies))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def shown() -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def written() -> dict[Path, str]:
-    return board.board(STUDIES)
+    return pages.board(STUDIES)
 
 
 def test_every_generated_part_is_what_the_committed_results_give(written: dict[Path, str]):
@@ -72,7 +72,7 @@ def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, s
     text = re.sub(old, new, results.read_text(), count=1)
     assert text != results.read_text()
     results.write_text(text)
-    assert board.board(tmp_path)[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
+    assert pages.board(tmp_path)[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
 
 
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
@@ -82,7 +82,7 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(found))
     with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
-        board.board(tmp_path)
+        pages.board(tmp_path)
 
 
 # --- what a row says ---------------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_false_verdicts_to_expect(shown: dict[str, Row]):
     exact = {row.claim["id"] for row in every if words.is_exact(row.claim)}
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
-    assert board.errors(every).startswith("69 of the 89 rows rest on measurements with noise. Up to 3.5 false verdicts are to be expected")
+    assert pages.errors(every).startswith("69 of the 89 rows rest on measurements with noise. Up to 3.5 false verdicts are to be expected")
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
@@ -285,7 +285,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str
         assert f"{row.measures}: {words.expected(row.claim)}" in seen
         assert row.verdict in seen
         assert words.measured(row.claim) in seen
-    assert page.count("<svg") == len(board.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
+    assert page.count("<svg") == len(pages.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
     drawn = sum(row.claim["measured"] is not None for row in shown.values())
     assert page.count("<circle") == drawn == len(shown)
     assert "Without a figure" not in seen
@@ -305,14 +305,14 @@ def test_a_claim_without_a_figure_is_named_beside_the_plots():
     results |= {
         "claims": [results["claims"][0] | {"id": "A1.lost", "measured": None, "word": "inconclusive", "reason": "missing", "missing": []}]
     }
-    assert f"Without a figure: {results['claims'][0]['statement']}." in text_of(board.html("made", rows([results], {})))
+    assert f"Without a figure: {results['claims'][0]['statement']}." in text_of(pages.html("made", rows([results], {})))
 
 
 def test_names_and_values_stay_text(tmp_path: Path):
     results: Json = json.loads(next((STUDIES / "gqa").glob("results.*.json")).read_text())
     made = copy.deepcopy(results["claims"][0]) | {"id": EVIL, "statement": EVIL, "arm": EVIL}
     results |= {"claims": [made], "study": EVIL, "date": EVIL}
-    page = board.html(EVIL, rows([results], {}))
+    page = pages.html(EVIL, rows([results], {}))
     assert EVIL not in page
     assert "<img" not in page
     assert "<script" not in page

@@ -23,7 +23,7 @@ from nocap.config.paths import STDOUT
 from nocap.generate import Generate
 from nocap.runs.__main__ import VERBS
 from nocap.runs.__main__ import main as runs_door
-from nocap.store.record import answering
+from nocap.store.command import answering
 from tests.conftest import REPO
 from tests.test_compare import write_run
 

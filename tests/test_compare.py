@@ -578,7 +578,7 @@ def test_measurements_have_unit_and_direction(tmp_path):
 def test_a_data_frame(tmp_path):
     pandas = pytest.importorskip("pandas")
     two_arms(tmp_path, effect=0.01)
-    table = door.frame(tmp_path)
+    table = api.frame(tmp_path)
     assert isinstance(table, pandas.DataFrame)
     assert table.groupby("mlp.expansion")["val_loss"].mean().diff().iloc[-1] == pytest.approx(-0.01, abs=0.005)
 

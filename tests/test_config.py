@@ -8,7 +8,9 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision, Trainer
-from nocap.launch.space import Search
+from nocap.launch.search import Search
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.training.optimizer import build_optimizers, set_lr
@@ -129,40 +131,50 @@ def test_a_broken_record_is_refused_by_name(tmp_path: Path):
 # --- defaults ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n_head", "n_kv_heads"), [(12, 4), (9, 3), (8, 4), (16, 8), (20, 10), (25, 5), (6, 2), (5, 1)])
-def test_gqas_group_is_the_first_of_3_2_5_that_divides(n_head: int, n_kv_heads: int):
-    run = compose(["attention=gqa", f"model.n_head={n_head}", f"model.d_model={16 * n_head}"])
-    assert run.attention.n_kv_heads == n_kv_heads
+HEADS = "attention=gqa model.n_head={0} model.d_model={1}"
+FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
+    # gqa's group is the first of 3, 2, 5 that divides
+    *(
+        (HEADS.format(n_head, 16 * n_head), {"attention.n_kv_heads": heads})
+        for n_head, heads in {12: 4, 9: 3, 8: 4, 16: 8, 20: 10, 25: 5, 6: 2, 5: 1}.items()
+    ),
+    (HEADS.format(7, 112) + " attention.n_kv_heads=1", {"attention.n_kv_heads": 1}),
+    *(
+        (f"attention={name} model=small trainer.micro_batch=1", {"attention.n_kv_heads": heads})
+        for name, heads in {"flash": 6, "gqa": 2, "hybrid": 6, "mha": 6, "mqa": 1, "sliding": 6}.items()
+    ),
+    # the window is a quarter of a short sequence and the same for long ones; more than seq_len equals full attention
+    *(
+        (f"attention={name} model.seq_len={T} trainer.micro_batch=1", {"attention.window": window})
+        for name in ("sliding", "hybrid")
+        for T, window in {256: 64, 512: 128, 4096: 128}.items()
+    ),
+    *((f"attention={name} attention.window=4096", {"attention.window": 4096}) for name in ("sliding", "hybrid")),
+    # kernels are chosen by the device and written out
+    ("attention=flash", {"attention.kernel": Kernel.fused}),
+    ("attention=mha", {"attention.kernel": Kernel.materialized}),
+    ("attention=sliding trainer.device=cpu", {"attention.kernel": Kernel.blocks}),
+    # warm-up and decay are shares of the steps
+    *(
+        (
+            f"schedule={name} trainer.steps={steps}",
+            {"schedule.warmup_steps": warmup, **({"schedule.decay_steps": decay} if name == "wsd" else {})},
+        )
+        for name in OPTIONS["schedule"]
+        for steps, warmup, decay in ((600, 30, 128), (1000, 50, 214), (7, 0, 1), (1, 0, 0))
+    ),
+    # keys are set in the order typed, after the options
+    ("trainer.steps=8 ++trainer.steps=7 trainer.val_every='${trainer.steps}'", {"trainer.steps": 7, "trainer.val_every": 7}),
+    ("+optimizer.muon_lr=0.1 optimizer=muon", {"optimizer.muon_lr": 0.1}),
+    ("optimizer=muon", {"optimizer.muon_lr": 0.003}),  # what was set before left no trace
+    ("data=text data.path=[a,'b/*.txt']", {"data.path": ["a", "b/*.txt"]}),
+    ("trainer={steps:7,grad_clip:null}", {"trainer.steps": 7, "trainer.grad_clip": None}),
+]
 
 
-def test_head_counts_of_the_other_options():
-    heads = {option: compose([f"attention={option}", "model=small", *ONE_ROW]).attention.n_kv_heads for option in OPTIONS["attention"]}
-    assert heads == {"flash": 6, "gqa": 2, "hybrid": 6, "mha": 6, "mqa": 1, "sliding": 6}
-
-
-def test_gqa_takes_an_explicit_count_where_no_group_divides():
-    assert compose(["attention=gqa", "attention.n_kv_heads=1", "model.n_head=7", "model.d_model=112"]).attention.n_kv_heads == 1
-
-
-@pytest.mark.parametrize("option", ["sliding", "hybrid"])
-def test_the_window_is_a_quarter_of_a_short_sequence_and_the_same_for_long_ones(option: str):
-    for T, window in ((256, 64), (512, 128), (4096, 128)):
-        assert compose([f"attention={option}", f"model.seq_len={T}", *ONE_ROW]).attention.window == window
-    assert compose([f"attention={option}", "attention.window=4096"]).attention.window == 4096, "more than seq_len equals full attention"
-
-
-def test_kernels_are_chosen_by_the_device_and_written_out():
-    assert compose(["attention=flash"]).attention.kernel is Kernel.fused
-    assert compose(["attention=mha"]).attention.kernel is Kernel.materialized
-    assert compose(["attention=sliding", "trainer.device=cpu"]).attention.kernel is Kernel.blocks
-
-
-@pytest.mark.parametrize("schedule", OPTIONS["schedule"])
-def test_warm_up_and_decay_are_fractions_of_the_steps(schedule: str):
-    for steps, warmup, decay in ((600, 30, 128), (1000, 50, 214), (7, 0, 1), (1, 0, 0)):
-        spec = compose([f"schedule={schedule}", f"trainer.steps={steps}"]).schedule
-        assert spec.warmup_steps == warmup
-        assert getattr(spec, "decay_steps", decay) == decay
+@pytest.mark.parametrize(("overrides", "values"), FOLLOWS, ids=[row[0] for row in FOLLOWS])
+def test_what_follows_from_the_overrides(overrides: str, values: dict[str, Any]):
+    assert {key: attrgetter(key)(compose(overrides.split(" "))) for key in values} == values
 
 
 @pytest.mark.parametrize(("expansion", "hidden"), [(3, 1536), (4, 2048)])
@@ -241,15 +253,6 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
     assert as_in(first, ["model=tiny", "trainer.device=cpu", "trainer.precision=bf16"]).run.trainer.precision is Precision.bf16
     same = as_in(first, ["model=nano", "trainer.device=cpu", "attention=mqa"])
     assert same.overrides == ("model=nano", "trainer.device=cpu", "attention=mqa")
-
-
-def test_keys_are_set_in_the_order_typed_after_the_options_and_leave_no_trace():
-    words = ["trainer.steps=8", "++trainer.steps=7", "optimizer=muon", "trainer.val_every='${trainer.steps}'", "+optimizer.muon_lr=0.1"]
-    run = compose(words)
-    assert (run.trainer.steps, run.trainer.val_every, run.optimizer.muon_lr) == (7, 7, 0.1)
-    assert compose(["optimizer=muon"]).optimizer.muon_lr == 0.003
-    assert compose(["data=text", "data.path=[a,'b c']"]).data.path == ["a", "b c"]
-    assert compose(["trainer={steps: 7, grad_clip: null}"]).trainer.grad_clip is None
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------------------------
@@ -456,10 +459,10 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
 
 
 def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
-    chosen = manual(["attention=hybrid", "ideas=[x0]"], search=Search)
+    chosen = manual(["attention=hybrid", "ideas=[x0]", "seed=3"], search=Search)
     keys = re.findall(r"^  ([\w.]+)=\S", chosen[chosen.index(KEYS) :], re.M)
     assert {"attention.window", "ideas.x0.x0"} < {*keys}
-    assert {key.partition(".")[0] for key in keys} == {"attention", "ideas"}
+    assert {key.partition(".")[0] for key in keys} == {"attention", "ideas", "seed"}
     every = manual([], search=Search, everything=True)
     assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < {*re.findall(r"^  ([\w.]+)=", every, re.M)}
     assert max(map(len, every.splitlines())) <= outside.WIDTH
@@ -469,17 +472,16 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
 
 
 def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
-    words = ["attention=hybrid", "attention.window=32", "data=text", "ideas=[x0]", "trainer.device=cpu"]
+    words = ["attention=hybrid", "data=text", "ideas=[x0]", "trainer.steps=3"]
     shown = manual(words, search=Search, everything=True)
     assert re.search(r"^  attention  +flash, gqa, hybrid", shown, re.M)
     assert re.search(r"^  attention\.n_kv_heads=\$\{model\.n_head\}  ", shown, re.M)
     assert re.search(r"^attention=hybrid  Layers take their kind from `pattern`", shown, re.M)
-    assert re.search(r"^  attention\.window=32  +tokens$", shown, re.M)
-    assert re.search(r"^  trainer\.device=cpu  +where it trains: cpu, cuda$", shown, re.M)
+    assert re.search(r"^  trainer\.device=…  +where it trains: cpu, cuda$", shown, re.M)
     assert re.search(r"^  data\.path=…, which must be given  ", shown, re.M)
     assert re.search(r"^  ideas\.x0\.x0=0\.0  +λ₂ at the start$", shown, re.M)
     assert re.search(r"^  model\.qk_norm=false  ", shown, re.M)
-    assert re.search(r"^  search=SAMPLER  +tpe \(tree-structured", shown, re.M)
+    assert re.search(r"^  search\.sampler=…, which must be given  +tpe \(tree-structured", shown, re.M)
     assert re.search(r"^  search\.trials=20  +how many; ", shown, re.M)
     assert re.search(r"^  hydra\.launcher\.jobs=null  +cells at once, ", shown, re.M)
     assert re.search(r"^  model\.logit_softcap=null  ", shown, re.M)
@@ -487,7 +489,7 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     assert "muon_lr" not in shown
     for word, says in (
         ("atention=flash", r"atention is no key"),
-        ("trainer.stepz=3", r"trainer\.stepz is no key \(did you mean trainer\.steps\?\)"),
+        ("trainr.steps=3", r"trainr is no key \(did you mean trainer\?\)"),
         ("attention=flsh", r"attention/flsh is no option \(did you mean flash\?\)"),
         ("experiment=first_run", r"experiment must be left out of --help: --cfg job prints what it sets, got experiment=first_run"),
     ):

@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
-from nocap.launch.space import asked, ends, space_of
+from nocap.launch.search import asked, ends, space_of
 from tests.tools import run_docs
 from tests.tools.run_docs import ROOT, Block, blocks, matches, pages, simple_commands, split_commands
 

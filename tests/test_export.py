@@ -14,8 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nocap import api, export
-from nocap.training.exported import exported
-from nocap.training.trained import trained
+from nocap.training.trained import exported, trained
 from tests.conftest import REPO, Undisturbed
 from tests.in_process import planned, start
 

@@ -4,11 +4,8 @@ import hashlib
 import http.server
 import os
 import re
-import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +16,6 @@ from tests.conftest import Finished, called
 
 REPO = "someone/fineweb"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ROOT = Path(__file__).resolve().parents[1]
 
 
 class Hub(http.server.ThreadingHTTPServer):
@@ -61,10 +57,12 @@ class Resolve(http.server.BaseHTTPRequestHandler):
             return self.refuse("RevisionNotFound")
         if name not in self.server.files:
             return self.refuse("EntryNotFound")
+        if self.server.harm.get(name) == "kept back":
+            return self.refuse("NotAllowed", 409)  # the client tries others again
         return self.send(name, body)
 
-    def refuse(self, code: str):
-        self.send_response(404)
+    def refuse(self, code: str, status: int = 404):
+        self.send_response(status)
         self.send_header("X-Error-Code", code)
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("Content-Length", "0")
@@ -110,52 +108,25 @@ def hub(tmp_path):
         thread.join()
 
 
-@dataclass
-class Asked:
-    """The words and the environment of a command about a few shards of this hub."""
-
-    words: list[str]
-    environment: dict[str, str]
-
-
-def asked(tmp_path: Path, hub: Hub, verb: str, overrides: Sequence[str], shards: int, more: Mapping[str, str]) -> Asked:
-    ours = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    words = [verb, "data=fineweb", "tokenizer=gpt2", f"data.repo={REPO}", f"data.train_shards={shards}", *overrides]
-    return Asked(words, ours | {"NOCAP_CACHE": str(tmp_path / "cache")} | dict(more))
-
-
-def is_ours(name: str) -> bool:
-    return "proxy" not in name.lower() and not name.startswith("HF_")
-
-
-@pytest.fixture
-def process(tmp_path, hub):
-    def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
-        command = asked(tmp_path, hub, verb, overrides, shards, more)
-        environment = {name: value for name, value in os.environ.items() if is_ours(name)} | command.environment
-        words = [sys.executable, "-m", "nocap.data", *command.words]
-        done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        return Finished(done.returncode, done.stdout, done.stderr)
-
-    return run
-
-
 @pytest.fixture
 def door(tmp_path, hub, monkeypatch):
-    """The same in this process. The hub's client reads its environment when it is imported: each call imports it anew."""
-    for name in [name for name in os.environ if not is_ours(name)]:
+    """A command about a few shards of this hub. The hub's client reads its environment when it is imported: each call imports it anew."""
+    for name in [name for name in os.environ if "proxy" in name.lower() or name.startswith("HF_")]:
         monkeypatch.delenv(name)
+    ours = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
     def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
-        command = asked(tmp_path, hub, verb, overrides, shards, more)
-        with pytest.MonkeyPatch.context() as patch:
-            for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
-                patch.delitem(sys.modules, module)
-            return called(*command.words, cwd=tmp_path, module="nocap.data.__main__", env=command.environment)
+        forget()
+        words = [verb, "data=fineweb", "tokenizer=gpt2", f"data.repo={REPO}", f"data.train_shards={shards}", *overrides]
+        return called(*words, cwd=tmp_path, module="nocap.data.__main__", env=ours | {"NOCAP_CACHE": str(tmp_path / "cache")} | more)
 
     yield run
+    forget()  # of this hub
+
+
+def forget() -> None:
     for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
-        del sys.modules[module]  # of this hub
+        del sys.modules[module]
 
 
 def refused(done: Finished) -> str:
@@ -167,16 +138,16 @@ def refused(done: Finished) -> str:
     return line
 
 
-def test_downloaded_then_read_without_a_network(hub, process):
-    first = process()
+def test_downloaded_then_read_without_a_network(hub, door):
+    first = door()
     assert first.code == 0, first.err
     assert "6,000 train and 3,000 val tokens" in first.out
     assert COMMIT in first.out
     assert [line for line in hub.seen if line.startswith("GET")] == [f"GET {name}" for name in hub.files]
     asked = len(hub.seen)
-    again = process(HF_ENDPOINT="http://127.0.0.1:9")
+    again = door(HF_ENDPOINT="http://127.0.0.1:9")
     assert (again.code, again.out) == (0, first.out), again.err
-    assert process("verify").code == 0
+    assert door("verify").code == 0
     assert len(hub.seen) == asked
 
 
@@ -216,7 +187,7 @@ def test_a_file_cut_in_the_cache_is_refused(tmp_path, hub, door):
     assert door().code == 0
     (path,) = (tmp_path / "hf").rglob("fineweb_train_000001.bin")
     os.truncate(path.resolve(), 2000)
-    assert re.search("fineweb_train_000001.bin: its size must be the hub's 7024 bytes, got 2000; remove", refused(door()))
+    assert re.search("fineweb_train_000001.bin: truncated: a shard of 3000 tokens must have 7024 bytes, got 2000; remove", refused(door()))
 
 
 @pytest.mark.parametrize(
@@ -233,17 +204,11 @@ def test_what_the_hub_has_not_is_refused(door, overrides, words):
     assert re.search(words, refused(door("prepare", *overrides)))
 
 
-def test_no_hub_is_one_line(door):
-    assert "fineweb_val_000000.bin of someone/fineweb at main cannot be fetched" in refused(door(HF_ENDPOINT="http://127.0.0.1:9"))
+def test_a_hub_that_does_not_give_it_is_one_line(hub, door):
+    hub.harm["fineweb_val_000000.bin"] = "kept back"
+    assert "fineweb_val_000000.bin of someone/fineweb at main cannot be fetched" in refused(door())
 
 
 def test_a_hub_without_hashes_is_refused(hub, door):
     hub.harm["fineweb_val_000000.bin"] = "no sha256"
-    assert "data.repo must be on a hub that gives a commit, a size and a sha256" in refused(door())
-
-
-def test_a_record_that_is_none_is_refused(tmp_path, door):
-    (record,) = [tmp_path / "cache" / "fineweb" / "someone--fineweb--main.json"]
-    record.parent.mkdir(parents=True)
-    record.write_text("{}")
-    assert f"{record}: must be the record of" in refused(door())
+    assert "data.repo must be on a hub that gives each file's sha256" in refused(door())

@@ -14,8 +14,7 @@ from torch import Tensor
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
-from nocap.measure.decode import Cached, Engine, Recompute
-from nocap.measure.generation import Sampler, generate
+from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate
 from nocap.model.gpt import GPT, build_model
 
 VOCAB = 50

@@ -17,7 +17,7 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
-from nocap.measure.decode import Cached, Recompute, UncachedError, check_cached
+from nocap.measure.generation import Cached, Recompute, UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
@@ -137,16 +137,6 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
     again = trainee_of(run, folder)[1]
     checkpoint.load(path, model=again.model, optimizers=again.optimizers)
     return again
-
-
-@pytest.mark.parametrize("words", [("ideas=[value_embeddings]", "optimizer=muon"), ("ideas=[averaged_weights]",)])
-def test_a_table_inside_a_block_and_what_is_kept_around_the_step_resume(tmp_path: Path, words: tuple[str, ...]):
-    run = composed(*words)
-    job, trainee = trainee_of(run, tmp_path)
-    take_step(job, trainee, Ledger(started=0.0), step=0)
-    again = saved_and_loaded(trainee, run, tmp_path, step=1)
-    losses = [take_step(job, each, Ledger(started=0.0), step=1).loss for each in (trainee, again)]
-    assert losses[0] == losses[1]
 
 
 def test_averaged_weights_against_their_formula(tmp_path: Path):

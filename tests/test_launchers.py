@@ -29,48 +29,28 @@ def run(*words: str) -> Run:
     return compose([*SMALL, *words])
 
 
-def test_one_cell_at_a_time() -> None:
-    slots = one_at_a_time()
-    share = slots.take(run())
-    assert share is not None
-    assert share.env == {}
-    assert slots.take(run()) is None
-    slots.give_back(share)
-    assert slots.take(run()) is not None
+def taken(pool: Devices, *runs: Run) -> list[tuple[str, ...] | None]:
+    return [share and share.units for share in map(pool.take, runs)]
 
 
-def test_pool_gives_each_cell_cores_of_its_own() -> None:
-    pool = Devices(jobs=None, units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: []})
-    one, two = run("trainer.threads=1"), run("trainer.threads=2")
-    first, second = pool.take(two), pool.take(two)
-    assert first is not None
-    assert second is not None
-    assert (first.units, second.units) == (("0", "1"), ("2", "5"))
-    assert pool.take(two) is None  # one core is left
-    third = pool.take(one)
-    assert third is not None
-    assert third.units == ("6",)
-    pool.give_back(first)
-    assert pool.take(two) is not None
+def test_a_pool_gives_each_cell_devices_of_its_own() -> None:
+    one, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
+    on_gpus.trainer.device, on_gpus.trainer.devices = Device.cuda, 2
+    pool = Devices(units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
+    assert taken(pool, two, two, two, one) == [("0", "1"), ("2", "5"), None, ("6",)]
+    pool.give_back(Share(device=Device.cpu, units=("0", "1")))
+    assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [("0", "1"), ("3", "4"), ("GPU-ab", "7"), None]
+    assert Share(device=Device.cuda, units=("GPU-ab", "7")).env == {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}
     assert [pool.at_once(run(f"trainer.threads={n}")) for n in (1, 2, 5, 64)] == [5, 2, 1, 1]
     assert pool.at_once(run("trainer.threads=1", "trainer.devices=2")) == 2
 
 
-def test_pool_gives_each_cell_gpus_of_its_own() -> None:
-    cell = run()
-    cell.trainer.device, cell.trainer.devices = Device.cuda, 2
-    pool = Devices(jobs=None, units={Device.cpu: ["0"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
-    first, second = pool.take(cell), pool.take(cell)
-    assert first is not None
-    assert second is not None
-    assert [share.env for share in (first, second)] == [{"CUDA_VISIBLE_DEVICES": "3,4"}, {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}]
-    assert pool.take(cell) is None
-
-
-def test_pool_of_at_most_so_many_jobs() -> None:
-    pool = Devices(jobs=2, units={Device.cpu: [str(core) for core in range(8)], Device.cuda: []})
-    assert [pool.take(run()) is not None for _ in range(3)] == [True, True, False]
-    assert pool.at_once(run()) == 2
+@pytest.mark.parametrize(("jobs", "cores", "n"), [(2, 8, 2), (None, 3, 3)])
+def test_a_pool_has_room_for_so_many_jobs(jobs: int | None, cores: int, n: int) -> None:
+    pool = Devices(jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []})
+    assert pool.at_once(run()) == n
+    assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
+    assert (taken(one := one_at_a_time(), run(), run()), one.describe([run()])) == ([(), None], None)
 
 
 def test_pool_says_why_it_is_a_pool_of_one() -> None:
@@ -94,10 +74,11 @@ def test_share_keeps_a_process_on_its_cores() -> None:
     ("words", "expected"),
     [
         (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
+        (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
         (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
         (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
     ],
-    ids=["jobs", "sweeper", "folder"],
+    ids=["jobs", "key", "sweeper", "folder"],
 )
 def test_refused(tmp_path: Path, door: Door, words: tuple[str, ...], expected: str) -> None:
     done = door("--multirun", *CELL, "seed=0,1", *words)

@@ -20,12 +20,11 @@ from nocap.config.run import Run
 from nocap.data.batches import train_windows
 from nocap.data.prepare import prepare
 from nocap.launch.plan import plan
-from nocap.measure.decode import UncachedError, check_cached
-from nocap.model.documents import seen
-from nocap.model.flex import flex_mask
+from nocap.measure.generation import UncachedError, check_cached
+from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
-from nocap.store.runs import records
+from nocap.store.runs import load
 from nocap.training.ledger import Ledger
 from nocap.training.recorder import Recorder
 from nocap.training.state import put_weights, weights
@@ -208,7 +207,7 @@ def test_a_teachers_time_is_its_pupils_too(teacher: str, undisturbed: Undisturbe
     found = attempt_of(tmp_path / "out", "ideas=[distill]", f"ideas.distill.run={teacher}", "trainer.steps=2", "trainer.checkpoint_every=1")
     seconds = json.loads((found / "summary.json").read_text())["clock_s"]
     assert seconds["teacher"] == pytest.approx(clock["train"] + clock["data"])
-    record = records([found])[0]
+    record = load([found]).records[0]
     assert record.train_s == pytest.approx(seconds["train"] + seconds["data"] + seconds["teacher"])
     assert record.curve.train_s[0] >= seconds["teacher"]
     assert seconds["wall"] == pytest.approx(sum(s for line, s in seconds.items() if line != "wall"))
@@ -367,7 +366,7 @@ def test_small_batches_follow_each_other_and_every_token_is_counted(tmp_path: Pa
 @pytest.mark.slow
 def test_small_batches_in_the_record(tmp_path: Path):
     words = ("ideas=[small_batches]", "ideas.small_batches.start=2", "ideas.small_batches.until=0.5")
-    record = records([attempt_of(tmp_path / "out", *words)])[0]  # which refuses a summary whose tokens are not its rows'
+    record = load([attempt_of(tmp_path / "out", *words)]).records[0]  # which refuses a summary whose tokens are not its rows'
     assert record.summary["tokens"] == 15 * 1024 + 15 * 2048
     assert record.curve.tokens == [0, 12 * 1024, 15 * 1024 + 9 * 2048, 15 * 1024 + 15 * 2048]
     assert record.summary["tokens_per_s"] * (record.train_s or 0) == pytest.approx(record.summary["tokens"])

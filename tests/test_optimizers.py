@@ -108,19 +108,12 @@ def test_three_adamw_steps_are_the_papers():
     torch.testing.assert_close(dict(model.named_parameters())[name].double(), x, atol=1e-6, rtol=1e-6)
 
 
-def test_decay_of_matrices_spares_gains_and_shifts():
-    run, model = small("optimizer.decay=matrices")
-    decayed, spared = build_optimizers(run, model)[0].param_groups
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (run.optimizer.weight_decay, 0.0)
-    assert names_of(model, decayed["params"]) == {name for name, p in model.named_parameters() if p.ndim == 2}
-    assert names_of(model, spared["params"]) == {name for name, p in model.named_parameters() if p.ndim == 1} != set()
-
-
-def test_decay_of_all_is_one_group():
-    run, model = small("optimizer.decay=all")
-    (group,) = build_optimizers(run, model)[0].param_groups
-    assert names_of(model, group["params"]) == {name for name, _ in model.named_parameters()}
-    assert group["weight_decay"] == run.optimizer.weight_decay
+@pytest.mark.parametrize(("kind", "spares"), [("matrices", True), ("all", False)])
+def test_decay_of_matrices_spares_gains_and_shifts(kind: str, spares: bool):
+    run, model = small(f"optimizer.decay={kind}")
+    decays = {name: g["weight_decay"] for g in build_optimizers(run, model)[0].param_groups for name in names_of(model, g["params"])}
+    expected = {name: 0.0 if spares and p.ndim == 1 else run.optimizer.weight_decay for name, p in model.named_parameters()}
+    assert decays == expected
 
 
 # --- the others ------------------------------------------------------------------------------------------------------------------------
@@ -156,21 +149,9 @@ def test_ademamix_is_the_papers():
             close(weights[t][i], p)
 
 
-def test_ademamix_without_the_slow_average_is_adamw():
-    rule = option("ademamix", beta1=0.9, beta2=0.8, beta3=0.99, alpha=0, ramp_steps=3, eps=1e-3)
-    mixed, adamw = (stepped(make)[0] for make in (partial(ByRule, rule), partial(torch.optim.AdamW, lr=1.0, betas=(0.9, 0.8), eps=1e-3)))
-    for ours, torchs in zip(mixed[-1], adamw[-1], strict=True):
-        close(ours, torchs)
-
-
-def test_the_ramp_makes_the_half_life_rise_in_a_straight_line():
+def test_without_a_ramp_ademamix_is_constant():
     rule = option("ademamix", beta1=0.9, beta2=0.95, beta3=0.999, alpha=5, ramp_steps=100)
-    alphas, betas = zip(*(rule.ramped(step) for step in (50, 100, 500)), strict=True)
-    assert alphas == (2.5, 5.0, 5.0)
-    assert betas[1:] == (0.999, 0.999)
-    half_lives = [math.log(0.5) / math.log(beta) for beta in (betas[0], 0.9, 0.999)]
-    assert half_lives[0] == pytest.approx((half_lives[1] + half_lives[2]) / 2)
-    assert replace(rule, ramp_steps=0).ramped(1) == (5.0, 0.999)
+    assert replace(rule, ramp_steps=0).ramped(1) == rule.ramped(100) == rule.ramped(500) == (5.0, 0.999)
     assert 0 < replace(rule, beta1=0.0).ramped(1)[1] < 0.999
 
 
@@ -196,8 +177,10 @@ def test_schedule_free_is_the_papers():
         close(averages[i], x)
 
 
-def test_soap_is_the_papers():
-    """The bases from the first gradient, then one step of orthogonal iteration every second update. A basis vector's sign is free."""
+def test_soap_is_the_papers(monkeypatch: pytest.MonkeyPatch):
+    """The bases from the first gradient, then one step of orthogonal iteration every second update. A basis vector's sign is free. The
+    average of the gradients turns with the bases: no other than the one that is turned at each step."""
+    monkeypatch.setattr(hardware, "native_bf16", lambda: False)
     beta1, beta2, eps, every = 0.8, 0.9, 1e-3, 2
     weights, grads, _ = stepped(partial(ByRule, option("soap", beta1=beta1, beta2=beta2, eps=eps, basis_every=every)))
     for i, w in enumerate(weights[0]):
@@ -266,29 +249,6 @@ def newton_schulz(g: Tensor, steps: int) -> Tensor:
         gram = x @ x.T
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     return x
-
-
-@pytest.mark.parametrize(("scale", "factor"), [("match_rms_adamw", 0.2 * 16.0), ("original", 2.0)])
-def test_muon_steps_are_the_definitions(scale: str, factor: float):
-    """Two steps, so that the momentum and Nesterov's look ahead show. `up` is 256 × 64: 0.2·√256, or √(256/64)."""
-    run, model = small("optimizer=muon", f"optimizer.scale={scale}")
-    optimizers = build_optimizers(run, model)
-    spec, name = run.optimizer, "blocks.0.mlp.f.up.weight"
-    p = dict(model.named_parameters())[name]
-    assert p.shape == (256, 64)
-    momentum = torch.zeros_like(p, dtype=torch.float64)
-    for step, multiple in enumerate((0.5, 1.0)):
-        before = p.detach().double()
-        g = set_grads(model, seed=step)[name]
-        set_lr(optimizers, multiple)
-        optimizers[1].step()
-        momentum = spec.momentum * momentum + (1 - spec.momentum) * g
-        ahead = spec.momentum * momentum + (1 - spec.momentum) * g
-        lr = multiple * spec.muon_lr
-        update = (before * (1 - lr * spec.weight_decay) - p.detach().double()) / (lr * factor)
-        assert (update - newton_schulz(ahead, spec.ns_steps)).norm() < 0.03 * update.norm()
-        singular = torch.linalg.svdvals(update)
-        assert 0.5 < singular.min() <= singular.max() < 1.5
 
 
 @pytest.mark.parametrize("at_once", [1, 3 * 64 * 64, 2**20])

@@ -192,11 +192,6 @@ def test_bad_files_are_one_line(tmp_path: Path, name: str, source: str, says: st
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_bad_file_is_refused_at_the_door(door: Door, tmp_path: Path):
-    done = door(*option(tmp_path / "mine", "broken", "def (:\n"))
-    assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -219,13 +214,6 @@ def test_every_door_refuses_a_folder_that_is_not_there(door: Door, module: str):
     done = door("--config-dir", "nowhere", module=f"nocap.{module}")
     assert (done.code, len(done.err.splitlines())) == (2, 1)
     assert "--config-dir must be a folder, got " in done.err
-
-
-def test_two_options_of_one_name_are_refused(here: Door, tmp_path: Path):
-    shutil.copytree(STRANGERS / "head_temperature", tmp_path / "again")
-    done = here("--config-dir", str(tmp_path / "again"), *asked("head_temperature"))
-    assert done.code == 2
-    assert "must have another name" in done.err
 
 
 def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):

@@ -34,7 +34,7 @@ from nocap.store.files import append_text, write_text
 from nocap.store.identity import digest
 from nocap.store.record import Metrics, write_json
 from nocap.store.tracking import open_tracker
-from nocap.study import board, log
+from nocap.study import log, pages
 from nocap.training.terminal import Reporter
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
@@ -167,7 +167,7 @@ def shaped(claim: dict[str, Any], text: str) -> dict[str, Any]:
 
 def studies(folder: Path, planned: Plan) -> None:
     lines = [{"event": "registration", "claim": f"M.{i}.{text}", "hash": text, "subject": text} for i, text in enumerate(TEXTS)]
-    log.append(folder / log.FILE, lambda found: lines, {"machine": "abc", "scale": "cpu"})
+    log.append(folder / log.FILE, lines, {"machine": "abc", "scale": "cpu"})
     results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
     claim = results["claims"][0]
     results["claims"] = [{**claim, "statement": text, "id": f"X{i}", "where": shaped(claim, text)} for i, text in enumerate(TEXTS)]
@@ -176,7 +176,7 @@ def studies(folder: Path, planned: Plan) -> None:
     (folder / "board" / "made").mkdir(parents=True)
     raw = folder / "board" / "made" / "results.cpu.x.json"
     raw.write_text(json.dumps({**results, "command": TEXTS[0]}))  # as somebody else's nocap may have written it
-    board.write(folder / "board")
+    pages.write_board(folder / "board")
     raw.unlink()
 
 
@@ -218,13 +218,7 @@ def test_no_secret_reaches_a_file_or_a_screen(
     shown = {"the screen": "".join(capsys.readouterr())} | {str(p.name): p.read_text() for p in folder.rglob("*") if p.is_file()}
     assert {name: found for name, text in shown.items() if (found := leaked(text))} == {}
     assert any("redacted:" in text for text in shown.values())
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_each_shape_by_itself(shape: str) -> None:
-    text, secret = SHAPES[shape]
-    assert leaked(redact(text.format(secret))) == []
-    assert redact({"a": [(text.format(secret),)]}) != {"a": [(text.format(secret),)]}
+    assert leaked(json.dumps(redact({"a": [tuple(TEXTS)]}))) == []
 
 
 def test_what_is_no_secret_stays() -> None:
@@ -327,7 +321,7 @@ def test_a_hostile_study_writes_no_markup(tmp_path: Path, capsys: pytest.Capture
     results["hardware"] = {**results["hardware"], "name": EVIL}
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "results.cpu.x.json").write_text(json.dumps(results))
-    board.write(tmp_path)
+    pages.write_board(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert controls(text) == []
     assert "<script" not in text

@@ -117,7 +117,7 @@ def test_an_external_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pre
 SLIDING = """
 import sys, yaml
 from nocap.config.compose import compose
-from nocap.measure.steps import at_length, attention_ms
+from nocap.measure.timed import at_length, attention_ms
 study = yaml.safe_load(open(sys.argv[1]))
 scale = study["scales"]["gpu"]
 for arm in study["arms"].values():
@@ -188,7 +188,7 @@ FLEX = """
 import torch
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.steps import at_length
+from nocap.measure.timed import at_length
 base = compose(["model=nano", "attention=sliding", "attention.window=64", "trainer.device=cuda", "tracker=none"])
 for n in range(1, 11):
     run = at_length(base, 128 * n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -21,8 +22,10 @@ from nocap.sources import command
 from nocap.sources.command import LOG, RESULT, Command, Reading
 from nocap.sources.race import Race, content
 from nocap.store.metrics import Better
+from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO
 from tests.test_report import text_of
+from tests.tools import slurm
 
 SCRIPT = """
 import os, random, sys, time
@@ -404,6 +407,77 @@ def test_runs_at_once_share_the_machine_and_have_no_times(
     assert str(alone["said"]).count(", seed ") == 6  # times are of runs that had the machine
     assert [*alone["verdicts"][0]["costs"]] == ["wall_s", "cpu_s", "peak_mib"]  # type: ignore[index]
     assert "raced before" in str(alone["exploratory"])
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state of a pretended Slurm."""
+    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'nocap[slurm]'")
+    for name, value in slurm.install(tmp_path / "slurm").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    return tmp_path / "slurm" / "state"
+
+
+@pytest.mark.parametrize("keys", [["partition"], ["partitoin=two"], ["timeout_min=0"], ["partition=two", "--jobs", "2"]])
+def test_a_wrong_key_of_slurms_is_refused(repo: Path, keys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*arms(base="train.py {seed}", idea="train.py {seed} x"), "--metric", PATTERN, "--slurm", *keys]
+    assert failed(*words) == 2
+    said = capsys.readouterr().err
+    assert re.match(r"nocap: (hydra\.launcher\.|--slurm must be without|override|'?hydra)", said), said
+    assert not (repo / "outputs" / "commands").exists()
+
+
+@pytest.mark.slow
+def test_runs_are_jobs_of_slurm_where_only_the_loss_is_asked(
+    repo: Path, cluster: Path, raced: Callable[..., Answer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--ref", "main", "--ref", "idea", "--metric", PATTERN, "--pairs", "3", "--slurm", "partition=two"]
+    command = ["--", PYTHON, "train.py", "{seed}"]
+    answer = raced(*words, *command)
+    assert verdict(answer) == ("better", 3)
+    assert [*answer["verdicts"][0]["costs"]] == ["peak_mib"]  # type: ignore[index]
+    assert "Runs were jobs of Slurm (--slurm): no times" in str(answer["said"])
+    jobs = len(list(cluster.glob("submitted-*")))
+    assert 1 <= jobs <= 6
+    assert verdict(raced(*words, *command)) == ("better", 3)
+    assert len(list(cluster.glob("submitted-*"))) == jobs  # nothing runs twice
+    assert not list(repo.glob("outputs/commands/*.job"))
+    assert failed(*words, "--", PYTHON, "-c", "print('so far'); raise SystemExit(5)") == 1
+    assert re.search(r"(main|idea), seed 0: (main|idea), seed 0: exit code 5; see ", capsys.readouterr().err)
+    assert failed(*words[:-1], "partition=none", *command, "x") == 1
+    assert "Invalid partition name specified" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_race_on_slurm_is_paused_and_outlives_a_kill(
+    repo: Path, cluster: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*arms(base="train.py {seed}", idea="train.py {seed} x"), "--metric", PATTERN, "--pairs", "3", "--slurm", "partition=two"]
+    monkeypatch.setenv("EXTRA", "time.sleep(4)")
+
+    def begun() -> subprocess.Popen[bytes]:
+        nowhere = subprocess.DEVNULL
+        running = subprocess.Popen([*INTERRUPTIBLE, PYTHON, "-m", "nocap.race", *words], stdout=nowhere, stderr=nowhere)
+        wait_until(lambda: any(path.stat().st_size for path in repo.glob("outputs/commands/*.job")), "a job's number")
+        return running
+
+    def submitted() -> int:
+        return len(list(cluster.glob("submitted-*")))
+
+    paused = begun()
+    paused.send_signal(signal.SIGINT)
+    assert paused.wait(60) == 75
+    wait_until(lambda: not {"RUNNING", "PENDING"} & {path.read_text() for path in cluster.glob("job-*")}, "the end of all jobs")
+    assert any(path.read_text() == "CANCELLED" for path in cluster.glob("job-*"))
+    assert not list(repo.glob("outputs/commands/*.job"))
+    killed = begun()
+    time.sleep(1)
+    killed.kill()
+    killed.wait()
+    before = submitted()
+    assert verdict(raced(*words))[1] == 3
+    assert submitted() <= before + 2  # those of the third pair
 
 
 def test_after_a_failure_nothing_more_begins_and_what_runs_ends(

@@ -18,10 +18,9 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.trainer import Device
 from nocap.launch.cell import CellJob
-from nocap.launch.clusters import RayTasks, _task, at_once, connected, needs
 from nocap.launch.grid import Grid
 from nocap.launch.runner import Runner
-from nocap.options.launcher.ray import Ray
+from nocap.options.launcher.ray import Ray, RayTasks, _task, connected, needs
 from nocap.store.checkpoints import saved_steps
 from tests.attempts import processes, wait_until
 from tests.conftest import SMALL, Door, rows_of
@@ -39,11 +38,15 @@ def test_what_a_cell_has_set_aside(device: str, threads: int, devices: int, cpus
     assert tuple(needs(run).values()) == cpus_and_gpus
 
 
-def test_how_many_cells_there_is_room_for() -> None:
-    nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}]
-    assert at_once({"num_cpus": 2, "num_gpus": 0}, nodes) == 5
-    assert at_once({"num_cpus": 2, "num_gpus": 1}, nodes) == 2
-    assert at_once({"num_cpus": 2, "num_gpus": 4}, nodes) == 0
+@pytest.mark.parametrize(("threads", "told"), [(2, "2 of 3 nodes have the 2 CPUs and 0 GPUs of a cell"), (9, "0 of 3 nodes")])
+def test_which_nodes_have_room_for_a_cell(threads: int, told: str) -> None:
+    have = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}]
+    nodes = [*({"Resources": each, "Alive": True} for each in have), {"Resources": {"CPU": 9.0}, "Alive": False}]
+    said = RayTasks(ray=SimpleNamespace(nodes=lambda: nodes), folder=Path(), restarts=0).describe(
+        [compose([*SMALL, f"trainer.threads={threads}"])]
+    )
+    assert said.startswith(f"ray: {told}")
+    assert said.endswith("it waits for one that has") is (threads == 9)
 
 
 def test_an_address_that_is_none_is_refused() -> None:

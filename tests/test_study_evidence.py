@@ -100,25 +100,6 @@ def test_a_race_with_what_diverged(tmp_path: Path):
     assert measured(steps, one, lost, "mqa") == between  # from 100 and 400 steps
 
 
-def test_steps_to_a_number_are_read_from_the_curve(tmp_path: Path):
-    one = made(tmp_path, claim(STEPS, target=4.5))
-    (steps,) = one.claims
-    ends = {0: [(0, 5.5), (10, 5.0), (20, 4.0)], 1: [(0, 5.5), (20, 4.6)], 2: [(0, 5.5), (10, 4.0)]}
-    runs = {("mqa", seed): record("mqa", seed, 20, None if seed == 2 else points[-1][1], curve=points) for seed, points in ends.items()}
-    assert measured(steps, one, Evidence(runs=runs), "mqa") == {
-        0: (pytest.approx(15), Ending.measured),
-        1: (20.0, Ending.censored),
-        2: DIVERGED,
-    }
-    assert measured(steps, one, Evidence(runs=runs), "mha") == {}
-
-
-def test_a_target_that_the_first_validation_met_was_reached_there_at_the_latest(tmp_path: Path):
-    one = made(tmp_path, claim(STEPS, target=4.5))
-    runs = {("mqa", 0): record("mqa", 0, 20, 3.0, curve=[(5, 4.4), (20, 3.0)])}
-    assert measured(one.claims[0], one, Evidence(runs=runs), "mqa") == {0: (5.0, Ending.at_most)}
-
-
 # --- profiles ----------------------------------------------------------------------------------------------------------------------
 
 PARTS: Json = {

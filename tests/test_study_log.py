@@ -227,7 +227,7 @@ def registered(name: str) -> Json:
 
 
 def lines_in(path: Path) -> Path:
-    append(path, lambda log: [registered(f"c{i}") for i in range(6)], HERE)
+    append(path, [registered(f"c{i}") for i in range(6)], HERE)
     return path
 
 
@@ -245,14 +245,14 @@ def test_a_line_that_was_changed_is_named(tmp_path: Path, change: Callable[[list
     path = lines_in(tmp_path / FILE)
     path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
     assert read(path).broken[0] == number
-    append(path, lambda log: [registered("more")], HERE)
+    append(path, [registered("more")], HERE)
     assert read(path).broken[0] == number  # it stays
 
 
 def test_the_logs_of_two_machines_are_merged_by_keeping_all_lines(tmp_path: Path):
     def add(path: Path, machine: str, *claims: str) -> None:
         for name in claims:
-            append(path, lambda log, name=name: [registered(name)], {**HERE, "machine": machine})
+            append(path, [registered(name)], {**HERE, "machine": machine})
 
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     add(first, "a", "1", "2")
@@ -289,7 +289,7 @@ def test_a_damaged_line_is_refused_by_its_number(tmp_path: Path, capsys: pytest.
 
 def add_many(path: Path, name: str) -> None:
     for i in range(20):
-        append(path, lambda log, i=i: [registered(one) for one in (f"{name}{i}", "once") if not log.of("registration", claim=one)], HERE)
+        append(path, [registered(one) for one in (f"{name}{i}", "once")], HERE, once=("claim",))
 
 
 def test_processes_may_append_at_once(tmp_path: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from nocap.study import board, pages, words
+from nocap.study import pages, words
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence
 from nocap.study.log import Log
@@ -194,7 +194,7 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
         experiments / "quick" / "README.md",
         experiments / "slow" / "README.md",
     ]
-    assert board.write(experiments) == files
+    assert pages.write_board(experiments) == files
     assert files[2].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")  # anew, from its results
     assert files[2].read_text().endswith("## What was learnt\n\nMuch.\n")
 

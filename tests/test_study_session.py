@@ -84,7 +84,7 @@ def test_attention_over_lengths():
     for one, window in zip(found.values(), (None, 8), strict=True):
         assert one["T"] == [32, 64, 128]
         assert all(ms > 0 for ms in one["attention_ms"])
-        assert one["low"] <= one["exponent"] <= one["high"]
+        assert math.isfinite(one["exponent"])
         assert one["window"] == window
 
 
@@ -101,7 +101,7 @@ def test_decoding_writes_one_text_with_every_engine():
 
 
 def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch):
-    from nocap.measure import decode as engine
+    from nocap.measure import generation as engine
 
     real = engine.Recompute.prefill
     monkeypatch.setattr(engine.Recompute, "prefill", lambda self, tokens_BT: -real(self, tokens_BT))

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy import stats
 
-from nocap.config.errors import explain
+from nocap.config.plain import explain
 from nocap.judge import verdict
 from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.interval import Declared, Estimate
@@ -37,7 +37,7 @@ SPEED = {
 LOSS_GUARD = Guard(metric="val_loss", scale=Scale.difference, margins={"cpu": 0.01, "gpu": 0.005})
 LOSS: dict[str, Any] = {"metric": "val_loss", "scale": Scale.difference, "expected": [0.0, None], "mechanism": NO_BOUND}
 SHARE: dict[str, Any] = {"metric": "share", "parts": ["scores"], "scale": Scale.value, "mechanism": NO_BOUND}
-RACE: dict[str, Any] = {"metric": "time_to_target_s", "target": 3.4, "mechanism": NO_BOUND}
+RACE: dict[str, Any] = {"metric": "time_to_target_s", "target": "baseline", "mechanism": NO_BOUND}
 QUIET = {"val_loss": Declared(sd=0.01, df=8, source="made")}
 
 
@@ -45,11 +45,11 @@ def claim(n: int = 3, **changed: Any) -> Claim:
     return Claim(**{**SPEED, "seeds": list(range(1, n + 1)), **changed})
 
 
-def measured(arm: str, metric: str, values: Values, *, per: Per = Per.seed, censored: float | None = None) -> list[Measurement]:
-    """One arm's, with the seeds 1, 2, …: null diverged, NaN is missing, `censored` is the budget of a run that never reached its target."""
+def measured(arm: str, metric: str, values: Values, *, per: Per = Per.seed, at_most: float | None = None) -> list[Measurement]:
+    """One arm's, with the seeds 1, 2, …: null diverged, NaN is missing, `at_most` is a value that is more than was needed."""
 
     def ending(value: float | None) -> Ending:
-        return Ending.diverged if value is None else Ending.censored if value == censored else Ending.measured
+        return Ending.diverged if value is None else Ending.at_most if value == at_most else Ending.measured
 
     numbered = [(i, v) for i, v in enumerate(values, start=1) if v is None or not math.isnan(v)]
     return [Measurement(arm=arm, repeat=i, metric=METRICS[metric], value=v, ending=ending(v), per=per) for i, v in numbered]
@@ -144,8 +144,8 @@ def test_a_gain_in_words(metric: str, scale: Scale, gain: float, words: str):
         ),
         ({"metric": "train_s"}, "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target, "),  # no instrument of a claim
         ({"metric": "share"}, "scale must be value for share, got ratio"),
-        ({"metric": "time_to_target_s"}, "target must be a loss above 0, or baseline, for a claim about time or steps to target"),
-        ({"target": 3.4}, "and null for others, got 3.4"),
+        ({"metric": "time_to_target_s"}, "target must be baseline for a claim about time or steps to target"),
+        ({"target": "baseline"}, "and null for others, got baseline"),
         ({"statement": " "}, "statement must be given"),
         ({"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
         ({"mechanism": Mechanism(bound=0.0, formula="x")}, "mechanism.bound must be above 0 for a ratio"),
@@ -377,29 +377,30 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
     assert shown(value) == (INCONCLUSIVE, Reason.undecided)  # a value has no worst
 
 
-def test_a_target_never_reached_counts_as_its_budget_or_more():
+def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     def word(arm: Values, base: Values, low: float = 1.2, high: float | None = None) -> Word:
-        found = judge(claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), censored=1000.0)
-        assert bool(found.endings["censored"]) == (1000.0 in (*arm, *base))
+        found = judge(claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0)
+        assert bool(found.endings["at_most"]) == (200.0 in (*arm, *base))
         return found.word
 
-    quick, slow, never = (500.0, 501.0, 502.0), (960.0, 961.0, 962.0), (1000.0, 1000.0, 990.0)
+    early, quick, slow = (200.0, 200.0, 190.0), (500.0, 501.0, 502.0), (960.0, 961.0, 962.0)
     assert word(quick, slow) is CONFIRMED
-    assert word(quick, never) is CONFIRMED  # at least 1000/500
-    assert word(quick, never, high=3.0) is INCONCLUSIVE  # and perhaps more than three times
-    assert word(quick, never, high=1.5) is EXCEEDED
-    assert word(never, slow) is REFUTED  # at most 960/1000
-    assert word(never, never) is INCONCLUSIVE  # nobody knows
-    assert word((700.0, 1000.0, 705.0), (1000.0, 970.0, 980.0)) is INCONCLUSIVE
-    with pytest.raises(ValueError, match="tokens_per_s must be about a target to be censored"):
-        judge(claim(), ("tokens_per_s", [1000.0] * 3, [1.0] * 3), censored=1000.0)
+    assert word(early, slow) is CONFIRMED  # at least 960/200
+    assert word(early, slow, high=9.0) is INCONCLUSIVE  # and perhaps more than nine times
+    assert word(early, slow, high=1.5) is EXCEEDED
+    assert word(slow, early) is REFUTED  # at most 200/960
+    assert word(early, early) is INCONCLUSIVE  # nobody knows
+    assert word((200.0, 230.0, 205.0), (200.0, 230.0, 240.0)) is INCONCLUSIVE
+    with pytest.raises(ValueError, match="tokens_per_s must be about a target to have a most"):
+        judge(claim(), ("tokens_per_s", [200.0] * 3, [1.0] * 3), at_most=200.0)
     own = {"scale": Scale.value, "expected": [None, 600.0]}
-    assert judge(claim(**RACE | own), ("time_to_target_s", quick, []), censored=1000.0).word is CONFIRMED
-    assert judge(claim(**RACE | own), ("time_to_target_s", [1000.0, 990.0, 980.0], []), censored=1000.0).word is REFUTED
+    assert judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word is CONFIRMED
+    assert judge(claim(**RACE | own), ("time_to_target_s", slow, []), at_most=200.0).word is REFUTED
+    own["expected"] = [100.0, 600.0]
+    assert judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word is INCONCLUSIVE
 
 
-@pytest.mark.parametrize("ending", [Ending.censored, Ending.at_most])
-def test_budgets_that_are_equal_have_no_spread_and_decide_nothing(ending: Ending):
+def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     def found(arm: Ending, base: Ending, low: float, spread: float) -> Verdict:
         sides = (("gqa", 300.0, arm), ("mha", 400.0, base))
         rows = [
@@ -410,7 +411,7 @@ def test_budgets_that_are_equal_have_no_spread_and_decide_nothing(ending: Ending
         return verdict.judge(claim(**{**RACE, "metric": "steps_to_target", "expected": [low, None]}), rows, against="mha", at="cpu")
 
     for low in (0.5, 2.0):
-        for sides in ((ending, Ending.measured), (Ending.measured, ending), (ending, ending)):
+        for sides in ((Ending.at_most, Ending.measured), (Ending.measured, Ending.at_most), (Ending.at_most, Ending.at_most)):
             assert found(*sides, low, 0.0).word is INCONCLUSIVE
     assert found(Ending.measured, Ending.measured, 1.3, 0.0).word is CONFIRMED  # two arms that are one run agree to the last bit
     low_end, high_end = found(Ending.at_most, Ending.measured, 1.2, 0.1), found(Ending.measured, Ending.at_most, 1.5, 0.1)
@@ -449,7 +450,7 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
         assert judge(made, speeds([factor / g for g in gains])).word is word
     step = claim(metric="step_ms", scale=Scale.difference, expected=[1.0, None], mechanism=NO_BOUND)
     assert judge(step, ("step_ms", [200.0] * 3, [202.0] * 3)).primary.interval().half_width == pytest.approx(0.005 * 201)
-    steps = claim(metric="steps_to_target", expected=[1.0, None], target=3.4)  # counted, not timed
+    steps = claim(metric="steps_to_target", expected=[1.0, None], target="baseline")  # counted, not timed
     assert judge(steps, ("steps_to_target", [399.0] * 3, [400.0] * 3)).word is CONFIRMED
 
 
@@ -475,7 +476,7 @@ def test_a_measurement_is_a_finite_number_unless_it_diverged():
     ],
 )
 def test_a_declared_noise_is_translated_to_the_claims_scale(metric: str, scale: Scale, sd: float | None):
-    own = {"parts": ["scores"]} if metric == "share" else {"target": 3.4} if metric == "steps_to_target" else {}
+    own = {"parts": ["scores"]} if metric == "share" else {"target": "baseline"} if metric == "steps_to_target" else {}
     made = claim(metric=metric, scale=scale, expected=[0.5, None], mechanism=NO_BOUND, **own)
     values = (metric, [3.4, 3.39, 3.41], [] if scale is Scale.value else [3.4, 3.41, 3.39])
     found = judge(made, values, noise={metric: Declared(sd=0.01, df=8, source="made")}).primary

@@ -20,8 +20,7 @@ import torch
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.trainer import Device, Precision
-from nocap.measure.steps import attention_ms
-from nocap.measure.timed import Clock
+from nocap.measure.timed import Clock, attention_ms
 from nocap.options.attention import kernel_name
 from nocap.store.record import write_json
 

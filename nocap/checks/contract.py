@@ -26,7 +26,7 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import prepare, verify
 from nocap.data.tokenizer import END_OF_TEXT, token_bytes
-from nocap.measure.decode import UncachedError, check_cached
+from nocap.measure.generation import UncachedError, check_cached
 from nocap.measure.roofline import count
 from nocap.measure.timed import random_tokens
 from nocap.model.flops import counted, flops_per_token

@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 
 from nocap import outside
 from nocap.config.compose import compose, of_a_grid, overrides_of, unchecked
-from nocap.config.errors import explained
 from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.store.tracking import NO_MIRROR
@@ -107,8 +106,7 @@ def launcher(overrides: list[str]) -> Option:
     """The launcher is no part of a run: it comes from Hydra's own part of the config."""
     from nocap.launch.multirun import launcher_option
 
-    with explained():
-        option = launcher_option(of_a_grid(overrides_of(overrides, grid=True)))
+    option = launcher_option(of_a_grid(overrides_of(overrides, grid=True)))
     if option is None:
         raise ValueError("it makes no launcher option: its yaml must have a kind")
     return option

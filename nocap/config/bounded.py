@@ -10,8 +10,6 @@ import yaml
 
 from nocap.config.keys import require
 
-DEPTH = 64  # of lists and mappings inside each other
-
 
 def read_bytes(path: Path) -> bytes:
     """A file's bytes. A pipe or a device is not waited for.
@@ -57,12 +55,10 @@ def parse_yaml(text: str) -> Any:
     Errors:
         ValueError: it is no YAML, gives a key twice, or holds itself.
     """
-    depth = 0
     try:
-        for event in yaml.parse(text, Loader=_Loader):  # what is too deep ends the process in the library's C
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            require(depth <= DEPTH, "lists and mappings", f"be at most {DEPTH} deep", "more")
         return yaml.load(text, Loader=_Loader)  # a safe one
+    except RecursionError:
+        raise ValueError("lists and mappings must not be so deep") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, too
         raise ValueError(" ".join(str(error).split())) from None
 
@@ -80,8 +76,9 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A safe one that refuses a key that a mapping has twice, where PyYAML takes the last in silence, and what holds itself."""
+class _Loader(yaml.SafeLoader):
+    """A safe one that refuses a key that a mapping has twice, where PyYAML takes the last in silence, and what holds itself. In Python:
+    what is too deep for the library's C ends the process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

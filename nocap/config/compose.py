@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,14 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.bounded import read_text, read_yaml
-from nocap.config.defaults import reasons, register_resolver
-from nocap.config.errors import explain, explained, suggest
+from nocap.config.defaults import reasons
 from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
-from nocap.config.plain import refuse_interpolations as refuse_interpolations
-from nocap.config.plain import to_plain as to_plain
-from nocap.config.plain import typed
+from nocap.config.plain import explain, explained, made, suggest, to_plain, typed
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 
@@ -75,10 +71,7 @@ def composed(overrides: Iterable[str]) -> Composed:
 
 @explained()
 def _run(config: DictConfig) -> Run:
-    try:
-        run = cast(Run, OmegaConf.to_object(config))
-    except SystemExit as error:
-        raise ValueError(f"an option's checks must raise ValueError, got SystemExit: {error}") from error
+    run = cast(Run, OmegaConf.to_object(config))
     plain = to_plain(run)
     for (key, value), (_, shown) in zip(flat(plain), flat(redact(plain)), strict=True):
         # a tracker's texts are redacted where they are written; the run needs the others as they are, as a path
@@ -188,15 +181,6 @@ def parsed(word: str) -> Override:
     return override
 
 
-def keys(words: Iterable[str]) -> list[str]:
-    """The keys or groups that overrides are about.
-
-    Errors:
-        ValueError: as for `parsed`.
-    """
-    return [parsed(word).key_or_group for word in words]
-
-
 def is_choice(override: Override) -> bool:
     """Whether an override is Hydra's to apply: it chooses options."""
     group, package = override.key_or_group, override.package
@@ -242,9 +226,8 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
         ValueError: an unknown option, or a yaml that cannot be composed.
     """
     for one in map(parsed, words):
-        value: Any = one.value()
-        for name in (value if isinstance(value, list) else [value]) if is_choice(one) and not one.is_delete() else ():
-            check_option(one, name)
+        if is_choice(one) and not one.is_delete():
+            named(one)
     for path in (path for folder in outside.folders() for group in sorted(_folders()) for path in sorted((folder / group).rglob("*.yaml"))):
         _check_from_outside(path)
     prepare_hydra()
@@ -252,19 +235,25 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
         try:
             config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
         except HydraException as error:
-            raise ValueError(explain(error)) from None
+            raise ValueError(explain(error.__cause__ or error)) from None
         except (AssertionError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}") from error
-    register_resolver("now", _now, replace=True)
     return config
 
 
-def check_option(override: Override, name: object) -> None:
-    """Refuse an option that there is not."""
-    group = override.key_or_group
-    require(isinstance(name, str), group, "be given options' names, as in ideas=[NAME]", override.input_line)
-    if "/" not in group and name not in (known := outside.yamls(group)):
-        raise ValueError(f"{group}/{name} is no option{suggest(str(name), known)}")
+def named(override: Override) -> list[str]:
+    """The options that an override chooses.
+
+    Errors:
+        ValueError: there is no such option.
+    """
+    group, value = override.key_or_group, cast(Any, override.value())
+    names = value if isinstance(value, list) else [value]
+    require(all(isinstance(name, str) for name in names), group, "be given options' names, as in ideas=[NAME]", override.input_line)
+    known = names if "/" in group else outside.yamls(group)
+    for name in (name for name in names if name not in known):
+        raise ValueError(f"{group}/{name} is no option{suggest(name, known)}")
+    return names
 
 
 def _check_from_outside(path: Path) -> None:
@@ -274,12 +263,6 @@ def _check_from_outside(path: Path) -> None:
     into = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
     into += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
     require(not into, str(path), "leave Hydra alone, but for hydra.sweeper.params", ", ".join(into))
-
-
-@cache
-def _now(form: str) -> str:
-    """One ${now:…} for all cells."""
-    return time.strftime(form)
 
 
 def search_path() -> list[str]:
@@ -299,7 +282,6 @@ def prepare_hydra() -> None:
 # --- other requests ---------------------------------------------------------------------------------------------------------------------
 
 
-@explained()
 def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands: a prompt may hold what Hydra's grammar,
     yaml or an interpolation would read as something else.
@@ -307,15 +289,11 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     Errors:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.
     """
-    given = dict[str, str]()
-    for override in overrides:
-        key, equals, given[key] = override.partition("=")
-        require(bool(equals), repr(override), "be key=value", "no value")
+    words = [override.partition("=") for override in overrides]
+    for key, equals, _ in words:
+        require(bool(equals), repr(key), "be key=value", "no value")
+    given = {key: text for key, _, text in words}
     texts = {key: text for key, text in given.items() if get_type_hints(schema).get(key) is str}
-    values: Any = OmegaConf.merge(OmegaConf.structured(schema), given | dict.fromkeys(texts, "text"))
-    names = [f.name for f in dataclasses.fields(cast(Any, schema))]
-    missing = [name for name in names if OmegaConf.is_missing(values, name)]
-    require(not missing, ", ".join(missing), "be given", "nothing")
-    asked = schema(**{name: texts[name] if name in texts else values[name] for name in names})
+    asked = dataclasses.replace(made(schema, given | dict.fromkeys(texts, "text")), **texts)
     check_keys("", asked)
-    return asked
+    return cast(T, asked)

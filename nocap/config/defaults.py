@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import omegaconf
@@ -45,42 +44,28 @@ def threads(device: Device, devices: int) -> int:
     return max(1, cores // max(1, devices))
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the rules look at."""
-
-    model: Model
-    vocab_size: int
-    tokens: int  # of the whole run, a thread
-
-    @property
-    def blocks(self) -> int:
-        """Weights of the blocks' products."""
-        return 12 * self.model.n_layer * self.model.d_model**2
-
-    @property
-    def head(self) -> int:
-        return self.vocab_size * self.model.d_model
-
-    @property
-    def eager_s(self) -> float:
-        return 6 * (self.blocks + self.head) * self.tokens / EAGER_FLOPS
+def _weights(model: Model, tokenizer: Tokenizer) -> tuple[int, int]:
+    """Of the blocks' products, and of the head's."""
+    return 12 * model.n_layer * model.d_model**2, tokenizer.vocab_size * model.d_model
 
 
-def precision(device: Device, work: Work, micro_batch: int = 1, threads: int = 1, cache_dir: str | None = None) -> tuple[Precision, str]:
+def precision(
+    device: Device, model: Model, tokenizer: Tokenizer, micro_batch: int, threads: int, cache_dir: str | None
+) -> tuple[Precision, str]:
     """bf16 where the hardware multiplies it natively, the products are large enough, and two of them are faster in it: a micro-batch's
     tokens by the widest weight of a block, or by the head where that is more than the blocks. And why, unless that is not measured yet."""
     if device is Device.cuda:
         return Precision.bf16, "the GPU's tensor cores"
     if not hardware.native_bf16():
         return Precision.fp32, "this CPU has no bf16 products"
-    width, channels = work.model.d_model, work.model.d_model // max(1, work.model.n_head)
-    if width * channels < WIDE and work.head <= work.blocks:
+    blocks, head = _weights(model, tokenizer)
+    width, channels = model.d_model, model.d_model // max(1, model.n_head)
+    if width * channels < WIDE and head <= blocks:
         return Precision.fp32, f"bf16 is slower at {width} wide × {channels} channels a head, below {WIDE:,}"
     rows, inner, columns = (
-        min(512, 1 << (max(1, micro_batch * work.model.seq_len).bit_length() - 1)),  # a power of two: few shapes are timed
+        min(512, 1 << (max(1, micro_batch * model.seq_len).bit_length() - 1)),  # a power of two: few shapes are timed
         min(2048, width),  # beyond, only the time that it takes grows
-        min(8192, 4 * width if work.head <= work.blocks else work.vocab_size),
+        min(8192, 4 * width if head <= blocks else tokenizer.vocab_size),
     )
     if not hardware.is_here() or (gain := hardware.bf16_gain((rows, inner, columns), threads, cache_dir)) is None:
         return Precision.bf16, ""
@@ -90,13 +75,14 @@ def precision(device: Device, work: Work, micro_batch: int = 1, threads: int = 1
     )
 
 
-def compilation(device: Device, work: Work) -> tuple[Compile, str]:
-    """The block and the head compiled where that takes less time, cold, than it saves within the run, and why."""
+def compilation(device: Device, model: Model, tokenizer: Tokenizer, tokens: int) -> tuple[Compile, str]:
+    """The block and the head compiled where that takes less time, cold, than it saves within the run, and why. `tokens`: a thread."""
     if device is Device.cuda:
         return Compile.regional, "a GPU"
     if not hardware.cpp_compiler():
         return Compile.off, "there is no C++ compiler"
-    saved = (SAVED_BY_HEAD if work.head > work.blocks else SAVED) * work.eager_s
+    blocks, head = _weights(model, tokenizer)
+    saved = (SAVED_BY_HEAD if head > blocks else SAVED) * (6 * (blocks + head) * tokens / EAGER_FLOPS)
     why = f"it takes {COLD_S:g} s of each core, and would save {saved:,.1f} s of this run"
     return Compile.regional if saved > COLD_S else Compile.off, why
 
@@ -105,8 +91,10 @@ def compilation(device: Device, work: Work) -> tuple[Compile, str]:
 def reasons(run: Run) -> dict[str, str]:
     """`trainer` key → what a run of this shape gets by default, and why. Without what is not measured yet."""
     t = run.trainer
-    work = Work(run.model, run.tokenizer.vocab_size, t.steps * t.batch_tokens // (t.threads * t.devices))
-    found = {"precision": precision(t.device, work, t.micro_batch, t.threads, run.cache_dir), "compile": compilation(t.device, work)}
+    found = {
+        "precision": precision(t.device, run.model, run.tokenizer, t.micro_batch, t.threads, run.cache_dir),
+        "compile": compilation(t.device, run.model, run.tokenizer, t.steps * t.batch_tokens // (t.threads * t.devices)),
+    }
     return {key: f"{choice.value}: {why}" for key, (choice, why) in found.items() if why}
 
 
@@ -126,9 +114,13 @@ def _beta2(default: float, half_life: float | None, batch: int) -> float:
     return default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
 
 
-def _work(model: Any, tokenizer: DictConfig, steps: int = 0, batch: int = 0, threads: int = 1, devices: int = 1) -> Work:
-    vocabulary = cast(Tokenizer, OmegaConf.to_object(tokenizer))
-    return Work(model, vocabulary.vocab_size, steps * batch // max(1, threads * devices))
+def _precision(device: Device, model: Any, tokenizer: DictConfig, *run: Any) -> Precision:
+    return precision(device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run)[0]
+
+
+def _compile(device: Device, model: Any, tokenizer: DictConfig, steps: int, batch: int, threads: int, devices: int) -> Compile:
+    tokens = steps * batch // max(1, threads * devices)
+    return compilation(device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), tokens)[0]
 
 
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
@@ -140,9 +132,9 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "times": lambda a, b: a * b,
     "beta2": _beta2,
     "device": device,
-    "precision": lambda device, model, tokenizer, *run: precision(device, _work(model, tokenizer), *run)[0],
+    "precision": _precision,
     "threads": threads,
-    "compile": lambda device, *work: compilation(device, _work(*work))[0],
+    "compile": _compile,
     "hang_timeout_s": lambda device: 3600.0 if device is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
     "local_kernel": lambda device: Kernel.blocks if device is Device.cpu else Kernel.flex,
 }

@@ -23,19 +23,18 @@ from omegaconf import OmegaConf
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.bounded import read_yaml
-from nocap.config.compose import HYDRA, check_option, is_choice, overrides_of, prepare_hydra, search_path, unchecked
-from nocap.config.errors import suggest
+from nocap.config.compose import HYDRA, is_choice, named, overrides_of, prepare_hydra, search_path, unchecked
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
+from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 
-GRIDS = ("zip", "fail_fast", "detach")  # of grids alone
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra tells
 
 
 def asked(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the flags ask for, and the overrides; `grid` says whether it is one.
+    """What the flags ask for, and the overrides; `grid` says whether it is one, as what only a grid can do makes it.
 
     Errors:
         ValueError: a flag that there is not.
@@ -49,12 +48,10 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shell-completion", "-sc", action="store_true")  # `install=bash` and the like stand among the overrides
     flags, unknown = parser.parse_known_intermixed_args(arguments)
     require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
-    mode = "hydra.mode=MULTIRUN"
-    flags.grid, flags.all = flags.multirun or mode in flags.overrides, flags.help and "all" in flags.overrides
-    flags.overrides = [word for word in flags.overrides if word != mode and not (flags.all and word == "all")]
-    alone = [f"--{name.replace('_', '-')}" for name in GRIDS if getattr(flags, name)]
-    alone += [word for word in flags.overrides if re.match(r"search[.=]", word)]
-    require(flags.grid or not alone, ", ".join(alone), "be given with --multirun", "one run")
+    flags.all = flags.help and "all" in flags.overrides
+    flags.overrides = [word for word in flags.overrides if not (flags.all and word == "all")]
+    searches = any(word.startswith(("search=", "search.")) for word in flags.overrides)
+    flags.grid = flags.multirun or flags.zip or flags.fail_fast or flags.detach or searches
     return flags
 
 
@@ -106,25 +103,23 @@ def manual(words: Sequence[str], *, search: type, everything: bool = False) -> s
     Errors:
         ValueError: an unknown option or key, or a malformed override.
     """
-    lines, given = [HEAD, "", "Options (GROUP=OPTION)"], overrides_of(words)
+    lines, whole = [HEAD, "", "Options (GROUP=OPTION)"], everything or bool(words)
     for group in (*outside.groups(), "experiment"):
         lines.append(_wrapped(f"  {outside.place(group):<14}  ", ", ".join(outside.yamls(group))))
     lines += ["", *([SWEEPS, ""] if everything else []), KEYS]
-    typed, known = {one.key_or_group: one.value() for one in given if not is_choice(one)}, list[str]()
-    places = {one.key_or_group.replace("/", ".").partition(".")[0] for one in given}
-    for title, place, schema, plain in [("search", "search", search, {"sampler": "SAMPLER"}), *_sections(words)]:
-        whole, kinds, comments = everything or place.partition(".")[0] in places, get_type_hints(schema), comments_of(schema)
-        if whole:
-            lines += ["", _wrapped(title, _sentence(schema) if "=" in title or title == "search" else "")]
+    asked, known = {re.split(r"[./]", one.key_or_group)[0] for one in overrides_of(words)}, set[str]()
+    for title, place, schema, plain in [("search", "search", search, {}), *_sections(words)]:
+        kinds, comments, rows = get_type_hints(schema), comments_of(schema), list[str]()
         for f in dataclasses.fields(schema):
+            key = f"{place}.{f.name}".lstrip(".")
             if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(plain.get(f.name), dict):
-                known.append(f"{place}.{f.name}".lstrip("."))
-                key = "search" if known[-1] == "search.sampler" else known[-1]
-                value = _shown(typed.get(key, plain.get(f.name, _default(f))))
-                if whole or (not words and key in COMMON):
-                    meaning = _meaning(kinds[f.name], comments.get(f.name, ""), whole)
-                    lines.append(_wrapped(f"  {key}={value}".ljust(COLUMN), meaning))
-    for key in typed.keys() - {*known}:
+                known.add(key.partition(".")[0])
+                if everything or key.partition(".")[0] in asked or (not words and key in COMMON):
+                    start = f"  {key}={_shown(plain.get(f.name, _default(f)))}".ljust(COLUMN)
+                    rows.append(_wrapped(start, _meaning(kinds[f.name], comments.get(f.name, ""), whole)))
+        lines += ["", _wrapped(title, _sentence(schema))] if rows and whole else []
+        lines += rows
+    for key in asked - known:
         raise ValueError(f"{key} is no key{suggest(key, known)}")
     return "\n".join(lines)
 
@@ -137,19 +132,14 @@ def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, 
     chosen[outside.place("launcher")] = [*outside.yamls("launcher")]
     for one in filter(is_choice, overrides_of(words)):
         require(one.key_or_group != "experiment", "experiment", "be left out of --help: --cfg job prints what it sets", one.input_line)
-        chosen[one.key_or_group] = one.value()
-        for name in _listed(one.value()):
-            check_option(one, name)
+        chosen[one.key_or_group] = named(one)
     for group in outside.groups():
-        for name in _listed(chosen[outside.place(group)]):
+        names = chosen[outside.place(group)]
+        for name in names if isinstance(names, list) else [names]:
             plain, schema = outside.read(group, name)
             place = f"ideas.{name}" if group == "ideas" else outside.place(group).replace("/", ".")
             yield outside.choice(group, name), place, schema, plain
-    yield from (("store", "store", Store, {}), ("other keys", "", Run, train))
-
-
-def _listed(chosen: Any) -> list[Any]:
-    return chosen if isinstance(chosen, list) else [chosen]
+    yield from (("store", "store", Store, {}), ("run", "", Run, train))
 
 
 def _default(f: dataclasses.Field[Any]) -> Any:
@@ -194,7 +184,7 @@ def comments_of(schema: type) -> dict[str, str]:
 
 def _wrapped(head: str, text: str) -> str:
     start = head if head.endswith("  ") else f"{head.rstrip()}  "
-    return textwrap.fill(text or " ", outside.WIDTH, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)).rstrip()
+    return textwrap.fill(text, outside.WIDTH, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)) or head.rstrip()
 
 
 # --- what Hydra itself answers ---------------------------------------------------------------------------------------------------------

@@ -98,17 +98,14 @@ def visible(text: str) -> str:
 
 
 class _Guard:
-    """A text stream that shows no secret and obeys no control, unless it `obeys`: for progress bars, whose texts go through `visible`."""
+    """A text stream that shows no secret and obeys no control."""
 
-    def __init__(self, stream: TextIO, *, obeys: bool = False) -> None:
-        self.stream, self._obeys = stream, obeys
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
 
     def write(self, text: str) -> int:
-        text_out = redact(text)
-        if not self._obeys:
-            parts = _OWN_STYLE.split(text_out) if self.stream.isatty() else [text_out]
-            text_out = "".join(part if i % 2 else visible(part) for i, part in enumerate(parts))
-        self.stream.write(text_out)
+        parts = _OWN_STYLE.split(redact(text)) if self.stream.isatty() else [redact(text)]
+        self.stream.write("".join(part if i % 2 else visible(part) for i, part in enumerate(parts)))
         return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:
@@ -131,5 +128,5 @@ def guarded() -> Iterator[None]:
 
 
 def trusted(stream: TextIO) -> TextIO:
-    """The stream for a progress bar, which moves the cursor."""
-    return cast(TextIO, _Guard(stream.stream, obeys=True)) if isinstance(stream, _Guard) else stream
+    """The stream itself, for a progress bar, which moves the cursor; and for text that is nobody's but the user's."""
+    return stream.stream if isinstance(stream, _Guard) else stream

@@ -1,40 +1,39 @@
-"""The door: a tree of plain values as a checked `Run`, and back. No Hydra here: a worker starts without it."""
+"""The door: plain values as a checked dataclass, a `Run` most of all, and back. No Hydra here: a worker starts without it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from nocap import outside
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.errors import CONFIG_ERRORS, explain
 from nocap.config.keys import require
+from nocap.config.option import Option
 from nocap.config.run import Run
+from nocap.config.trainer import Trainer
 
 
-def to_plain(run: Run) -> dict[str, Any]:
-    """The run as plain JSON types: what `config.yaml`, the identity and the trackers see."""
-    return {f.name: _plain(getattr(run, f.name)) for f in dataclasses.fields(run)}
+def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
+    """A dataclass, checked, of plain values. `place`: of the keys, where a message names them.
+
+    Errors:
+        ValueError: a wrong or missing key, type or value.
+    """
+    with explained(place):
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.name if isinstance(value, Enum) else value
-
-
-def dump(plain: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True)
+# --- a run -------------------------------------------------------------------------------------------------------------------------
 
 
 def typed(plain: Any) -> DictConfig:
@@ -44,25 +43,14 @@ def typed(plain: Any) -> DictConfig:
         ValueError, OmegaConfBaseException: a wrong kind, key or type.
     """
     require(isinstance(plain, dict), "a config", "hold keys and values", plain)
-    parts: dict[str, Any] = {
-        f.name: option(f.name, f.name, plain.get(f.name))
-        for f in dataclasses.fields(Run)
-        if f.name in outside.groups() and f.name != "ideas"
-    }
+    groups = [f.name for f in dataclasses.fields(Run) if f.name in outside.groups() and f.name != "ideas"]
+    parts: dict[str, Any] = {group: OmegaConf.structured(outside.option(group, group, plain.get(group))) for group in groups}
     ideas = plain.get("ideas")
     ok = isinstance(ideas, dict) and all(isinstance(one, dict) for one in ideas.values())
     require(ok, "ideas", "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'", ideas)
-    parts["ideas"] = {name: option("ideas", f"ideas.{name}", one) for name, one in cast(Any, ideas).items()}
+    of_ideas = cast(dict[str, Any], ideas).items()
+    parts["ideas"] = {name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", one)) for name, one in of_ideas}
     return cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(Run), parts, plain))
-
-
-def option(group: str, place: str, plain: Any) -> DictConfig:
-    """The class of a group's option, which the `kind` of its plain form names.
-
-    Errors:
-        ValueError: there is none.
-    """
-    return cast(DictConfig, OmegaConf.structured(outside.option(group, place, plain)))
 
 
 def load(path: Path) -> Run:
@@ -87,9 +75,10 @@ def from_plain(plain: Any, rule: str) -> Run:
     """
     try:
         refuse_interpolations(plain)
-        return cast(Run, OmegaConf.to_object(typed(plain)))
-    except (ValueError, *CONFIG_ERRORS) as error:
-        raise ValueError(f"{rule}: {explain(error)}") from error
+        with explained():
+            return cast(Run, OmegaConf.to_object(typed(plain)))
+    except ValueError as error:
+        raise ValueError(f"{rule}: {error}") from error
 
 
 def refuse_interpolations(plain: Any) -> None:
@@ -97,3 +86,82 @@ def refuse_interpolations(plain: Any) -> None:
     require(not isinstance(plain, str) or "${" not in plain, "values", "be plain", f"the interpolation {plain}")
     for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
         refuse_interpolations(item)
+
+
+def to_plain(run: Run) -> dict[str, Any]:
+    """The run as plain JSON types: what `config.yaml`, the identity and the trackers see."""
+    return dataclasses.asdict(run, dict_factory=_names)
+
+
+def _names(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.name if isinstance(value, Enum) else value for key, value in items}
+
+
+def dump(plain: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True)
+
+
+# --- what is wrong, in a line ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def explained(place: str = "") -> Iterator[None]:
+    """What OmegaConf and yaml say of bad input becomes a ValueError of one line, which begins with `place`."""
+    try:
+        yield
+    except (OmegaConfBaseException, yaml.YAMLError, RecursionError, OverflowError) as error:  # the last: an integer that no float holds
+        raise ValueError(f"{place}{explain(error)}") from error
+
+
+def explain(error: BaseException) -> str:
+    """What is wrong, in one line, for a person: OmegaConf and Hydra take several."""
+    if isinstance(error, RecursionError):
+        return "brackets must not be so deep, nor a yaml's defaults choose the yaml itself"
+    key = getattr(error, "full_key", None) or ""
+    if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
+        return _no_key(key or str(error.key), error.object_type)
+    for pattern, rule in RULES.items():
+        if re.search(pattern, str(error)):
+            return rule.format(key)
+    text = re.sub(r"^(Value|Key)Error raised while resolving interpolation: ", "", str(error))
+    line = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()) and not re.match(_NOISE, stripped))
+    return f"{key}: {line}" if key and key not in line else line or type(error).__name__
+
+
+_NOISE = r"full_key:|object_type=|reference_type=|Config search path:|provider=|See https:|In '[^']*': \w+ raised while composing config:$"
+
+# What OmegaConf's text matches → the line about a key.
+RULES = {
+    r"is not a subclass of \w*Idea": "{0} must be an idea that is chosen by name, as in ideas=[{0}]",
+    r"Invalid value assigned: \w+ is not a ListConfig": "{0} must be a list, as in [a, b]",
+    r"missing mandatory value": "{0} must be given",
+}
+
+
+def _no_key(name: str, owner: Any) -> str:
+    """Of what it is a key, or which was probably meant."""
+    if not (isinstance(owner, type) and dataclasses.is_dataclass(owner)):  # such as the dict that Hydra's own part is
+        return f"{name} is no key"
+    own = {f.name: f.default for f in dataclasses.fields(owner)}
+    title, last = own.pop("kind", owner.__name__.lower()), name.rpartition(".")[2]
+    others = _keys_of_all() if owner in (Run, Trainer) or issubclass(owner, Option) else {}
+    if name in others:
+        return f"{name} is a key of {' or '.join(others[name])}, not of {title}"
+    meant = [key for key in others if key.endswith(f".{last}")]
+    return f"{name} is no key of {title}" + (f" (did you mean {' or '.join(meant)}?)" if meant else suggest(last, own))
+
+
+def _keys_of_all() -> dict[str, list[str]]:
+    """Every key of trainer and options → whose it is."""
+    known = {f"trainer.{f.name}": ["trainer"] for f in dataclasses.fields(Trainer)}
+    for group in {*outside.groups()} - {"ideas", "launcher"}:
+        for kind, schema in outside.options(group).items():
+            for f in dataclasses.fields(schema):
+                known.setdefault(f"{group}.{f.name}", []).append(f"{group}={kind}")
+    return known
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """What was probably meant, or all there is: in parentheses, to end a line."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (it has {', '.join(known)})" if known else ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from nocap.config.compose import compose  # Hydra, only where it is needed
     from nocap.config.errors import refusals
-    from nocap.store.record import answering
+    from nocap.store.command import answering
 
     with refusals(), answering(arguments.json) as answer:
         run = compose(arguments.overrides)
@@ -53,48 +52,42 @@ def _list(run: Run, cache_dir: Path) -> dict[str, Any]:
         if text.startswith(f"{option.__name__}("):  # a dataclass without a docstring of its own gets its signature for one
             text = sys.modules[option.__module__].__doc__ or ""
         sources[kind] = text.strip().partition("\n")[0]
-    cached = [("corpora/[!.]*", _describe_made), ("fineweb/*.json", _describe_fineweb)]
-    sets = [_line(path, describe) for pattern, describe in cached for path in sorted(cache_dir.glob(pattern))]
+    sets = [_described(folder) for folder in sorted(cache_dir.glob("corpora/[!.]*"))]
     shown = [f"{kind:<10} {text}" for kind, text in sources.items()]
     print("\n  ".join(["sources (data=…):", *shown]), "\n  ".join([f"cache ({cache_dir}):", *(sets or ["nothing yet"])]), sep="\n")
     return {"sources": sources, "cache_dir": str(cache_dir), "cache": sets}
 
 
-def _line(path: Path, describe: Callable[[Path], str]) -> str:
-    try:
-        return describe(path)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        return f"{path.name}  broken: {error}"
-
-
-def _describe_made(folder: Path) -> str:
+def _described(folder: Path) -> str:
+    """A line about a made set."""
     from nocap.data.made import read_manifest
 
-    rows = read_manifest(folder)["shards"]
-    train, val = (sum(row["tokens"] for row in rows[split]) for split in ("train", "val"))
-    size = sum((folder / row["name"]).stat().st_size for split in rows.values() for row in split)
+    try:
+        rows = read_manifest(folder)["shards"]
+        train, val = (sum(row["tokens"] for row in rows[split]) for split in ("train", "val"))
+        size = sum((folder / row["name"]).stat().st_size for split in rows.values() for row in split)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        return f"{folder.name}  broken: {error}"
     return f"{folder.name}  {train:,} train and {val:,} val tokens  {size / 2**20:.1f} MiB"
-
-
-def _describe_fineweb(record: Path) -> str:
-    known = json.loads(record.read_bytes())
-    size = sum(row["size"] for row in known["files"].values())
-    return f"fineweb {known['repo']} at {known['commit'][:12]}  {len(known['files'])} shards known  {size / 2**20:.1f} MiB"
 
 
 def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
     from nocap.data.prepare import prepare
 
     dataset = prepare(run.data, run.tokenizer, cache_dir=cache_dir)
-    for split, shards in (("train", dataset.train), ("val", dataset.val)):
-        for shard in shards:
-            print(f"{split:<5} {shard.path}  {shard.tokens:,} tokens  sha256 {shard.sha256[:16]}")
+    for split in ("train", "val"):
+        _print(split, getattr(dataset, split))
     train, val = (sum(shard.tokens for shard in shards) for shards in (dataset.train, dataset.val))
     size = f"{train:,} train and {val:,} val tokens of {dataset.vocab_size:,} ids"
     print(", ".join([f"{run.data.kind}: {size}", *_describe_source(dataset.source)]))
     print(f"fingerprint {dataset.fingerprint}")
     made = {split: list(map(_plain, getattr(dataset, split))) for split in ("train", "val")}
     return {**made, "source": dataset.source, "vocab_size": dataset.vocab_size, "fingerprint": dataset.fingerprint}
+
+
+def _print(what: str, shards: Iterable[Shard]) -> None:
+    for shard in shards:
+        print(f"{what:<5} {shard.path}  {shard.tokens:,} tokens  sha256 {shard.sha256[:16]}")
 
 
 def _plain(shard: Shard) -> dict[str, Any]:
@@ -115,8 +108,7 @@ def _verify(run: Run, cache_dir: Path) -> dict[str, Any]:
     from nocap.data.prepare import verify
 
     good, bad = verify(run.data, run.tokenizer, cache_dir=cache_dir)
-    for shard in good:
-        print(f"ok   {shard.path}  {shard.tokens:,} tokens  sha256 {shard.sha256[:16]}")
+    _print("ok", good)
     for line in bad:
         print(f"bad  {line}", file=sys.stderr)
     return {"good": list(map(_plain, good)), "bad": bad}

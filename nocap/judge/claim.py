@@ -18,7 +18,7 @@ from nocap.judge.interval import LEAST_PAIRS
 from nocap.store.metrics import HELD, METRICS, PARTS, Better, Metric, Scale, is_log
 
 TO_TARGET = ("time_to_target_s", "steps_to_target")
-BASELINE = "baseline"  # the target that is each seed's own final loss of the baseline
+BASELINE = "baseline"  # the one target
 TEXTS = ("id", "statement", "source", "arm")  # of a claim
 Check = tuple[bool, str, str, Any]  # whether it holds, key, rule and value
 CLAIMABLE = [name for name, metric in METRICS.items() if metric.made_by not in ("clock", "command")]
@@ -114,7 +114,7 @@ class Claim:
     expected: list[float | None]  # [low, high] as the source states it; null is open
     threshold: Threshold = Threshold.source
     two_sided: bool = False  # a gain above the stated top refutes; otherwise it exceeds
-    target: Any = None  # the loss that time and steps to target are about; `baseline`: each seed's own final loss of the baseline
+    target: str | None = None  # `baseline`, of time and steps to target: the loss that both arms' schedules end at
     guards: list[Guard] = field(default_factory=list)
     mechanism: Mechanism
     seeds: list[int]
@@ -131,8 +131,8 @@ class Claim:
 
     @property
     def races(self) -> bool:
-        """Whether it is about the shortest schedule that ends at the baseline's own final loss."""
-        return self.target == BASELINE and any(metric.name in TO_TARGET for metric in self.metrics)
+        """Whether it is about the shortest schedule that ends at one loss."""
+        return any(metric.name in TO_TARGET for metric in self.metrics)
 
     def __post_init__(self) -> None:
         check_metric(f"claim {self.id}: metric", self.metric)
@@ -143,9 +143,7 @@ class Claim:
     def _rules(self) -> list[Check]:
         plain, names, rule = self.scale is Scale.value, [metric.name for metric in self.metrics], self.mechanism.rule
         profiled = [name for name in CLAIMABLE if METRICS[name].made_by == "parts"]
-        a_loss = isinstance(self.target, int | float) and 0 < self.target < math.inf
-        needed = "be a loss above 0, or baseline, for a claim about time or steps to target, and null for others"
-        target = (a_loss or self.target == BASELINE) if any(name in TO_TARGET for name in names) else self.target is None
+        needed = "be baseline for a claim about time or steps to target, and null for others"
         return [
             *((bool(text.strip()), key, "be given", repr(text)) for key in TEXTS for text in [getattr(self, key)]),
             (METRICS[self.metric].better is not Better.neither or plain, "scale", f"be value for {self.metric}", self.scale.value),
@@ -155,7 +153,7 @@ class Claim:
             (not self.of or self.metric == "share", "of", "be given for a share only", self.of),
             _known("parts", [*self.parts, *self.of], HELD if self.metric == "held_mib" else PARTS),
             (rule is Rule.given or self.scale is Scale.ratio, "mechanism.rule", "be given but for a ratio", rule.value),
-            (target, "target", needed, self.target),
+            (self.target == (BASELINE if self.races else None), "target", needed, self.target),
             (len(set(names)) == len(names), "guards", "each have a metric of their own, not the claim's", ", ".join(names[1:])),
             (len(self.seeds) >= LEAST_PAIRS, "seeds", f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", len(self.seeds)),
             (len(set(self.seeds)) == len(self.seeds), "seeds", "differ", self.seeds),

@@ -24,9 +24,8 @@ from statistics import fmean
 from typing import Any
 
 from nocap.judge import time_to_target
-from nocap.judge.arms import Arm, changes, choose_baseline, machines_differ, setting, swept_keys
+from nocap.judge.arms import Arm, changes, choose_baseline, confounders, covers, machines_differ, select, setting, swept_keys
 from nocap.judge.arms import group as grouped
-from nocap.judge.comparability import confounders, covers, select
 from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten
@@ -100,7 +99,7 @@ class ComparedArm:
 
     @property
     def clock_s(self) -> dict[str, float]:
-        clocks = [run.summary.get("clock_s") or {} for run in self.arm.runs]
+        clocks = [run.summary["clock_s"] for run in self.arm.runs]
         return {line: fmean(clock.get(line) or 0.0 for clock in clocks) for line in dict.fromkeys(k for c in clocks for k in c)}
 
     def json(self) -> dict[str, Any]:
@@ -353,7 +352,7 @@ def _run(run: Record, arm: Arm) -> dict[str, Any]:
         **{key: run.summary.get(key) for key in ("steps", "tokens")},
         **{key: run.value(key) for key in ("val_loss", "val_bpb", "tokens_per_s", "train_s")},
         "curve": asdict(run.curve),
-        "clock_s": run.summary.get("clock_s") or {},
+        "clock_s": run.summary["clock_s"],
         "hardware": dict(run.hardware),
         "imported": dict(run.imported) or None,
     }

@@ -5,8 +5,8 @@ above the stated top, where more is better. Refuted: it lies wholly outside, or 
 else, and wherever a measurement is missing. Where nothing was stated: better, worse, or no difference shown.
 
 Pairs are analysed at 3, 6, 12, … and at no other number (`interval.analyses`); between these the last one stands. Each pair gives the least
-and the most that its gain can be. They differ where a run never reached its target: its time is at least its budget. A diverged run counts
-as infinitely bad. A diverged baseline says nothing about the arm.
+and the most that its gain can be. They differ where an arm's shortest schedule reaches the target: its steps are at most that. A diverged
+run counts as infinitely bad. A diverged baseline says nothing about the arm.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Gain:
         return tuple(self.least) == tuple(self.most) and all(map(math.isfinite, self.least))
 
     def interval(self) -> Estimate:
-        """Its middle is not a number where a run diverged or never reached its target."""
+        """Its middle is not a number where a run diverged, or steps are only bounded."""
         if self.per is Per.exact:
             value = self.least[0]
             return Estimate(mid=value, low=value, high=value, n=1, method="counted")
@@ -84,7 +84,7 @@ class Gain:
             return self._of(self.least)
         low = -math.inf if -math.inf in self.least or len(set(self.least)) == 1 else self._of(self.least).low
         high = math.inf if math.inf in self.most else -math.inf if -math.inf in self.most else self._of(self.most).high
-        high = math.inf if high > -math.inf and len(set(self.most)) == 1 else high  # budgets that are equal say nothing of the noise
+        high = math.inf if high > -math.inf and len(set(self.most)) == 1 else high  # bounds that are equal say nothing of the noise
         return Estimate(mid=math.nan, low=low, high=high, n=len(self.least), method="pairs, some without an end")
 
     def _of(self, values: Sequence[float]) -> Estimate:
@@ -123,7 +123,7 @@ class Verdict:
     guards: list[Gain]  # in the claim's order: the gain, which may be as far below 0 as the margin
     beyond_bound: bool  # above what arithmetic allows: a mistake, or a gain that the bound leaves out
     missing: list[Missing]
-    endings: dict[str, list[str]]  # diverged, censored or at_most → which measurements
+    endings: dict[str, list[str]]  # diverged or at_most → which measurements
 
     @property
     def n(self) -> int:
@@ -259,23 +259,20 @@ def _gain(
 
 def _range(metric: Metric, scale: Scale, arm: Measurement, baseline: Measurement | None = None) -> tuple[float, float]:
     """The least and the most that one pair's gain can be."""
-    endings = [m.ending for m in (arm, baseline) if m is not None]
-    bounded = any(ending in (Ending.censored, Ending.at_most) for ending in endings)
-    require(not bounded or metric.name in TO_TARGET, metric.name, "be about a target to be censored", arm.value)
+    bounded = Ending.at_most in [m.ending for m in (arm, baseline) if m is not None]
+    require(not bounded or metric.name in TO_TARGET, metric.name, "be about a target to have a most", arm.value)
     if baseline is None:
         if arm.value is None:
             return -math.inf, math.inf  # a value has no worst
         value = _scaled(metric, scale, arm.value)
-        return -math.inf if arm.ending is Ending.at_most else value, math.inf if arm.ending is Ending.censored else value
+        return -math.inf if bounded else value, value
     if baseline.value is None:
         return -math.inf, math.inf
     if arm.value is None:
         return -math.inf, -math.inf
     better, worse = (arm.value, baseline.value) if metric.better is Better.higher else (baseline.value, arm.value)
     gain = _scaled(metric, scale, better) - _scaled(metric, scale, worse)
-    least_unknown = arm.ending is Ending.censored or baseline.ending is Ending.at_most
-    most_unknown = arm.ending is Ending.at_most or baseline.ending is Ending.censored
-    return -math.inf if least_unknown else gain, math.inf if most_unknown else gain
+    return -math.inf if baseline.ending is Ending.at_most else gain, math.inf if arm.ending is Ending.at_most else gain
 
 
 def _scaled(metric: Metric, scale: Scale, x: float) -> float:

@@ -81,12 +81,6 @@ class CellJob:
         return DelayedSubmission(self)
 
 
-def main(folder: str, identity: str) -> NoReturn:
-    """The same as a process that ends with the one that started it."""
-    watch_parent(int(os.environ["NOCAP_PARENT"]))
-    raise SystemExit(CellJob(folder, identity)())
-
-
 def _cell(folder: Path, identity: str) -> Plan:
     """The plan of a cell, which is the run that the grid has planned.
 
@@ -151,4 +145,5 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    watch_parent(int(os.environ["NOCAP_PARENT"]))  # as a process it ends with the one that started it
+    raise SystemExit(CellJob(*sys.argv[1:])())

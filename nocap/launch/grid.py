@@ -59,14 +59,6 @@ def named(cell: Cell) -> dict[str, Any]:
     return {**names, "overrides": cell.overrides, "environment": planned.parts["environment"]}
 
 
-class RefusedError(ValueError):
-    """Cells that cannot be trained: a line for each."""
-
-    def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
-
-
 # --- what is swept ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +135,7 @@ def check(
     """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order given, each run once.
 
     Errors:
-        RefusedError: at least one cell is invalid. Nothing has been written but the data's cache.
+        ValueError: at least one cell is invalid; a line for each. Nothing has been written but the data's cache.
     """
     found, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
     first, datasets = cast(Composed | None, None), {} if datasets is None else datasets
@@ -165,7 +157,7 @@ def check(
     if len(outputs := {cell.plan.run.output_dir for cell in found}) > 1:
         bad.append((f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid"))
     if bad:
-        raise RefusedError(_refusal(bad, len(cells)))
+        raise ValueError("\n".join(_refusal(bad, len(cells))))
     seeds = list(dict.fromkeys(cell.plan.run.seed for cell in found))
     ordered = _distinct(sorted(found, key=lambda cell: seeds.index(cell.plan.run.seed)), log)
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)

@@ -18,10 +18,12 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from nocap.config import hardware, plain
+from nocap import outside
+from nocap.config import hardware
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.keys import EXIT_CODES, check_keys, require
-from nocap.launch import search, space
+from nocap.config.plain import explained, made
+from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
 from nocap.launch.plan import DAMAGED, Plan, outcome
@@ -55,7 +57,7 @@ def multirun(
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
     renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]  # as Hydra's plugin is called
-    searched, words = space.asked(renamed)
+    searched, words = search.asked(renamed)
     given = overrides_of(words, grid=True)
     config = of_a_grid(given)
     launcher, asked = launcher_option(config), _overrides(config, given)
@@ -118,11 +120,12 @@ def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
     return list({override.get_key_element(): override for override in [*own, *given] if not is_launcher(override)}.values())
 
 
+@explained()
 def launcher_option(config: DictConfig) -> Launcher | None:
     """The launcher that `config.hydra.launcher` is. None: none was chosen.
 
     Errors:
-        ValueError, OmegaConfBaseException: an unknown kind or key, or a wrong value.
+        ValueError: an unknown kind or key, or a wrong value.
     """
     keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     chosen = config.hydra.runtime.choices["hydra/launcher"]
@@ -131,21 +134,18 @@ def launcher_option(config: DictConfig) -> Launcher | None:
         require(ok, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", keys)
         return None
     require("_target_" not in keys, "hydra/launcher", "be basic, pool, slurm or ray, or from outside: Hydra's are not run", chosen)
-    typed = OmegaConf.create({"hydra": {"launcher": plain.option("launcher", "hydra.launcher", keys)}})
-    OmegaConf.update(typed, "hydra.launcher", keys, merge=True)
-    option = OmegaConf.to_object(typed.hydra.launcher)
-    assert isinstance(option, Launcher)
+    option: Launcher = made(outside.option("launcher", "hydra.launcher", keys), keys, "hydra.launcher.")
     check_keys("hydra.launcher", option)
     return option
 
 
-def _search(searched: space.Search, overrides: Sequence[Override], launcher: Launcher | None) -> int:
+def _search(searched: search.Search, overrides: Sequence[Override], launcher: Launcher | None) -> int:
     """Carry out a search, and print what came of it. Its exit code."""
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
     require(launcher is None or isinstance(launcher, Pool), "hydra/launcher", rule, "another")
     rule = f"be left to search.seed={searched.seed} in a search"
     require(all(one.key_or_group != "seed" for one in overrides), "seed", rule, "seed=…")
-    swept = space.space_of([one for one in overrides if one.is_sweep_override()])
+    swept = search.space_of([one for one in overrides if one.is_sweep_override()])
     fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)

@@ -102,13 +102,11 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     if (init := init_checkpoint(run, parts)) is not None:
         parts["init"] = init.part
     identity = digest(parts)
-    arm = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}"
-    name = f"{name}-s{run.seed}"
     root = expanded(run.output_dir).absolute() / "runs"
     _check_writable(root, run.output_dir)
-    run_dir = _folder(root, f"{name}-{identity}", identity)
-    begun = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")  # the same run may have another readable name
-    arm, name = f"{begun}{arm[-7:]}", f"{begun}-s{run.seed}"
+    run_dir = _folder(root, f"{name}-s{run.seed}-{identity}", identity)
+    name = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")  # the same run may have another readable name
+    arm, name = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}", f"{name}-s{run.seed}"
     return Plan(
         run=run,
         dataset=dataset,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections import deque
@@ -33,12 +34,10 @@ TAIL_BYTES = 4096  # holds the last row of a run's metrics
 
 
 class Work(Protocol):
-    """A cell that runs."""
+    """What an executor has begun."""
 
-    cell: Cell
-
-    def poll(self) -> Result | None:
-        """How it ended, once it has.
+    def poll(self) -> Result | str | None:
+        """How it ended, once it has; of another machine a reason, which counts where the record tells nothing.
 
         Errors:
             HeldError: another process has taken it over.
@@ -48,12 +47,15 @@ class Work(Protocol):
         """Ask it, once or again, to save and end."""
 
 
-class Executor(Protocol):
-    event: ClassVar[str]  # what is said of a cell that it has begun
-    poll_s: ClassVar[float]
+class Executor:
+    """Where cells run; what is written here is a cluster's."""
+
+    event: ClassVar[str] = "sent"  # what is said of a cell that it has begun
+    poll_s: ClassVar[float] = 0.5
 
     def describe(self, runs: Sequence[Run]) -> str | None:
         """A line for the user about these runs, printed before the first of them."""
+        return None
 
     def submit(self, cell: Cell, begun: Callable[[], None]) -> Work | Result | None:
         """Begin a cell, unless it has ended already. None: there is no room. `begun` is called before a worker on this machine starts.
@@ -62,8 +64,10 @@ class Executor(Protocol):
             HeldError: another process trains it.
             OSError, ValueError: it cannot begin.
         """
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing more will be submitted."""
 
 
 def ended(cell: Cell) -> Result | None:
@@ -75,7 +79,13 @@ def ended(cell: Cell) -> Result | None:
     return Result(summary=summary)
 
 
-def left_by(cell: Cell, reason: str) -> Result:
+def last_words(printed: str | None) -> str | None:
+    """The last line in which a job says what is wrong."""
+    lines = re.findall(r"^nocap: (.*)", printed or "", re.MULTILINE)
+    return str(lines[-1]) if lines else None
+
+
+def _left_by(cell: Cell, reason: str) -> Result:
     """How a cell ended that another machine trained, from its record; `reason`: why it has none."""
     if (result := ended(cell)) is not None:
         return replace(result, trained=True)
@@ -99,7 +109,7 @@ def _units() -> dict[Device, list[str]]:
 
 
 @dataclass(kw_only=True)
-class Devices:
+class Devices(Executor):
     """A worker for each cell, on `trainer.devices` GPUs or `trainer.threads` × `trainer.devices` CPU cores; at most `jobs` cells."""
 
     jobs: int | None = None
@@ -157,10 +167,7 @@ class Devices:
                 return result
             begun()
             attempt = Attempt(cell.plan, lease, started=time.monotonic(), quiet=True, share=share)
-            return _Worker(cell=cell, attempt=attempt, undo=undo.pop_all())
-
-    def close(self) -> None:
-        pass
+            return _Worker(attempt=attempt, undo=undo.pop_all())
 
 
 def one_at_a_time() -> Devices:
@@ -169,7 +176,6 @@ def one_at_a_time() -> Devices:
 
 @dataclass(kw_only=True, slots=True)
 class _Worker:
-    cell: Cell
     attempt: Attempt
     undo: ExitStack
 
@@ -210,7 +216,7 @@ class Runner:
         self._executor, self._watch, self._fail_fast, self._detach = executor, watch, fail_fast, detach
         self.stopping = False  # whether a request to stop came
         self._waiting, self._held = deque[Cell](), deque[Cell]()
-        self._running: list[Work] = []
+        self._running: list[tuple[Cell, Work]] = []
         self._results: dict[str, Result] = {}
         self._held_until = 0.0
         self._more, self._total, self._place = more, total, dict[str, int]()
@@ -224,7 +230,7 @@ class Runner:
     def run(self) -> dict[str, Result]:
         """Identity → how that cell ended."""
         with stop_handler(self._stop), self._bar:
-            while self._running or (not self.stopping and (self._waiting or self._held or self._asked_for_more())):
+            while self._running or (not self.stopping and (self._waiting or self._held or self._add(self._more()))):
                 self._start_what_fits()
                 self.stopping = self.stopping or self._detach
                 self._collect()
@@ -250,7 +256,7 @@ class Runner:
                     self._results[cell.plan.identity] = work
                     self._bar.total -= cell.plan.run.trainer.steps
                 else:
-                    self._running.append(work)
+                    self._running.append((cell, work))
                     self._before += last_step(cell)
                     if self._bar.disable or self._executor.event != Devices.event:  # the bar names what has begun here
                         self._log(cell, self._executor.event)
@@ -260,16 +266,13 @@ class Runner:
                 self._conclude(cell, Result(summary={"status": "failed", "error": str(error)}, trained=True))
             self._waiting.popleft()
 
-    def _asked_for_more(self) -> bool:
-        self._add(self._more())
-        return bool(self._waiting)
-
-    def _add(self, cells: Sequence[Cell]) -> None:
+    def _add(self, cells: Sequence[Cell]) -> bool:
         for cell in cells:
             self._place.setdefault(cell.plan.identity, len(self._place) + 1)
             self._bar.total += cell.plan.run.trainer.steps
             self._wide = max(self._wide, len(cell.label))
         self._waiting.extend(cells)
+        return bool(cells)
 
     def _leave(self, cell: Cell, why: str) -> None:
         """Come back later to a cell that another process trains."""
@@ -280,16 +283,16 @@ class Runner:
         self._held_until = time.monotonic() + HELD_POLL_S * len(self._held)
 
     def _collect(self) -> None:
-        for work in list(self._running):
+        for cell, work in list(self._running):
             if self.stopping:
                 work.stop()
             try:
                 if (result := work.poll()) is None:
                     continue
-                self._conclude(work.cell, result)
+                self._conclude(cell, _left_by(cell, result) if isinstance(result, str) else result)
             except HeldError as error:
-                self._leave(work.cell, str(error))
-            self._running.remove(work)
+                self._leave(cell, str(error))
+            self._running.remove((cell, work))
 
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
@@ -303,8 +306,7 @@ class Runner:
 
     def _count(self) -> int:
         """The steps of all cells."""
-        running = (work.cell for work in self._running)
-        self._steps |= {cell.plan.identity: max(last_step(cell), self._steps.get(cell.plan.identity, 0)) for cell in running}
+        self._steps |= {cell.plan.identity: max(last_step(cell), self._steps.get(cell.plan.identity, 0)) for cell, _ in self._running}
         self._bar.n = sum(self._steps.values())
         return self._bar.n
 
@@ -317,7 +319,7 @@ class Runner:
         if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:
             self._count()
             self._drawn = time.monotonic()
-            self._bar.set_postfix_str(shorten((work.cell.label for work in self._running), most=3))
+            self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
 
 
 def _figures(result: Result) -> str:

@@ -3,25 +3,32 @@
 It chooses settings and is no evidence for a claim. Its trials are runs like all others; `grid.json` in its folder lists them, and their
 losses are in their records. A trial follows from the seed, its number and the losses of the trials before it alone, so that a search
 that was killed goes on with the trials that it would have had. In a pool, trials are asked for in batches, as many as there is room for.
-No torch here.
+No torch here; Optuna is imported only by what needs it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.compose import Composed, as_in
-from nocap.config.keys import is_fault, require
-from nocap.launch.grid import REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named
+import numpy as np
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from omegaconf import OmegaConf
+
+from nocap.config.compose import Composed, as_in, parsed
+from nocap.config.keys import check_keys, is_fault, key, require
+from nocap.config.plain import explained, made
+from nocap.launch.grid import REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
 from nocap.launch.plan import plan, settled, sound
 from nocap.launch.runner import Devices, Runner
-from nocap.launch.space import Search, Space, describe, ends, params_of, propose, weights, words_of
-from nocap.report import page
 from nocap.report.table import aligned
 from nocap.store import lease
 from nocap.store.files import write_file
@@ -31,75 +38,198 @@ from nocap.store.record import read_json, write_json
 from nocap.store.runs import GRID
 
 if TYPE_CHECKING:
-    pass
+    from optuna.distributions import BaseDistribution
 
+DIGITS, STEP_DIGITS = 6, 12  # of a number that is proposed, and of one of a range: what is trained can be typed
 MOST = 10  # trials of the table on a terminal
-Compose = Callable[[Sequence[str]], Composed]
+Space = dict[str, "BaseDistribution"]  # key or group → what it may be
+Params = Mapping[str, Any]
+
+
+class Sampler(Enum):
+    tpe = "tpe"  # tree-structured Parzen estimator (arXiv:2304.11127); its first ten trials are random
+    random = "random"
+    sobol = "sobol"  # scrambled: it covers the space evenly
+
+
+@dataclass(kw_only=True, slots=True)
+class Search:
+    """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
+
+    sampler: Sampler
+    trials: int = key(ge=1, le=10_000, default=20)  # how many; the same search with more of them goes on
+    seed: int = key(ge=0, lt=2**63, default=100)  # of the proposals and of the trials' runs: not one that a claim will use
+
+    def __post_init__(self) -> None:
+        check_keys("search", self)
+
+
+@explained()
+def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
+    """The search that a command's overrides ask for, and the other overrides.
+
+    Errors:
+        HydraException, ValueError: an override that cannot be parsed; a wrong key or value of the search.
+    """
+    own = [word for word in words if re.match(r"search(\.|=)", str(parsed(word).input_line))]
+    if not own:
+        return None, list(words)
+    given: Any = OmegaConf.from_dotlist([word.replace("search=", "search.sampler=") for word in own])
+    return made(Search, given.search, "search."), [word for word in words if word not in own]
+
+
+# --- what is searched --------------------------------------------------------------------------------------------------------------------
+
+
+def space_of(sweeps: Sequence[Override]) -> Space:
+    """Hydra's sweeps as Optuna's distributions.
+
+    Errors:
+        ValueError: a sweep that nothing can be drawn from.
+    """
+    return {one.get_key_element(): _distribution(one) for one in sweeps}
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    name, swept, line = override.get_key_element(), override.value(), override.input_line
+    tags: set[str] = getattr(swept, "tags", set())
+    log = "log" in tags
+    known = {"log"} if isinstance(swept, IntervalSweep) else set[str]()
+    require(tags <= known, name, "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))", line)
+    require(not getattr(swept, "shuffle", False), name, "not be shuffled: a search has an order of its own", line)
+    if isinstance(swept, IntervalSweep):
+        low, high = swept.start or 0, swept.end or 0
+        require(-math.inf < low < high < math.inf, name, "be an interval from a lower number to a higher", line)
+        require(not log or low > 0, name, "be above 0 to be searched by its logarithm", line)
+        is_whole = isinstance(low, int) and isinstance(high, int)
+        return IntDistribution(int(low), int(high), log=log) if is_whole else FloatDistribution(float(low), float(high), log=log)
+    values = list(dict.fromkeys(values_of(override)))
+    if not isinstance(swept, RangeSweep):
+        require(bool(values), name, "be swept over something", line)
+        return CategoricalDistribution(values)
+    start, stop, step = (Decimal(str(number)) for number in (swept.start or 0, swept.stop or 0, swept.step))
+    steps = math.ceil((stop - start) / step) - 1  # Hydra's own floats may reach the stop
+    require(steps > 0, name, "be a range of at least two", line)
+    least, most = sorted((start, start + steps * step))
+    if isinstance(swept.start or 0, int) and isinstance(swept.step, int):
+        return IntDistribution(int(least), int(most), step=abs(int(step)))
+    return FloatDistribution(float(least), float(most), step=abs(float(step)))
+
+
+def words_of(space: Space, params: Params) -> tuple[str, ...]:
+    return tuple(f"{name}={params[name]}" for name in space)
+
+
+def params_of(space: Space, words: Sequence[str]) -> Params:
+    """The opposite."""
+    given = dict(word.split("=", 1) for word in words)
+    kinds: dict[str, Any] = {name: type(getattr(distribution, "low", "")) for name, distribution in space.items()}
+    return {name: kinds[name](given[name]) for name in space}
+
+
+def describe(distribution: BaseDistribution) -> str:
+    """`0.0001 to 0.01, log`."""
+    d: Any = distribution
+    if hasattr(d, "choices"):
+        return ", ".join(d.choices)
+    step = f", in steps of {d.step}" if d.step not in (None, 1) else ", whole numbers" if isinstance(d.low, int) else ""
+    return f"{d.low} to {d.high}{step}{', log' if d.log else ''}"
+
+
+def ends(space: Space) -> list[tuple[str, ...]]:
+    """The words at the space's ends, which can be tried before the first trial: of each key in turn each choice or both ends, the others at
+    their first."""
+    choices: dict[str, Any] = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in space.items()}  # type: ignore[attr-defined]
+    first = {name: values[0] for name, values in choices.items()}
+    return list(dict.fromkeys(words_of(space, {**first, name: value}) for name, values in choices.items() for value in values))
+
+
+def propose(search: Search, space: Space, before: Sequence[tuple[Params, float | None]]) -> Params:
+    """The trial after these, each with its loss if that is known. It follows from what is given alone."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    own = int(np.random.SeedSequence([search.seed, len(before)]).generate_state(1)[0])
+    trial, samplers = optuna.trial, optuna.samplers
+    if search.sampler is Sampler.sobol:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sobol = samplers.QMCSampler(scramble=True, seed=search.seed)
+        study, none = optuna.create_study(sampler=sobol), trial.create_trial(state=trial.TrialState.RUNNING)
+        drawn = [sobol.sample_relative(study, none, space) for _ in range(len(before) + 1)][-1]  # the next point of the sequence
+    else:
+        tpe = samplers.TPESampler(seed=own, constant_liar=True)  # a trial that runs counts as bad
+        study = optuna.create_study(sampler=tpe if search.sampler is Sampler.tpe else samplers.RandomSampler(seed=own))
+        for params, value in before:
+            state = trial.TrialState.RUNNING if value is None else trial.TrialState.COMPLETE
+            study.add_trial(trial.create_trial(params=dict(params), distributions=space, value=value, state=state))
+        drawn = study.ask(space).params
+    return {name: _typed(distribution, drawn[name]) for name, distribution in space.items()}
+
+
+def _typed(distribution: BaseDistribution, value: Any) -> Any:
+    """What is trained can be typed: a number has few digits."""
+    d: Any = distribution
+    return min(max(float(f"{value:.{STEP_DIGITS if d.step else DIGITS}g}"), d.low), d.high) if isinstance(value, float) else value
+
+
+# --- carried out -------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True, slots=True)
 class Trial:
     number: int  # from 1
     words: tuple[str, ...]
-    first: Cell | None = None  # its run of the length that is proposed by
-    whole: Cell | None = None  # its run of the whole schedule
-    reason: str | None = None  # why it cannot be trained
-    screened: float | None = None  # the loss after the shorter schedule, where there is one
-    val_loss: float | None = None  # after the whole schedule
-    status: str = "open"  # finished, diverged, refused
+    cell: Cell | None = None
+    reason: str | None = None  # why there is no cell: it cannot be trained
+    loss: float | None = None  # infinite where it diverged, or cannot be trained; None: it has not ended
 
     @property
-    def order(self) -> tuple[bool, float, float, int]:
-        """The lowest loss first, and of the rest the lowest that was screened."""
-        val_loss, screened = (math.inf if value is None else value for value in (self.val_loss, self.screened))
-        return (self.status == "refused", val_loss, screened, self.number)
+    def status(self) -> str:
+        if self.cell is None:
+            return "refused"
+        return "open" if self.loss is None else "finished" if math.isfinite(self.loss) else "diverged"
+
+    @property
+    def val_loss(self) -> float | None:
+        return self.loss if self.status == "finished" else None
 
     def json(self) -> dict[str, Any]:
-        losses = {"val_loss": self.val_loss, "screened": self.screened}
-        return {"trial": self.number, "overrides": self.words, "status": self.status, **losses, "reason": self.reason}
+        names = {"trial": self.number, "overrides": self.words, "status": self.status}
+        return {**names, "val_loss": self.val_loss, "reason": self.reason}
 
 
 class Searching:
     """A search, checked and ready to be carried out.
 
     Errors:
-        RefusedError: the space's ends cannot be trained. Nothing has been written but the data's cache.
+        ValueError: the space's ends cannot be trained. Nothing has been written but the data's cache.
     """
 
-    def __init__(self, search: Search, space: Space, *, fixed: Sequence[str], compose: Compose) -> None:
+    def __init__(self, search: Search, space: Space, *, fixed: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> None:
         """`fixed`: the overrides of every trial. The space's first end decides the precision and compilation of all."""
         require(bool(space), "search", "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'", "no such override")
         self.search, self.space, self.fixed = search, space, (*fixed, f"seed={search.seed}")
-        self._datasets, self._trials, self._losses = Datasets(), list[Trial](), dict[str, float]()
-        self.note = f"chosen on seed {search.seed}: what the settings are worth, other seeds tell"  # below the table
+        self._datasets, self._trials = Datasets(), list[Trial]()
         self.results, self.stopped = dict[str, Result](), False  # identity → how a run ended, of this process
         words = [(*self.fixed, *end) for end in ends(space)]
         self._base = settled(words[0], compose)
-        self._compose: Compose = lambda words: as_in(self._base, words, compose)
+        self._compose = partial(as_in, self._base, compose=compose)
         grid = check(words, swept=tuple(space), compose=self._compose, log=lambda line: None, datasets=self._datasets)
         kept = {cell.overrides[: len(words[0])] for cell in grid.cells}
         same = [" ".join(word[len(self.fixed) :]) for word in words if word not in kept]
         require(not same, "search", "be over keys and values that change the run", ", ".join(same))
-        self.described = {name: describe(distribution) for name, distribution in space.items()}
-        self.asked = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
-        content = {**self.asked, "trials": None, "space": self.described, "ends": sorted(cell.plan.identity for cell in grid.cells)}
+        self._described = {name: describe(distribution) for name, distribution in space.items()}
+        self._asked = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
+        content = {**self._asked, "trials": None, "space": self._described, "ends": sorted(cell.plan.identity for cell in grid.cells)}
         keys = "-".join(re.sub(r"[^\w.]+", "_", name.rpartition(".")[2]) for name in space)
         name = f"search-{keys[:50]}-{digest(content)}"
         self.grid = Grid(name=name, folder=grid.folder.with_name(name), swept=tuple(space), cells=())
-
-    def cell(self, number: int, words: Sequence[str], *, screened: bool) -> Cell:
-        """The run of a trial: of its whole schedule, or `screened` of a whole one of the share of its steps.
-
-        Errors:
-            ValueError: there is no such run.
-        """
-        composed, label, share = self._compose([*self.fixed, *words]), f"trial {number}", self.search.screen
-        if screened and share is not None:
-            steps = max(1, round(share * composed.run.trainer.steps))
-            composed, label = self._compose([*composed.overrides, f"trainer.steps={steps}"]), f"{label}, {share:g} of its steps"
-        planned = plan(composed.run, choices=composed.choices, dataset=dataset_of(composed.run, self._datasets))
-        planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
-        return Cell(overrides=composed.overrides, label=f"{label}: {' '.join(words)}", plan=planned)
+        line = f"{name}: {search.sampler.name}, {plural(search.trials, 'trial')} on seed {search.seed}"
+        self.head = [line, *(f"  {axis}: {text}" for axis, text in self._described.items())]
+        self.note = f"chosen on seed {search.seed}: what the settings are worth, other seeds tell"  # below the table
 
     def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> None:
         """Train what is missing, as many trials at once as there is room for.
@@ -110,129 +240,92 @@ class Searching:
         """
         self.grid.folder.mkdir(parents=True, exist_ok=True)
         with lease.acquire(self.grid.folder) as lock:
-            stage, room = lock.stage(), devices.at_once(self._base.run)
             known = sorted(self.trials(), key=lambda trial: trial.number)
-            self._train([trial.first for trial in known], devices, more=lambda: self._batch(room, stage, log), total=self.search.trials)
-            if self.search.screen is not None and not self.stopped:
-                self._promote()
-                self._train([trial.whole for trial in self.trials()], devices)
-            self._write(stage)
-
-    def _train(self, cells: Sequence[Cell | None], devices: Devices, **more: Any) -> None:
-        runner = Runner(replace(self.grid, cells=tuple(cell for cell in cells if cell is not None)), devices, **more)
-        self.results |= runner.run()
-        self.stopped = runner.stopping
+            grid = replace(self.grid, cells=tuple(trial.cell for trial in known if trial.cell is not None))
+            more = partial(self._batch, devices.at_once(self._base.run), lock.stage(), log)
+            runner = Runner(grid, devices, more=more, total=self.search.trials)
+            self.results = runner.run()
+            self.stopped = runner.stopping
+            self._write(lock.stage())
 
     def _batch(self, room: int, stage: Path, log: Callable[[str], None]) -> list[Cell]:
         """The runs of the next trials, written down before they begin. They know the losses of the batches before theirs. None: enough."""
         cells = list[Cell]()
         while not cells and (known := len(self._trials)) < self.search.trials:
+            self.trials()  # which reads how those before ended
             begin = known // room * room
             for number in range(known + 1, min(begin + room, self.search.trials) + 1):
-                losses = [self._loss(trial.first) if trial.number <= begin else None for trial in self._trials]
-                before = [(params_of(self.space, trial.words), value) for trial, value in zip(self._trials, losses, strict=True)]
-                self._trials.append(trial := self._trial(number, words_of(self.space, propose(self.search, self.space, before))))
+                before = [(params_of(self.space, trial.words), trial.loss if trial.number <= begin else None) for trial in self._trials]
+                trial = self.trial(number, words_of(self.space, propose(self.search, self.space, before)))
+                self._trials.append(trial)
                 self._write(stage)
-                if trial.first is None:
+                if trial.cell is None:
                     log(f"trial {number}: {' '.join(trial.words)} cannot be trained, which is its result: {trial.reason}")
                 else:
-                    cells.append(trial.first)
-                    for notice in trial.first.plan.notices:
+                    cells.append(trial.cell)
+                    for notice in trial.cell.plan.notices:
                         log(f"note: {notice}")
         return cells
 
-    def _trial(self, number: int, words: tuple[str, ...]) -> Trial:
+    def trial(self, number: int, words: tuple[str, ...]) -> Trial:
         try:
-            first = self.cell(number, words, screened=True)
+            composed = self._compose([*self.fixed, *words])
+            planned = plan(composed.run, choices=composed.choices, dataset=dataset_of(composed.run, self._datasets))
         except ValueError as error:
             if is_fault(error):
                 raise
-            return Trial(number=number, words=words, reason=str(error))
-        return Trial(number=number, words=words, first=first, whole=first if self.search.screen is None else None)
+            return Trial(number=number, words=words, reason=str(error), loss=math.inf)
+        planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
+        cell = Cell(overrides=composed.overrides, label=f"trial {number}: {' '.join(words)}", plan=planned)
+        return Trial(number=number, words=words, cell=cell)
 
-    def _loss(self, cell: Cell | None) -> float | None:
-        """The validation loss of this run, infinite where it diverged, or cannot be trained. None: it has not ended."""
-        if cell is None:
-            return math.inf
-        if cell.plan.identity not in self._losses and (end := sound(cell.plan)):
-            value = end.get("val_loss")
-            self._losses[cell.plan.identity] = math.inf if end["status"] == "diverged" or value is None else float(value)
-        return self._losses.get(cell.plan.identity)
+    def trials(self) -> list[Trial]:
+        """What there is, the lowest loss first.
 
-    def _promote(self) -> None:
-        """The best share of the trials that were screened are trained in whole (successive halving, arXiv:1502.07943, but over whole
-        schedules: half-way through a run the order says little)."""
-        share = self.search.screen or 0.0
-        losses = [(math.inf if (value := self._loss(trial.first)) is None else value, trial.number) for trial in self._trials]
-        best = sorted(losses)[: math.ceil(share * len(losses)) if len(losses) >= self.search.trials else 0]
-        for value, number in best:
-            if value < math.inf:
-                trial = self._trials[number - 1]
-                trial.whole = self.cell(number, trial.words, screened=False)
-
-    # --- what came of it -----------------------------------------------------------------------------------------------------------------
+        Errors:
+            ValueError: what lists them, or a run's record, is damaged.
+        """
+        if not self._trials and (kept := read_json(self.grid.folder / GRID)) is not None:
+            listed = sorted(kept["trials"], key=lambda trial: trial["trial"])
+            self._trials = [self.trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)]
+        for trial in self._trials:
+            if trial.cell is not None and trial.loss is None and (end := sound(trial.cell.plan)) is not None:
+                value = end.get("val_loss")
+                trial.loss = math.inf if end["status"] == "diverged" or value is None else float(value)
+        return sorted(self._trials, key=lambda one: (one.status == "refused", math.inf if one.loss is None else one.loss, one.number))
 
     def cells(self) -> list[Cell]:
         """Of all runs that there are."""
-        cells = [cell for trial in self._trials for cell in (trial.first, trial.whole) if cell is not None]
-        return list({cell.plan.identity: cell for cell in cells}.values())
-
-    def trials(self) -> list[Trial]:
-        """What there is, the lowest loss first: those of whole schedules before those that were only screened."""
-        if not self._trials and (kept := read_json(self.grid.folder / GRID)) is not None:
-            listed = sorted(kept["trials"], key=lambda trial: trial["trial"])
-            self._trials = [self._trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)]
-            self._promote()
-        for trial in self._trials:
-            screened, whole = self._loss(trial.first), self._loss(trial.whole)
-            trial.screened = None if self.search.screen is None else page.finite(screened)
-            trial.val_loss = page.finite(whole)
-            is_open = screened is None or whole is None
-            has_diverged = screened == math.inf or (trial.whole is not None and whole == math.inf)
-            trial.status = "refused" if trial.first is None else "open" if is_open else "diverged" if has_diverged else "finished"
-        return sorted(self._trials, key=lambda trial: trial.order)
+        return list({trial.cell.plan.identity: trial.cell for trial in self.trials() if trial.cell is not None}.values())
 
     def _write(self, stage: Path) -> None:
-        """As a grid's `grid.json`: its cells are the runs of whole schedules."""
-        trials = self.trials()
-        cells = {trial.whole.plan.identity: named(trial.whole) for trial in trials if trial.whole is not None}
-        content: dict[str, Any] = {"name": self.grid.name, "swept": self.grid.swept, "search": self.asked, "space": self.described}
-        content |= {"trials": [trial.json() for trial in trials], "cells": [*cells.values()]}
-        write_json(self.grid.folder / GRID, content, stage=stage)
+        """As a grid's `grid.json`."""
+        content = {"name": self.grid.name, "swept": self.grid.swept, "search": self._asked, "space": self._described}
+        trials, cells = [trial.json() for trial in self.trials()], [named(cell) for cell in self.cells()]
+        write_json(self.grid.folder / GRID, {**content, "trials": trials, "cells": cells}, stage=stage)
 
-    @property
-    def head(self) -> list[str]:
-        """What is searched, and how."""
-        search, share = self.search, self.search.screen
-        screen = "" if share is None else f"; all at {share:g} of their steps, then the best {share:g} of them at all steps"
-        line = f"{self.grid.name}: {search.sampler.name}, {plural(search.trials, 'trial')} on seed {search.seed}{screen}"
-        return [line, *(f"  {name}: {text}" for name, text in self.described.items())]
+    # --- what came of it -----------------------------------------------------------------------------------------------------------------
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows."""
-        screen = self.search.screen
-        names = ["trial", "val loss", *([] if screen is None else [f"at {screen:g} of the steps"]), *self.space, ""]
         rows = []
         for trial in self.trials():
             said = {"finished": "", "open": "not finished", "refused": f"cannot be trained: {trial.reason}"}.get(trial.status, trial.status)
-            losses = [loss(trial.val_loss), *([] if screen is None else [loss(trial.screened)])]
-            rows.append([str(trial.number), *losses, *(word.partition("=")[2] for word in trial.words), said])
-        return names, rows
+            rows.append([str(trial.number), loss(trial.val_loss), *(word.partition("=")[2] for word in trial.words), said])
+        return ["trial", "val loss", *self.space, ""], rows
 
     def page(self) -> str:
+        from nocap.report import page
+
         trials, (names, rows) = self.trials(), self.table()
         best = trials[0]
         lowest = f"; the lowest loss is {loss(best.val_loss)}, with {' '.join(best.words)}" if best.val_loss is not None else ""
-        space: dict[str, Any] = self.space
-        ended = [(params_of(space, trial.words), value) for trial in trials if (value := self._loss(trial.first)) is not None]
-        shares = [*weights(space, ended).items()]
-        axes = [{"name": name, "log": getattr(one, "log", False), "words": hasattr(one, "choices")} for name, one in space.items()]
+        axes = [{"name": name, "log": getattr(d, "log", False), "words": hasattr(d, "choices")} for name, d in self.space.items()]
         return page.render(
             "search",
             kind="nocap search",
             title=f"{plural(len(trials), 'trial')}{lowest}",
-            data=page.finite({"screen": self.search.screen, "keys": axes, "weights": shares, "trials": [trial.json() for trial in trials]}),
-            weights=shares,
+            data={"keys": axes, "trials": [trial.json() for trial in trials]},
             lines=self.head,
             note=self.note,
             names=names,

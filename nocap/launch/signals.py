@@ -55,31 +55,26 @@ class StopNow(BaseException):
 
 
 class Stops:
-    """The requests to stop that a worker got. In the block of `at_once` one raises `StopNow`, elsewhere the step in progress ends first."""
+    """Whether a worker was asked to stop. In the block of `at_once` that raises `StopNow`, elsewhere the step in progress ends first."""
 
     def __init__(self) -> None:
-        self._numbers, self._at_once = list[int](), False
-
-    def __bool__(self) -> bool:
-        return bool(self._numbers)
+        self.asked = self._at_once = False
 
     def came(self, number: int) -> None:
-        self._numbers.append(number)
-        self._raise()
+        self.asked = True
+        if self._at_once:
+            self._at_once = False
+            raise StopNow
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        self._at_once = True
         try:
-            self._raise()
+            self._at_once = True
+            if self.asked:
+                raise StopNow
             yield
         finally:
             self._at_once = False
-
-    def _raise(self) -> None:
-        if self._at_once and self._numbers:
-            self._at_once = False
-            raise StopNow
 
 
 def unblock() -> None:

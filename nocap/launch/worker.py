@@ -91,7 +91,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         on_start=on_start,
         on_row=on_row,
         log=reporter.log,
-        stop_asked=lambda: bool(stops),
+        stop_asked=lambda: stops.asked,
         stop_at_once=starting,
         heartbeat=lambda step: heartbeat.beat(world.rank, step),
     )
@@ -103,7 +103,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
             _conclude(job, manifest, outcome, session)
     except (Exception, StopNow) as error:
         # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
-        preempted = isinstance(error, StopNow) or (bool(stops) and compiler_failed(error))
+        preempted = isinstance(error, StopNow) or (stops.asked and compiler_failed(error))
         session.finish(summary={}, status="preempted" if preempted else "failed")
         if preempted or not isinstance(error, Exception):
             return _stopped_in_compilation(job)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from nocap.config.compose import compose_measured, to_plain
+from nocap.config.compose import compose_measured
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
+from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.launch.plan import check_compiler
 

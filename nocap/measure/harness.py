@@ -15,8 +15,7 @@ from lm_eval.models.utils import Collator, normalize_gen_kwargs, postprocess_gen
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from nocap.config.keys import require
-from nocap.measure.decode import Engine, engine_for
-from nocap.measure.generation import Sampler, Trained, generate
+from nocap.measure.generation import Engine, Sampler, Trained, engine_for, generate
 
 
 class Harnessed(TemplateLM):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from typing import Any
 from torch.profiler import record_function
 
 from nocap.config import hardware
-from nocap.config.compose import to_plain
+from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nocap.judge.interval import Estimate
-from nocap.report import page
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import measured, values
 from nocap.store.formats import fixed, shorten, three_digits, whole
@@ -205,58 +203,3 @@ def _ceilings(found: Sequence[Json], *, trusted: bool) -> Table:
     order = found if trusted else sorted(found, key=lambda row: -row["by_flops"])
     rows = [[row["label"], row["by_flops"], row["by_step"] if trusted else None, row["saved_mib"], row["saved"]] for row in order]
     return Table(title="what an option can win at most", columns=columns, rows=rows)
-
-
-# --- the profile as a page: nested bars of the step, its roofline, and the tables of the terminal
-
-
-def render_page(found: Json) -> str:
-    """The report as HTML."""
-    found = page.finite(found)
-    first, second, *_ = sorted(found["parts"], key=lambda row: -row["ms"])
-    title = (
-        f"{part_title(first['part'])} takes {first['share']:.0%} of a step, {part_title(second['part'])} {second['share']:.0%}"
-        if found["trusted"]
-        else "a step on a busy machine: not to be trusted"
-    )
-    return page.render(
-        "profile",
-        kind="nocap profile",
-        title=title[:1].upper() + title[1:],
-        data=_plots(found),
-        head=profile_head(found),
-        tables=profile_tables(found),
-    )
-
-
-def _plots(found: Json) -> dict[str, Any]:
-    """What the script draws."""
-    points = [
-        {"name": part_title(row["part"]), "intensity": row["flops"] / row["bytes"], "flop_s": row["flop_s"], "share": row["share"]}
-        for row in found["parts"]
-        if row["flops"] and row["bytes"] and row["flop_s"]
-    ]
-    return {
-        "tree": _tree(found),
-        "peaks": [{"name": precision, "flops": flops} for precision, flops in found["roof"]["flops"].items()],
-        "bytes_per_s": found["roof"]["bytes_per_s"],
-        "points": points,
-    }
-
-
-def _tree(found: Json) -> list[dict[str, Any]]:
-    """The model's hierarchy, each node with its parent and the ms of all below it; a module's own operations are a leaf of it."""
-    ms = Counter[tuple[str, ...]]()
-    leaves = [((), "not attributed", found["step"]["unattributed_ms"])]
-    for row in found["rows"]:
-        inside = [] if row["path"] in ("model", "step", *PARTS) else row["path"].replace(".f.", ".").split(".")
-        model = ("model",) if inside or row["path"] == "model" else ()
-        leaves.append(((*model, *inside), f"{part_title(row['part'])}, {row['direction']}", row["ms"]))
-    for inside, leaf, leaf_ms in leaves:
-        path = ("step", *inside, leaf)
-        for depth in range(len(path)):
-            ms[path[: depth + 1]] += leaf_ms
-    return [
-        {"id": "/".join(path), "parent": "/".join(path[:-1]), "name": f"block {path[-1]}" if path[-1].isdigit() else path[-1], "ms": total}
-        for path, total in ms.items()
-    ]

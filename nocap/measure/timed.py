@@ -7,8 +7,9 @@ import math
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from nocap.config.run import Run
-from nocap.config.trainer import Device
+from nocap.config.trainer import Device, Precision
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
 from nocap.measure.arms import step_config
@@ -28,7 +29,7 @@ from nocap.options.attention import kernel_name
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
-from nocap.training.step import Job, build, configure_numerics, take_step
+from nocap.training.step import Job, autocast, build, configure_numerics, take_step
 from nocap.training.world import join
 
 LEAST_S, REPEATS = 0.2, 3  # of work behind a figure of `least_ms`; figures, of which the least counts: others can only add time
@@ -200,3 +201,49 @@ class TimedArm:
 
     def _allocated_mib(self) -> float:
         return torch.cuda.memory_allocated(self.device) / memory.MIB if self.device.type == "cuda" else math.nan
+
+
+# --- a layer's attention by itself, and what it costs against the sequence length ------------
+
+
+def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
+    """Of the power law of cost in T: the slope of log cost on log T by least squares."""
+    return float(np.polyfit(np.log(lengths), np.log(costs), 1)[0])
+
+
+def attention_ms(run: Run) -> float:
+    """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a hybrid's, on average."""
+    windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
+    return sum(_mixer_ms(run, windows.index(window)) * windows.count(window) for window in set(windows)) / len(windows)
+
+
+def _mixer_ms(run: Run, layer: int) -> float:
+    device, m = run.trainer.device, run.model
+    torch.set_num_threads(run.trainer.threads)
+    run.attention.prepare(run, torch.device(device.value))
+    mixer = run.attention.mixer(run, layer)
+    B, T, D = run.trainer.micro_batch, m.seq_len, m.d_model // m.n_head
+    # As the projections leave them: (B, T, H, D) in memory.
+    heads = (m.n_head, run.attention.n_kv_heads, run.attention.n_kv_heads)
+    q, k, v = (torch.randn(B, T, n, D, device=device.value).transpose(1, 2).requires_grad_() for n in heads)
+    if run.trainer.precision is Precision.bf16:
+        v = v.detach().bfloat16().requires_grad_()
+
+    def mixed() -> torch.Tensor:
+        with autocast(run, run.trainer.precision):
+            return mixer(q, k, v)
+
+    grad = torch.ones_like(mixed())
+    return Clock.of(device, run.trainer.threads).least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
+
+
+def at_length(run: Run, T: int) -> Run:
+    """The run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
+    tokens = run.trainer.micro_batch * T
+    trainer = replace(run.trainer, batch_tokens=tokens * run.trainer.devices, val_tokens=tokens)
+    return replace(run, model=replace(run.model, seq_len=T), trainer=trainer, optimizer=run.optimizer.at_batch(trainer.batch_tokens))
+
+
+def with_window(run: Run, T: int, *, window: int) -> Run:
+    """The run with sequences of T tokens, and a window that does not grow with them."""
+    return at_length(replace(run, attention=run.attention.at_window(window)), T)

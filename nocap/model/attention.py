@@ -6,8 +6,8 @@ B: batch, T: tokens, C: channels, H: query heads, K: key/value heads, D: channel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,9 @@ from nocap.options.attention.softmax import Kernel, sdpa_kernels
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
-    from nocap.model.documents import Documents
     from nocap.model.gpt import Context
 
-Mixer = Callable[..., Tensor]  # where attention stays inside a document, of a fourth argument: `nocap.model.documents.Documents`
+Mixer = Callable[..., Tensor]  # where attention stays inside a document, of a fourth argument: `Documents`
 
 _BACKENDS = {
     Kernel.flash: SDPBackend.FLASH_ATTENTION,
@@ -83,6 +82,78 @@ def torchs_choice(run: Run, n_kv_heads: int, kernels: Sequence[Kernel]) -> Kerne
     with sdpa_kernel([_BACKENDS[kernel] for kernel in kernels]):
         chosen = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=n_kv_heads != m.n_head)
     return next(kernel for kernel in kernels if _BACKENDS[kernel].value == chosen)
+
+
+# --- FlexAttention, and attention inside a document ----------------------------------------------------------------------------------
+
+
+def flex(window: int | None) -> Mixer:
+    """FlexAttention (arXiv:2412.05496) over a window, or with None all earlier tokens; tiles that no query sees are skipped. CUDA only,
+    always compiled."""
+
+    def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
+        prepared = _flex_prepared.get((window, q_BHTD.shape[2], q_BHTD.device.type))
+        assert prepared is not None, "prepare_flex must run first: a mask made inside a compiled region is made at every step"
+        kernel, mask = prepared[0], prepared[1] if documents is None else documents.flex[window]
+        # FlexAttention is outside autocast: queries and keys come out of the rotation in fp32.
+        q, k, v = (x.to(torch.bfloat16) if autocast_like(x) is Precision.bf16 else x for x in (q_BHTD, k_BKTD, v_BKTD))
+        y: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        return y
+
+    return mix
+
+
+_flex_prepared: dict[tuple[int | None, int, str], tuple[Any, Any]] = {}  # (window, T, device type) → compiled FlexAttention and block mask
+
+
+def prepare_flex(window: int | None, *, seq_len: int, device: torch.device) -> None:
+    """Make what the mixers of `flex` look up."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    from nocap.model.compiled import compiled
+
+    mask = create_block_mask(_visible(window or seq_len), None, None, seq_len, seq_len, device=str(device))
+    _flex_prepared[window, seq_len, device.type] = compiled(flex_attention), mask
+
+
+def flex_mask(ids_BT: Tensor, window: int | None) -> Any:
+    """FlexAttention's mask of a batch whose tokens see those of their own document (of one id) in their window."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    B, T = ids_BT.shape
+    in_window = _visible(window or T)
+
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return in_window(b, h, query, key) & (ids_BT[b, query] == ids_BT[b, key])
+
+    return create_block_mask(visible, B, None, T, T, device=str(ids_BT.device))
+
+
+def _visible(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (query - key < window)
+
+    return visible
+
+
+class Documents:
+    """Of one forward's tokens, for all its layers. A document begins with the token `start`, and goes on to the next."""
+
+    def __init__(self, tokens_BT: Tensor, *, start: int, dense: bool, flex_windows: Collection[int | None]) -> None:
+        """`dense`: for kernels that take a mask of all pairs; `flex_windows`: those of the layers that FlexAttention computes."""
+        self.ids_BT = (tokens_BT == start).cumsum(1)
+        self.seen_B1TT = seen(self.ids_BT) if dense else None
+        self.flex: dict[int | None, Any] = {window: flex_mask(self.ids_BT, window) for window in flex_windows}
+
+
+def seen(ids_BT: Tensor) -> Tensor:
+    """Whether a query sees a key, (B, 1, T, T): of its own document, and not after it."""
+    same_B1TT = ids_BT[:, None, :, None] == ids_BT[:, None, None, :]
+    T = ids_BT.shape[1]
+    return same_B1TT & torch.ones(T, T, dtype=torch.bool, device=ids_BT.device).tril()
+
+
+# --- the module ----------------------------------------------------------------------------------------------------------------------
 
 
 class Merged(nn.Module):

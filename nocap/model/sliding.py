@@ -6,17 +6,13 @@ B: batch, T: tokens, H: query heads, K: key/value heads, D: channels of a head.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nocap.model.attention import Mixer, repeat_heads
-
-if TYPE_CHECKING:
-    from nocap.model.documents import Documents
+from nocap.model.attention import Documents, Mixer, repeat_heads
 
 MIN_BLOCK = 64  # tokens: smaller windows share a block, so that the matrix products stay worth their launch
 

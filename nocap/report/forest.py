@@ -15,7 +15,6 @@ LABEL, WIDTH, ROW, FOOT = 150, 720, 20, 44  # px: names to the left, the whole, 
 RIGHT = 24  # px right of the plot, for half of the last tick's label
 NAME = 23  # letters of a name that have room
 MOST_TICKS = 8
-COLUMNS = 61  # letters of the plot, where it is text
 FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
 DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic
 
@@ -105,24 +104,6 @@ def svg(lines: Sequence[Line], *, title: str, ratio: bool = False, cut: bool = F
     parts.append(f'<text class="axis" x="{(LABEL + WIDTH - RIGHT) / 2:.0f}" y="{below + FOOT - 10}">{escape(title)}</text>')
     head = f'<svg class="forest" viewBox="0 0 {WIDTH} {below + FOOT - 4}" role="img" aria-label="{escape(title)}">'
     return Markup("\n".join([head, *parts, "</svg>"]))
-
-
-def text(lines: Sequence[Line], *, title: str, cut: bool = False) -> str:
-    """The intervals in letters, for where no picture can be."""
-    scale = axis([end for line in lines for end in line.ends], cut=cut)
-
-    def at(x: float) -> int:
-        return round((scale.x(x) - LABEL) / (WIDTH - RIGHT - LABEL) * (COLUMNS - 1))
-
-    def mark(column: int, line: Line) -> str:
-        inside = at(line.low) <= column <= at(line.high)
-        return "●" if column == at(line.mid) else "─" if inside else "│" if column == at(0.0) else " "
-
-    drawn = [f"{_short(line.label):>{NAME}} {''.join(mark(column, line) for column in range(COLUMNS)).rstrip()}" for line in lines]
-    foot = ""
-    for x in scale.ticks:
-        foot = f"{foot:<{NAME + 1 + at(x) - len(number(x)) // 2}}{number(x)}"
-    return "\n".join([title, *drawn, foot])
 
 
 def _short(name: str) -> str:

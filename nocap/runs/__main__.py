@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
+from nocap.store.command import command
 from nocap.store.runs import LAST, OUTPUTS
 
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
@@ -29,14 +30,14 @@ Runs of any name that is given, of those that meet all filters. rm and gc print 
 def main(argv: list[str] | None = None) -> int:
     given = outside.arguments(argv)
     verb, words = (given[0], given[1:]) if given and given[0] in VERBS else ("list", given)
-    options = _parser(verb).parse_intermixed_args(words)
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
-    from nocap.runs.verbs import explain, list_runs, remove, show, sync
-    from nocap.store.record import answering
+    return command(_parser(verb), _call, words, answer="" if verb in ("sync", "rm", "gc") else "the same")
 
-    with refusals(), answering(options.json) as options.answer:
-        doors = {"list": list_runs, "show": show, "why": explain, "diff": explain, "sync": sync, "rm": remove, "gc": remove}
-        return doors[verb](options)
+
+def _call(options: argparse.Namespace) -> int:
+    from nocap.runs import verbs
+
+    doors = {"show": verbs.show, "why": verbs.explain, "diff": verbs.explain, "sync": verbs.sync, "rm": verbs.remove, "gc": verbs.remove}
+    return doors.get(options.verb, verbs.list_runs)(options)
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
@@ -45,7 +46,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.runs [VERB]", description=about, epilog=FORMS)
     if verb != "list":
         parser.prog, parser.description = f"python -m nocap.runs {verb}", VERBS[verb].capitalize()
-    parser.set_defaults(verb=verb, json=None)
+    parser.set_defaults(verb=verb)
     count: int | str = {"show": "?", "why": 2, "diff": 2}.get(verb, "*")  # type: ignore[assignment]
     parser.add_argument(
         "words",
@@ -68,7 +69,6 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         )
     if verb in ("rm", "gc"):
         parser.add_argument("--yes", action="store_true", help="do it; without this, nothing is removed")
-    outside.document(parser, answer="" if verb in ("sync", "rm", "gc") else "the same")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -10,35 +11,39 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
-from nocap.sources import refs
 from nocap.sources.command import Command, run
 from nocap.store.record import digest
 
 PACKAGES = """import importlib.metadata as m, platform
 print(platform.python_version(), *sorted(f"{one.name} {one.version}" for one in m.distributions()))"""
+Begin = Callable[..., None]  # runs an arm with a seed in a place, `how` as for `run`
 SCRIPT_BYTES = 2**24  # of a file that a command names, at most: what is longer is data
 
 
-def of_commands(commands: Sequence[tuple[str, Sequence[str]]], *, locked: Sequence[str] = (), apart: Sequence[Path] = ()) -> list[Command]:
-    """Arms from (name, words). What they run is their program, in a git repository all of the working tree but for what lies `apart`,
-    elsewhere the files that they name.
+def of_commands(
+    commands: Sequence[tuple[str, Sequence[str]]], *, locked: Sequence[str] = (), apart: Sequence[Path] = ()
+) -> tuple[list[Command], Begin]:
+    """Arms from (name, words), and what runs one. What they run is their program, in a git repository all of the working tree but for what
+    lies `apart`, elsewhere the files that they name.
 
     Errors:
         ValueError: a command that is not there, or a locked pattern that matches nothing.
     """
     here = Path.cwd()
-    top = refs.repository(here)
-    tree = refs.tree_here(top, apart) if top else ""
+    top = repository(here)
+    tree = tree_here(top, apart) if top else ""
     require(top is not None or not locked, "--locked", "be given in a git repository", list(locked))
-    equal = refs.locked({"the working tree": tree}, locked, top) if top else ""
+    equal = digest_of_locked({"the working tree": tree}, locked, top) if top else ""
     made = list[Command]()
     for name, words in commands:
         _check_program(name, words, here)
@@ -47,10 +52,10 @@ def of_commands(commands: Sequence[tuple[str, Sequence[str]]], *, locked: Sequen
         data = [] if tree else [digest(path.read_bytes().hex()) for path in _named(words, here) if path.resolve() not in files]
         content = digest([list(words), tree, data, program, equal, _environment(words[0]), twins])
         made.append(Command(name=name, words=tuple(words), cwd=here, content=content, files=program))
-    return made
+    return made, _begin_here
 
 
-def begin(arm: Command, seed: int, place: Path, **how: Any) -> None:
+def _begin_here(arm: Command, seed: int, place: Path, **how: Any) -> None:
     """Run one, `how` as for `run`, where anybody may edit its program meanwhile.
 
     Errors:
@@ -107,34 +112,27 @@ def _environment(program: str) -> str:
 # --- versions ------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Versions:
-    """The same command in worktrees of its repository."""
+def _begin_version(
+    top: Path, links: Sequence[str], stamps: Mapping[str, tuple[int, int]], arm: Command, seed: int, place: Path, **how: Any
+) -> None:
+    """Run one, `how` as for `run`, and end the race where it was no run of its own version. `stamps`: of what is linked in, before the
+    first run.
 
-    arms: list[Command]
-    top: Path
-    links: Sequence[str]
-    stamps: Mapping[str, tuple[int, int]]  # of what is linked in, before the first run
-
-    def begin(self, arm: Command, seed: int, place: Path, **how: Any) -> None:
-        """Run one, `how` as for `run`, and end the race where it was no run of its own version.
-
-        Errors:
-            FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked in.
-        """
-        told = place.with_suffix(".loaded").absolute()
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")]))
-        own = {"PYTHONPATH": path, "NOCAP_TOP": str(self.top), "NOCAP_TREE": str(arm.top), "NOCAP_LOADED": str(told)}
-        run(arm, seed, place, env=own, **how)
-        known = refs.files_of("HEAD", self.top)
-        loaded = told.read_text().splitlines() if told.exists() else []
-        told.unlink(missing_ok=True)
-        foreign = [file for file in loaded if Path(file).relative_to(self.top.resolve()).as_posix() in known]
-        changed = refs.stamps(self.links, self.top) != self.stamps
-        if foreign or changed:
-            shutil.rmtree(place)
-            what = f"loaded {foreign[0]}, which is not of its worktree (an editable install?)" if foreign else "changed what --link names"
-            raise FailedError(f"{arm.name}, seed {seed}: it {what}")
+    Errors:
+        FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked in.
+    """
+    told = place.with_suffix(".loaded").absolute()
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")]))
+    own = {"PYTHONPATH": path, "NOCAP_TOP": str(top), "NOCAP_TREE": str(arm.top), "NOCAP_LOADED": str(told)}
+    run(arm, seed, place, env=own, **how)
+    known = files_of("HEAD", top)
+    loaded = told.read_text().splitlines() if told.exists() else []
+    told.unlink(missing_ok=True)
+    foreign = [file for file in loaded if Path(file).relative_to(top.resolve()).as_posix() in known]
+    if foreign or stamps_of(links, top) != stamps:
+        shutil.rmtree(place)
+        what = f"loaded {foreign[0]}, which is not of its worktree (an editable install?)" if foreign else "changed what --link names"
+        raise FailedError(f"{arm.name}, seed {seed}: it {what}")
 
 
 def of_refs(
@@ -146,34 +144,180 @@ def of_refs(
     apart: Sequence[Path] = (),
     undo: ExitStack,
     say: Callable[[str], None],
-) -> Versions:
-    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends. What is named twice is raced against itself. What lies
-    `apart` is no part of the working tree.
+) -> tuple[list[Command], Begin]:
+    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends, and what runs one. What is named twice is raced against
+    itself. What lies `apart` is no part of the working tree.
 
     Errors:
         ValueError: no repository, no such ref, arms that are the same, a locked pattern that matches nothing or files that differ.
     """
-    here, top = Path.cwd(), refs.repository(Path.cwd())
+    here, top = Path.cwd(), repository(Path.cwd())
     require(top is not None, "--ref", "be given in a git repository", here)
     assert top is not None
-    commits = {ref: refs.commit_of(ref, top, apart) for ref in dict.fromkeys(ref for ref, _ in commands)}
-    trees = {ref: refs.tree_of(commit, top, apart) for ref, commit in commits.items()}
+    commits = {ref: commit_of(ref, top, apart) for ref in dict.fromkeys(ref for ref, _ in commands)}
+    trees = {ref: tree_of(commit, top, apart) for ref, commit in commits.items()}
     first, of_first = commands[0]
     same = [ref for ref, words in commands if ref != first and trees[ref] == trees[first] and words == of_first]
     require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))
-    if refs.HERE not in commits and refs.is_dirty(top, apart):
+    if HERE not in commits and is_dirty(top, apart):
         say("note: the working tree has changes that no --ref . names: they are not raced")
-    equal = [refs.locked(trees, locked, top), refs.linked(links, top)]
+    equal = [digest_of_locked(trees, locked, top), digest_of_linked(links, top)]
     made = list[Command]()
     for i, (ref, words) in enumerate(commands):
         twin = sum((trees[other], given) == (trees[ref], words) for other, given in commands[:i])
         place = (folder / f"{commits[ref][:12]}{f'-{twin}' if twin else ''}").absolute()
         if place not in [arm.top for arm in made]:
-            refs.link(links, top, refs.worktree(commits[ref], place, top))
-            undo.callback(refs.drop, place, top)
+            link_in(links, top, worktree(commits[ref], place, top))
+            undo.callback(drop, place, top)
         cwd = place / here.relative_to(top)
         name = f"{ref}#{i}" if ref in [other for other, _ in commands[:i]] else ref
         _check_program(name, words, cwd)
         content = digest([list(words), trees[ref], equal, _environment(words[0]), twin])
         made.append(Command(name=name, words=tuple(words), cwd=cwd, content=content, top=place))
-    return Versions(arms=made, top=top, links=links, stamps=refs.stamps(links, top))
+    return made, partial(_begin_version, top, links, stamps_of(links, top))
+
+
+# --- their repository: what git ignores is linked in, what is locked is compared ------------
+
+HERE = "."  # the working tree with its uncommitted changes
+
+
+def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
+    """
+    Errors:
+        ValueError: git says no.
+    """
+    done = subprocess.run(["git", *words], cwd=at, env={**os.environ, **(env or {})}, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise ValueError(f"git {words[0]} {words[-1]}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+    return done.stdout.strip()
+
+
+def repository(folder: Path) -> Path | None:
+    """Its top, or None where there is none."""
+    try:
+        return Path(git("rev-parse", "--show-toplevel", at=folder))
+    except (ValueError, OSError):
+        return None
+
+
+def commit_of(ref: str, top: Path, apart: Sequence[Path] = ()) -> str:
+    """What lies `apart` is left out of the working tree's.
+
+    Errors:
+        ValueError: no such ref.
+    """
+    if ref == HERE:
+        return git("commit-tree", tree_here(top, apart), "-p", "HEAD", "-m", "the working tree", at=top, env=AUTHOR)
+    try:
+        return git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", at=top)
+    except ValueError as error:
+        raise ValueError(f"--ref must be a commit, branch or tag of {top}, or . for its working tree, got {ref!r}") from error
+
+
+AUTHOR = {f"GIT_{who}_{what}": "nocap" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+AUTHOR |= {"GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}  # the same tree is the same commit
+
+
+def tree_here(top: Path, apart: Sequence[Path] = ()) -> str:
+    """The tree of all files that git does not ignore and that do not lie `apart`, as they are now. The index stays as it is."""
+    return _tree(top, apart, "add", "--all")
+
+
+def tree_of(commit: str, top: Path, apart: Sequence[Path] = ()) -> str:
+    """The tree of a commit without what lies `apart`."""
+    return _tree(top, apart, "read-tree", commit)
+
+
+def _tree(top: Path, apart: Sequence[Path], *fill: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+        git(*fill, at=top, env=env)
+        git("rm", "-r", "-f", "--quiet", "--cached", "--ignore-unmatch", "--", *_inside(apart, top), at=top, env=env)
+        return git("write-tree", at=top, env=env)
+
+
+def _inside(apart: Sequence[Path], top: Path) -> list[str]:
+    """As git names them. What Python compiles is a part of nothing."""
+    inside = [path.resolve().relative_to(top.resolve()) for path in apart if path.resolve().is_relative_to(top.resolve())]
+    return [":(glob)**/__pycache__/**", *(f":(literal){path.as_posix()}" for path in inside)]
+
+
+def files_of(tree: str, top: Path) -> dict[str, str]:
+    """Path → the hash of its content."""
+    rows = git("ls-tree", "-r", "-z", tree, at=top).split("\0")
+    return {path: head.split()[2] for row in rows if row for head, _, path in [row.partition("\t")]}
+
+
+def is_dirty(top: Path, apart: Sequence[Path] = ()) -> bool:
+    but = [path.replace(":(", ":(exclude,") for path in _inside(apart, top)]
+    return bool(git("status", "--porcelain", "--", ".", *but, at=top))
+
+
+def worktree(commit: str, folder: Path, top: Path) -> Path:
+    """A worktree of this commit as it was committed, made anew where a race that was killed left another one."""
+    if folder.exists():
+        clean = repository(folder) == folder.resolve() and not is_dirty(folder) and git("rev-parse", "HEAD", at=folder) == commit
+        if clean:
+            return folder
+        git("worktree", "remove", "--force", str(folder), at=top)
+    git("worktree", "prune", at=top)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    git("worktree", "add", "--quiet", "--detach", str(folder), commit, at=top)
+    return folder
+
+
+def drop(folder: Path, top: Path) -> None:
+    git("worktree", "remove", "--force", str(folder), at=top)
+
+
+def digest_of_locked(trees: Mapping[str, str], patterns: Sequence[str], top: Path) -> str:
+    """The digest of the files that match the patterns, which must be equal in all trees. `trees`: name of an arm → its tree.
+
+    Errors:
+        ValueError: a pattern that matches nothing, or a file that is not the same in two arms.
+    """
+    of: dict[str, dict[str, str]] = {}
+    for name, tree in trees.items():
+        every = files_of(tree, top)
+        for pattern in patterns:
+            files = {path: blob for path, blob in every.items() if fnmatch(path, pattern)}
+            require(bool(files), "--locked", f"match a file of {name}", pattern)
+            of.setdefault(name, {}).update(files)
+    first, *others = of.items() if of else [("", {})]
+    for name, files in others:
+        differing = sorted(path for path in {*first[1], *files} if first[1].get(path) != files.get(path))
+        require(not differing, "--locked", f"be equal in {first[0]} and {name}", ", ".join(differing[:3]))
+    return digest(first[1])
+
+
+def digest_of_linked(paths: Sequence[str], top: Path) -> str:
+    """The digest of everything that is linked in.
+
+    Errors:
+        ValueError: nothing is there.
+    """
+    hashes = {}
+    for path in paths:
+        place = top / path
+        require(place.exists(), "--link", f"be a file or folder of {top}", path)
+        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if file.is_file():
+                with file.open("rb") as content:
+                    hashes[str(file.relative_to(top))] = hashlib.file_digest(content, "sha256").hexdigest()
+    return digest(hashes)
+
+
+def stamps_of(paths: Sequence[str], top: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of what is linked in: a run that writes there changes what the next one reads."""
+    files = [file for path in paths for file in ((top / path).rglob("*") if (top / path).is_dir() else [top / path]) if file.is_file()]
+    return {str(file.relative_to(top)): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+
+
+def link_in(paths: Sequence[str], top: Path, tree: Path) -> None:
+    for path in paths:
+        place = tree / path
+        require(place.is_symlink() or not place.exists(), "--link", "be a path that git ignores", path)
+        if not place.is_symlink():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to((top / path).resolve())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 from pathlib import Path
 from typing import TextIO
@@ -58,15 +57,3 @@ def to_append(path: Path) -> TextIO:
 def not_elsewhere(name: str, flags: int) -> int:
     """An opener for files that are written to: a link is an error, and not followed to what somebody else chose."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
-
-
-def stream(path: Path) -> int | None:
-    """A descriptor of what is written into and never replaced: a device, a pipe, or an open file of this process, as `/dev/stdout` is."""
-    name = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}.get(str(path), str(path))
-    if own := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name):
-        return os.dup(int(own[1]))  # it has its place in the file
-    if not path.is_char_device() and not path.is_fifo():
-        return None
-    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is an error, not a hang
-    os.set_blocking(descriptor, True)
-    return descriptor

@@ -193,7 +193,8 @@ _distributions = cache(packages_distributions)
 def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
     """What a module's file counts by, and what it imports, as dots and names. A package that was installed from a folder counts by content:
     that can change at the same version."""
-    packages = map(distribution, _distributions().get(_package(path) or "", ()))
+    package = _package(path)
+    packages = map(distribution, _distributions().get(package, ()) if package else ())  # which reads the lists of all that is installed
     if versions := {each.name: each.version for each in packages if '"dir_info"' not in (each.read_text("direct_url.json") or "")}:
         return versions, []
     content = path.read_bytes()

@@ -168,7 +168,6 @@ def part_title(part: str) -> str:
 
 class Ending(Enum):
     measured = "measured"
-    censored = "censored"  # never reached its target: the value is the budget
     at_most = "at_most"  # reached its target in its shortest schedule: the value is more than was needed
     diverged = "diverged"
 

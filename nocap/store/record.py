@@ -10,19 +10,16 @@ import hashlib
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from nocap.config.bounded import parse_json, read_bytes, read_text
 from nocap.config.keys import InputError, require
 from nocap.config.outward import redact
-from nocap.config.paths import STDOUT
 from nocap.store import lease
-from nocap.store.files import not_elsewhere, stream, write_file
+from nocap.store.files import not_elsewhere, write_file
 
 SCHEMA_VERSION = 1
 ENDED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
@@ -49,7 +46,7 @@ _PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "i
 _DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _each(int, "vocab_size val_bytes") | {"source": dict}
 _CLAIM = Whole(
     _each(str, "id statement source arm metric scale bound_rule word hash")
-    | _each([str], "parts of failed diverged censored at_most")
+    | _each([str], "parts of failed diverged at_most")
     | {"n": int, "bound": float, "where": dict, "missing": [dict], "expected": [float], "guards": [dict], "notes": [str]}
 )
 _ARM = Whole({"arm": str, "words": [str], "tuned": [str], "diverged": [int]} | _each(float, "params flops_per_token tokens"))
@@ -66,6 +63,7 @@ SHAPES: dict[str, Shape] = {
         "defaults": _TEXTS,
         "declared": {...: [str]},
         "outside": [_each(str, "group name sha256")],
+        "imported": dict,
     },
     "summary.json": _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
@@ -92,71 +90,11 @@ def write_json(path: Path, content: Mapping[str, Any], *, stage: Path | None = N
     write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), stage=stage)
 
 
-def check_writable(key: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written before the measurement that it is for. None: nobody asks for one.
-
-    Errors:
-        ValueError: it cannot.
-    """
-    if path is not None:
-        there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
-        ok = os.access(there, os.W_OK) and there.is_dir() != (there == path.absolute())
-        require(ok, key, "be a file that can be written", path)
-
-
-@contextmanager
-def writing(key: str, path: Path) -> Iterator[Path]:
-    """Where to write, inside the block, a file that a person named; its folder is created, and its name printed afterwards. A link to a
-    file is followed, and a device or a pipe gets the file's bytes at the end and stays what it is.
-
-    Errors:
-        ValueError: it cannot be written.
-    """
-    try:
-        if (descriptor := stream(path)) is not None:
-            with open(descriptor, "wb") as file, TemporaryDirectory() as folder:
-                yield Path(folder) / path.name
-                sys.stdout.flush()
-                file.write((Path(folder) / path.name).read_bytes())
-        else:
-            path = path.resolve() if path.is_symlink() else path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield path
-    except OSError as error:
-        raise ValueError(f"{key} must be a file that can be written, got {path} ({error.strerror})") from error
-    print(f"written: {path}")
-
-
-@contextmanager
-def answering(path: Path | None, *, lines: bool = False) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A command's --json, for the block's answer. On stdout that is a line, and all that the block prints goes to stderr; a file is written
-    at the block's end. None: nobody asks for it. `lines`: there may be several answers, and a file has a line for each, too.
-
-    Errors:
-        ValueError: the file cannot be written. That is known before the block begins.
-    """
-    out, answers = sys.stdout, list[Mapping[str, Any]]()
-
-    def line(content: Mapping[str, Any]) -> str:
-        return json.dumps(redact({"schema_version": SCHEMA_VERSION, **content}), allow_nan=False) + "\n"
-
-    require(path is None or "=" not in path.name, "--json", "be a file, or - before what is no file's name", path)
-    check_writable("--json", None if path == STDOUT else path)
-    with redirect_stdout(sys.stderr if path == STDOUT else out):
-        yield answers.append if path != STDOUT else lambda content: print(line(content), end="", file=out, flush=True)
-    if path not in (None, STDOUT) and (answers or lines):
-        with writing("--json", path) as place:
-            if lines:
-                write_file(place, "".join(map(line, answers)).encode())
-            else:
-                write_json(place, answers[0])
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in the file, whose keys hold what `SHAPES` has for a file of that name; `None` where there is no file.
 
     Errors:
-        ValueError: the file is there and holds no JSON object, or a key holds something else.
+        ValueError: the file is there and holds no JSON object, a key holds something else, or a newer nocap wrote it.
     """
     try:
         content = parse_json(read_text(path))
@@ -166,7 +104,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} must hold a JSON object, got {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
+    for shape in ({"schema_version": int}, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict)):
+        check_shape(content, shape, path)
+    version = content.get("schema_version") or 0
+    require(version <= SCHEMA_VERSION, f"{path}: schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     return content
 
 
@@ -190,6 +131,16 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
         for name in value:
             if (inner := shape.get(name, shape.get(...))) is not None:
                 check_shape(value[name], inner, path, f"{key}.{name}" if key else str(name))
+
+
+def filled(content: Any, shape: Shape) -> Any:
+    """The same with an empty object or list where one is missing or null: who reads it has no case for that."""
+    if isinstance(shape, list):
+        return [filled(item, shape[0]) for item in content or ()]
+    if not isinstance(shape, dict):
+        return content or {} if shape is dict else content
+    nests = {key: inner for key, inner in shape.items() if key is not ... and (inner is dict or isinstance(inner, dict | list))}
+    return {**(content or {}), **{key: filled((content or {}).get(key), inner) for key, inner in nests.items()}}
 
 
 def read_rows(content: bytes) -> list[Row]:

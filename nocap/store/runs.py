@@ -7,7 +7,6 @@ import glob
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import flat, require
-from nocap.config.outward import redact, visible
+from nocap.config.outward import redact
 from nocap.config.paths import expanded
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement
-from nocap.store.record import ENDED, SCHEMA_VERSION, Metrics, Row, check_record, digest, read_json
+from nocap.store.record import ENDED, MANIFEST, SHAPES, SUMMARY, Metrics, Row, check_record, digest, filled, read_json
 
 OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last
@@ -42,7 +41,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A run as its folder has it."""
+    """A run as its folder has it. Manifest and summary have every object and list of `SHAPES`, an empty one where there is none."""
 
     folder: Path
     identity: str
@@ -56,6 +55,10 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
+
+    def __post_init__(self) -> None:
+        for name, file in {"manifest": MANIFEST, "summary": SUMMARY}.items():
+            object.__setattr__(self, name, filled(getattr(self, name), SHAPES[file]))
 
     def number(self, *keys: str) -> float | None:
         """A number of the summary, by its path; `None` where it was not measured."""
@@ -72,7 +75,7 @@ class Record:
     @property
     def train_s(self) -> float | None:
         """Seconds of training: its waits for data and a teacher's training included."""
-        clock = dig(self.summary, "clock_s")
+        clock = self.summary["clock_s"]
         return sum(clock.get(line) or 0.0 for line in TRAIN_LINES) if clock else None
 
     @property
@@ -83,12 +86,14 @@ class Record:
 
     @property
     def hardware(self) -> Mapping[str, Any]:
-        return self.summary.get("hardware") or self.manifest.get("hardware") or {}
+        hardware: Mapping[str, Any] = self.summary["hardware"] or self.manifest["hardware"]
+        return hardware
 
     @property
     def imported(self) -> Mapping[str, Any]:
         """Of a run whose log another trainer wrote: its format, what named its seed, and whether the user said its hardware."""
-        return self.manifest.get("imported") or {}
+        imported: Mapping[str, Any] = self.manifest["imported"]
+        return imported
 
     @property
     def machine(self) -> tuple[str, int]:
@@ -105,7 +110,7 @@ class Record:
 
     def tokens_hash(self, split: str) -> str:
         """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data manifest."""
-        named = [str(digest) for shard in dig(self.manifest, "data", split) or [] if (digest := dig(shard, "sha256"))]
+        named = [str(shard["sha256"]) for shard in self.manifest["data"][split] if shard.get("sha256")]
         return "+".join(named) or str(self.parts.get("data"))
 
 
@@ -129,10 +134,6 @@ class Found:
     problems: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)  # folder's name → why
 
-    def lines(self) -> list[str]:
-        """All that is wrong, for people."""
-        return [*(f"{name}: left out, {why}" for name, why in self.unreadable.items()), *self.problems]
-
 
 def dig(tree: Any, *keys: str) -> Any:
     for key in keys:
@@ -145,8 +146,9 @@ def number(value: object) -> float | None:
     return float(value) if ok else None  # type: ignore[arg-type]
 
 
-def load(paths: Iterable[str | Path]) -> Found:
-    """All runs of these paths, each once, in the order they were started; those of a grid in the order of its cells.
+def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
+    """All runs of these paths, each once, in the order they were started; those of a grid in the order of its cells. `outputs`: see `find`;
+    `rows`: see `read`.
 
     Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run (Hydra's multirun.yaml) are named.
 
@@ -156,7 +158,7 @@ def load(paths: Iterable[str | Path]) -> Found:
     found, places, folders = Found(), [str(path) for path in paths], dict[Path, Path]()
     for path in places:
         try:
-            folders |= {folder.resolve(): folder for folder in find(path)}
+            folders |= {folder.resolve(): folder for folder in find(path, outputs=outputs)}
         except ValueError:
             if not os.path.lexists(expanded(path)) or (path == places[-1] and not folders):
                 raise
@@ -164,7 +166,7 @@ def load(paths: Iterable[str | Path]) -> Found:
     by_identity = dict[str, Record]()
     for folder in folders.values():
         try:
-            record = read(folder)
+            record = read(folder, rows=rows)
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
@@ -175,14 +177,6 @@ def load(paths: Iterable[str | Path]) -> Found:
     return found
 
 
-def records(paths: Iterable[str | Path]) -> list[Record]:
-    """Those that can be read. A warning names each other one, and says what is wrong."""
-    found = load(paths)
-    for line in found.lines():
-        warnings.warn(visible(line), stacklevel=3)
-    return found.records
-
-
 def read(folder: Path, *, rows: bool = True) -> Record:
     """One run's record; without `rows`, as a list of many runs shows it.
 
@@ -190,8 +184,6 @@ def read(folder: Path, *, rows: bool = True) -> Record:
         ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
     """
     manifest, summary = check_record(folder)
-    version = max(content.get("schema_version") or 0 for content in (manifest, summary))
-    require(version <= SCHEMA_VERSION, "schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     name = manifest.get("name") or folder.name
     shown, name, arm = redact((dig(manifest, "parts", "config") or {}, name, manifest.get("arm") or name))  # of another's nocap
     config = dict(flat(shown))
@@ -252,9 +244,8 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
         folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(path, outputs / "runs")
         rule = f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found"
-        if not folders and (there := run_folders(outputs / "runs")):
-            close = difflib.get_close_matches(path, [folder.name for folder in there], n=CANDIDATES, cutoff=0.3)
-            rule += f"; there: {shorten(close or (folder.name for folder in there), most=CANDIDATES)}"
+        if not folders and (there := [folder.name for folder in run_folders(outputs / "runs")]):
+            rule += f"; there: {shorten(difflib.get_close_matches(path, there, n=CANDIDATES, cutoff=0.3) or there, most=CANDIDATES)}"
     if not folders:
         raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
     return folders

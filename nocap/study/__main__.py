@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nocap import outside
 from nocap.config.keys import require
+from nocap.store.command import command
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second time nothing runs.
@@ -24,25 +24,21 @@ is carried out, written there. After python -m nocap.study:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = _parser()
-    asked = parser.parse_intermixed_args(outside.arguments(argv))
-    if not asked.overrides and not asked.board:
-        parser.error("a study's folder or --board is required")
-    from nocap.config.errors import refusals  # Hydra comes with it: --help does without
-    from nocap.store.record import answering
+    return command(_parser(), _study, argv, answer="each answer or study, a line each,", lines=True)
+
+
+def _study(asked: argparse.Namespace) -> int:
+    require(bool(asked.board) != bool(asked.overrides), "FOLDER", "be given, or --board, and not both", " ".join(asked.overrides) or "none")
+    judged = bool(asked.overrides) and not asked.plan
+    require(judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json)
+    runs = judged and not asked.judge and asked.propose is None
+    require(runs or not asked.rows, "--rows", "be given where a study is carried out, and only there", asked.rows)
+    from nocap.study import command as carry_out
     from nocap.training.terminal import outlive_readers
 
     if asked.overrides:
         outlive_readers()
-    with refusals(), answering(asked.json, lines=True) as asked.answer:
-        require(not (asked.board and asked.overrides), "FOLDER", "be left out with --board", " ".join(asked.overrides))
-        judged = bool(asked.overrides) and not asked.plan
-        require(judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json)
-        runs = judged and not asked.judge and asked.propose is None
-        require(runs or not asked.rows, "--rows", "be given where a study is carried out, and only there", asked.rows)
-        from nocap.study import command
-
-        return command.board(asked.board) if asked.board else command.studies(asked) if asked.propose is None else command.propose(asked)
+    return carry_out.board(asked.board) if asked.board else (carry_out.studies if asked.propose is None else carry_out.propose)(asked)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
         "--propose", nargs="*", metavar="PROPOSAL", help="train arms beside the baseline, each given as overrides or a command, and answer"
     )
     parser.add_argument("--rows", action="store_true", help="write the runs that finished into rows.jsonl, for other machines")
-    outside.document(parser, answer="each answer or study, a line each,")
     return parser
 
 

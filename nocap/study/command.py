@@ -15,13 +15,11 @@ from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.sources.arms import split
 from nocap.store import lease
 from nocap.store.files import write_file
-from nocap.study import board as leaderboard
-from nocap.study import commands, conduct, log, overrides, pages, preview, results, spec, tasks
+from nocap.study import conduct, log, pages, preview, results, spec, tasks
 from nocap.study.plan import StudyPlan, prepare
-from nocap.study.propose import answer
+from nocap.study.propose import answer, of_commands, of_overrides
 from nocap.study.spec import Study
 
 
@@ -36,7 +34,7 @@ class Options:
 
 
 def board(folder: Path) -> int:
-    for path in leaderboard.write(folder):
+    for path in pages.write_board(folder):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 
@@ -118,10 +116,9 @@ def propose(asked: argparse.Namespace) -> int:
         if rules.command:
             own = [name for name in ("scale", "steps") if getattr(options, name)]
             require(not own, " and ".join(own), "be left out of commands: they are nocap's own trainer's", "one")
-            questions = commands.asked(study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo)
+            questions = of_commands(study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo)
         else:
-            words = [split(text, "--propose") for text in asked.propose]
-            questions = overrides.asked(study, rules, scale, words, output_dir=options.output_dir, steps=options.steps)
+            questions = of_overrides(study, rules, scale, asked.propose, output_dir=options.output_dir, steps=options.steps)
         for line in answer(Path(study.folder), rules, questions):
             print(_said(line), flush=True)
             asked.answer(line)

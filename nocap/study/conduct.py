@@ -22,7 +22,7 @@ from nocap.launch.plan import DAMAGED, outcome
 from nocap.store.formats import duration
 from nocap.store.runs import Record, dig, number
 from nocap.study.evidence import Evidence, judge, places
-from nocap.study.log import FILE, Line, Log, append, read, writable
+from nocap.study.log import FILE, Line, append, read, writable
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trial_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
 from nocap.study.spec import FILE as STUDY
@@ -113,18 +113,14 @@ class _Conductor:
 
     # --- the log ----------------------------------------------------------------------------------------------------------------------
 
-    def _append(self, new: Callable[[Log], Sequence[Line]]) -> None:
+    def _add(self, lines: Sequence[Line], *, once: Sequence[str], says: Sequence[str] = ()) -> None:
         if self.writes:
-            append(self.path, new, self.common)
-
-    def _add(self, lines: Sequence[Line], *, once: Sequence[str]) -> None:
-        """Those that are not there with the same of these keys."""
-        self._append(lambda log: [line for line in lines if not log.of(line["event"], **{key: line[key] for key in once})])
+            append(self.path, lines, self.common, once=once, says=says)
 
     def register(self) -> None:
         """Before anything of the study runs. A claim whose arms, metric, ends or margins changed is another registration."""
         made = registrations(self.plan).items()
-        lines = [{"event": "registration", "claim": name, "hash": one.hash, "subject": one.subject, **self.common} for name, one in made]
+        lines = [{"event": "registration", "claim": name, "hash": one.hash, "subject": one.subject} for name, one in made]
         self._add(lines, once=("hash", "machine"))
 
     def analysed(self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]) -> dict[str, Provenance]:
@@ -133,13 +129,9 @@ class _Conductor:
         for name, verdict in verdicts.items():
             own = {"claim": name, "hash": stands[name].hash, "number": verdict.primary.analysis, "n": verdict.n}
             if verdict.reason is not Reason.missing:
-                lines.append({"event": "analysis", **own, "word": verdict.word.value, "exploratory": stands[name].exploratory or ""})
-
-        def is_new(line: Line, log: Log) -> bool:
-            last = log.of("analysis", hash=line["hash"], number=line["number"], machine=self.common["machine"])[-1:]
-            return not any(line.items() <= one.items() for one in last)
-
-        self._append(lambda log: [line for line in lines if is_new(line, log)])
+                said = {"word": verdict.word.value, "exploratory": stands[name].exploratory or ""}
+                lines.append({"event": "analysis", **own, **said})
+        self._add(lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory"))
         return self._stands(plan, evidence) if self.writes else stands  # the second time, it is this analysis that the log has
 
     def _stands(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:

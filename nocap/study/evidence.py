@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from nocap.config.compose import Composed
-from nocap.judge.claim import BASELINE, TO_TARGET, Claim, Rule
-from nocap.judge.time_to_target import crossing, race
+from nocap.judge.claim import TO_TARGET, Claim, Rule
+from nocap.judge.time_to_target import race
 from nocap.judge.verdict import Verdict
 from nocap.judge.verdict import judge as verdict_on
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
@@ -176,7 +176,7 @@ def _times(claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[M
         for group in range(groups):
             dealt = ends[group::groups]
             endings = {one.ending for one in dealt}
-            ending = next((end for end in (Ending.diverged, Ending.censored, Ending.at_most) if end in endings), Ending.measured)
+            ending = next((end for end in (Ending.diverged, Ending.at_most) if end in endings), Ending.measured)
             logs = [math.log(one.value) for one in dealt if one.value is not None]
             value = None if ending is Ending.diverged else math.exp(fmean(logs) + ms[group]) / 1e3
             rows.append(replace(pace[group], repeat=group + 1, metric=metric, value=value, ending=ending))
@@ -184,13 +184,10 @@ def _times(claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[M
 
 
 def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
-    """Steps to the claim's target: a loss on the curve of validations, or the loss that both arms' schedules end at."""
+    """Steps to the loss that both arms' schedules end at."""
     sides, runs = (claim.arm, study.against(claim)), evidence.runs
     there = [seed for seed in claim.seeds if all((arm, seed) in runs for arm in sides)]
     ends: dict[tuple[str, int], Steps] = {}
-    if claim.target != BASELINE:
-        ends = {(arm, seed): _crossing(runs[arm, seed], claim.target) for arm in sides for seed in claim.seeds if (arm, seed) in runs}
-        there = []
     lost = {seed for seed in there if any(runs[arm, seed].status == "diverged" for arm in sides)}
     for seed in sorted(lost):
         base = runs[sides[1], seed]
@@ -216,15 +213,6 @@ def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list
 
 def steps_of(run: Record) -> int:
     return int(run.config["trainer.steps"])
-
-
-def _crossing(run: Record, target: float) -> Steps:
-    """What the first validation already met was reached there at the latest."""
-    if run.status == "diverged":
-        return None, Ending.diverged
-    steps = [float(x) for x in run.curve.step]
-    at = crossing(steps, run.curve.val_loss, target=target)
-    return (steps[-1], Ending.censored) if at is None else (at, Ending.at_most if at == steps[0] else Ending.measured)
 
 
 def group_means(values: Sequence[float], groups: int) -> list[float]:

@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -103,25 +103,28 @@ def _parsed(raw: str, path: Path, number: int) -> Line:
     return line
 
 
-def append(path: Path, new: Callable[[Log], Sequence[Line]], common: Line) -> None:
-    """Add what `new` makes of the log as it is. Nobody else adds in between, and each line is on the disk before this returns.
+def append(path: Path, lines: Sequence[Line], common: Line, *, once: Sequence[str] = (), says: Sequence[str] = ()) -> None:
+    """Add lines. With `once`, no line whose event with the same of these keys is there already, and last said the same in the keys `says`.
+    Nobody else adds in between, and each line is on the disk before this returns.
 
     Errors:
         ValueError: as for `read`.
         OSError: it cannot be written.
     """
-    if not os.path.lexists(path) and not new(Log()):
+    if not lines:
         return
     with open(path, "a", encoding="utf-8", opener=not_elsewhere) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file
         log = read(path)
         heads, at = list(log.heads), now()
-        for line in new(log):
-            raw = json.dumps(redact({"event": line["event"], "at": at, **common, **line, "previous": heads}), allow_nan=False)
-            file.write(raw + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            heads = [_digest(raw)]
+        for line in ({**common, **line} for line in lines):
+            there = log.of(line["event"], **{key: line[key] for key in once})[-1:] if once else []
+            if any(one[key] != line[key] for one in there for key in says) or not there:
+                raw = json.dumps(redact({"event": line["event"], "at": at, **line, "previous": heads}), allow_nan=False)
+                file.write(raw + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                heads = [_digest(raw)]
 
 
 def writable(path: Path) -> bool:

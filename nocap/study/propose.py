@@ -3,6 +3,10 @@
 A proposal has four fresh batches of four pairs, and stops at the first that shows no gain (`nocap.judge.interval.batches_above`). It is
 what it trains, not what it is called: the same resolved config gets the same answer and spends nothing. The first result of a run counts:
 training it again, or deleting it, changes nothing.
+
+It is either overrides of nocap's own trainer, with the baseline's tokens, or anybody's training command, beside the command that the study
+names. Without `propose.ref` both commands run where one stands, and differ in their words. With it the baseline is this version of the
+repository, and a proposal is its working tree as it is when it is proposed: each in a worktree of its own.
 """
 
 from __future__ import annotations
@@ -10,21 +14,37 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from nocap.config import compose as composing
+from nocap.config import hardware
+from nocap.config.compose import Composed, as_in
+from nocap.config.errors import FailedError, StoppedError
 from nocap.config.keys import require
-from nocap.judge.interval import BATCH, BATCHES, batches_above
+from nocap.config.trainer import Device
+from nocap.judge.interval import BATCH, BATCHES, alike, batches_above
+from nocap.sources import arms
+from nocap.sources.command import Command, Reading, duration_s
+from nocap.store import lease
+from nocap.store.identity import config_that_counts, source_hashes
+from nocap.store.metrics import Better
 from nocap.store.record import digest
-from nocap.study.log import FILE, Line, append, read
-from nocap.study.spec import Propose
+from nocap.study.log import FILE as LOG
+from nocap.study.log import Line, append, read
+from nocap.study.plan import check_fair, compose_arms, training_overrides
+from nocap.study.spec import CLOSED, FILE, Propose, Study
+from nocap.study.tasks import loss_of, train, trainings
 
 FIXED = "be what its proposals began with (files too, unless propose.ref is given); another baseline, gain or limit is another study"
 MOST = 200  # proposals of one study: for so many the error budget was simulated
 ACCEPTED, NOT_SHOWN = "accepted", "not shown"
+OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
+BASELINE, PROPOSAL = "baseline", "proposal"
 Losses = Mapping[int, tuple[float, float]]  # seed → the proposal's and the baseline's; infinite where a run diverged
 
 
@@ -114,13 +134,13 @@ def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any
         ValueError: changed rules, a damaged log, one proposal too many.
         StoppedError, FailedError: somebody asked to stop, or a run failed; the same command goes on.
     """
-    path, fixed = folder / FILE, digest(asked.fixed)
+    path, fixed = folder / LOG, digest(asked.fixed)
     known = read(path)
     require(not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken)
     require(all(line["rules"] == fixed for line in known.of("rules")), str(folder), FIXED, "another one")
-    campaign = Campaign(rules, lines=known.lines, write=lambda line: append(path, lambda log: [line], asked.common))
+    campaign = Campaign(rules, lines=known.lines, write=lambda line: append(path, [line], asked.common))
     if asked.proposals:
-        append(path, lambda log: [] if log.of("rules") else [{"event": "rules", "rules": fixed}], asked.common)
+        append(path, [{"event": "rules", "rules": fixed}], asked.common, once=("rules",))
     for proposal in asked.proposals:
         with redirect_stdout(sys.stderr):
             line = campaign.propose(proposal.arm, proposal.words, proposal.measure, against=asked.against)
@@ -131,3 +151,138 @@ def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any
 
 def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
     return {"overrides": list(overrides), **{name: line[name] for name in ("number", "word", "pairs", "gain", "diverged")}}
+
+
+# --- proposals as overrides ------------
+
+
+def of_overrides(study: Study, rules: Propose, scale: str, texts: Sequence[str], *, output_dir: str, steps: int | None) -> Asked:
+    """All are checked before the first one is trained.
+
+    Errors:
+        ValueError: a proposal that does not compose, sets what the study sets, is no fair comparison, or has too many FLOPs a token.
+    """
+    require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
+    require(not study.tune.trials, "tune", "be left out of a study with propose: nothing is searched", "one")
+    at = study.scales[scale]
+    baseline = compose_arms(study, at, [study.baseline], training_overrides(at, output_dir, steps))[study.baseline]
+    sides = [(words, _composed(rules, baseline, words)) for words in (arms.split(text, "--propose") for text in texts)]
+    trainer = baseline.run.trainer
+    return Asked(
+        proposals=[
+            Proposal(words=words, arm=_arm(side), measure=partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline}))
+            for words, side in sides
+        ],
+        against=_arm(baseline),
+        fixed={
+            **{name: getattr(rules, name) for name in ("gain", "flops", "first_seed")},
+            "baseline": {**config_that_counts(baseline.run), "seed": None},
+        },
+        common={"machine": hardware.describe(trainer.device, trainer.threads)["fingerprint"], "scale": scale},
+    )
+
+
+def _arm(side: Composed) -> str:
+    """The digest of what a side trains: its resolved config without the seed, and its source. A name is no part of it."""
+    return digest({"config": {**config_that_counts(side.run), "seed": None}, "source": source_hashes(side.run)})
+
+
+def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
+    """The proposal's overrides on top of the baseline's, with its precision and compilation."""
+    for word in words:
+        name = composing.parsed(word).key_or_group
+        require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
+    proposal = as_in(baseline, [*baseline.overrides, *words])
+    check_fair({BASELINE: baseline, PROPOSAL: proposal})
+    mine, theirs = (side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline))
+    require(mine == theirs, "trainer.steps × trainer.batch_tokens", f"be the baseline's {theirs:,} tokens", f"{mine:,}")
+    if rules.flops is not None:
+        from nocap.model.flops import component_flops  # torch
+
+        flops = [sum(component_flops(side.run, vocab_size=side.run.tokenizer.vocab_size).values()) for side in (proposal, baseline)]
+        ratio = flops[0] / flops[1]
+        require(ratio <= rules.flops, "FLOPs of a token", f"be at most {rules.flops:g} of the baseline's (propose.flops)", f"{ratio:.3f}")
+    return proposal
+
+
+def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) -> Losses:
+    runs, losses = trainings(sides, {seed: [*sides] for seed in seeds}), dict[tuple[str, int], float]()
+    results = train(runs, label)
+    for run in runs:
+        if (record := run.record()) is None:
+            raise FailedError(f"{label} {run.arm}, seed {run.seed}: {results[run.plan.identity].reason}")
+        losses[run.arm, run.seed] = loss_of(record)
+    return {seed: (losses[PROPOSAL, seed], losses[BASELINE, seed]) for seed in seeds}
+
+
+# --- proposals as commands ------------
+
+
+def of_commands(study: Study, rules: Propose, texts: Sequence[str], *, output_dir: Path, undo: ExitStack) -> Asked:
+    """All are checked before the first one runs. Worktrees go with `undo`.
+
+    Errors:
+        ValueError: a command that is not there or takes no seed, a ref that is none, files that are locked and differ.
+    """
+    reading = Reading(what=rules.metric, better=rules.better, file=rules.file)
+    reading.check("propose.metric")
+    how = {"timeout_s": duration_s(rules.timeout, "propose.timeout"), "keep": [rules.file] if rules.file else []}
+    for text in (rules.command, *texts):
+        rule = "have {seed}, unless the study has propose.reads_seed: true"
+        require(rules.reads_seed or "{seed}" in text, "a proposal" if text in texts else "propose.command", rule, text)
+    words = [arms.split(text, "--propose") for text in dict.fromkeys(texts)]
+    (baseline, *sides), begin = _sides(study, rules, [arms.split(rules.command, "propose.command"), *words], output_dir, undo)
+    measure = partial(_run, reading, output_dir / "commands", partial(begin, **how), baseline)
+    return Asked(
+        proposals=[Proposal(words=side.words, arm=side.content, measure=partial(measure, side)) for side in sides],
+        against=baseline.content,
+        fixed=[rules.gain, rules.first_seed, rules.metric, rules.better.value, rules.file, baseline.content],
+        common={"machine": hardware.describe(Device.cpu, 0)["fingerprint"], "scale": ""},
+    )
+
+
+def _sides(
+    study: Study, rules: Propose, words: Sequence[Sequence[str]], output_dir: Path, undo: ExitStack
+) -> tuple[list[Command], arms.Begin]:
+    """The baseline and the proposals, and what runs one. What the study writes is no part of a working tree."""
+    apart = [output_dir, *(Path(study.folder) / name for name in (FILE, LOG, lease.NAME)), *([Path(rules.file)] if rules.file else [])]
+    if not rules.ref:
+        require(not rules.link, "propose.link", "be given with propose.ref", rules.link)
+        names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
+        return arms.of_commands(list(zip(names, words, strict=True)), locked=rules.locked, apart=apart)
+    return arms.of_refs(
+        list(zip([rules.ref, *[arms.HERE] * (len(words) - 1)], words, strict=True)),
+        locked=rules.locked,
+        links=rules.link,
+        folder=output_dir / "races" / "trees",
+        apart=apart,
+        undo=undo,
+        say=partial(print, file=sys.stderr),
+    )
+
+
+def _run(
+    reading: Reading, runs: Path, begin: Callable[[Command, int, Path], None], baseline: Command, proposal: Command, seeds: Sequence[int]
+) -> Losses:
+    """What is missing is run, in turns. Of a metric of which more is better the loss is its negative.
+
+    Errors:
+        FailedError: a run that failed, or left no metric.
+        StoppedError: Ctrl-C.
+        ValueError: a side that ignores its seed: each of its runs is the same one.
+    """
+    losses = dict[tuple[str, int], float]()
+    for i, seed in enumerate(seeds):
+        for side in (baseline, proposal)[:: 1 if i % 2 == 0 else -1]:
+            place = runs / f"{side.content}-{seed}"
+            if not reading.is_in(place):
+                try:
+                    begin(side, seed, place)
+                except KeyboardInterrupt as stop:
+                    raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
+            value = reading.value(place, finite=False)
+            losses[side.content, seed] = math.inf if not math.isfinite(value) else -value if reading.better is Better.higher else value
+    for side in (baseline, proposal):
+        known = [loss for seed in seeds if math.isfinite(loss := losses[side.content, seed])]
+        require(not alike(known), side.name, "use its seed: losses of other seeds are equal to rounding", f"{known[:1]}")
+    return {seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds}

@@ -27,12 +27,10 @@ from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.measure.arms import step_config
 from nocap.measure.bench import bench
-from nocap.measure.decode import Cached, Engine, Recompute
-from nocap.measure.generation import Sampler, generate
+from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate
 from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
-from nocap.measure.steps import attention_ms, exponent, with_window
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed import TimedArm, attention_ms, exponent, with_window
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 from nocap.options.attention import first_window, kernel_name
@@ -119,7 +117,7 @@ def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
         window = first_window(run)
         ms = [attention_ms(with_window(run, t, window=window or 1)) for t in T]
         known = {"params": sum(part_params(run).values()), "kernel": kernel_name(run, run.trainer.precision)}
-        found[name] = {"T": list(T), "attention_ms": ms, **exponent(T, ms), "window": window, **known}
+        found[name] = {"T": list(T), "attention_ms": ms, "exponent": exponent(T, ms), "window": window, **known}
     return found
 
 

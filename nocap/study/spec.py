@@ -7,18 +7,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from nocap.config import compose as composing
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.compose import refuse_interpolations
-from nocap.config.errors import explain
 from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
-from nocap.judge.claim import BASELINE, CLAIMABLE, Claim
+from nocap.config.plain import made, refuse_interpolations
+from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS, Declared
 from nocap.store.metrics import Better, Metric
 
@@ -168,28 +163,20 @@ def load(folder: Path) -> Study:
         refuse_interpolations(plain)
         own = [name for name in ("name", "folder") if name in plain]
         require(not own, " and ".join(own), "be left out: they are the folder's", "one")
-        study: Study = _typed(Study, {**plain, "claims": []})
+        study: Study = made(Study, {**plain, "claims": []})
         study.name, study.folder = folder.resolve().name, str(folder.resolve())
         listed = plain.get("claims", [])
         require(isinstance(listed, list), "claims", "be a list", listed)
         for i, claim in enumerate(listed):
             require(isinstance(claim, dict), f"claims[{i}]", "hold keys and values", claim)
             require("seeds" not in claim, f"claims[{i}].seeds", "be left out: they are the study's", claim.get("seeds"))
-            study.claims.append(_typed(Claim, {**claim, "seeds": study.seeds}, f"claims[{i}]."))
+            study.claims.append(made(Claim, {**claim, "seeds": study.seeds}, f"claims[{i}]."))
         check(study)
     except OSError as error:
         raise ValueError(f"{folder} must be a study's folder, with a {FILE} ({error.strerror})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return study
-
-
-def _typed(schema: type[Any], plain: dict[str, Any], place: str = "") -> Any:
-    """As a checked dataclass. `place`: of what OmegaConf names by its keys alone, an item of a list."""
-    try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{place}{explain(error)}") from error
 
 
 # --- what must hold ------------------------------------------------------------------------------------------------------------------
@@ -218,7 +205,7 @@ def check(study: Study) -> None:
     for word in (word for words in lists for word in words):
         require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
         # What is written, read and sent elsewhere follows from the command, not from the file, which may be a stranger's.
-        name = "" if word.startswith(ENGINE) else composing.keys([word])[0]
+        name = "" if word.startswith(ENGINE) else composing.parsed(word).key_or_group
         require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
 
 
@@ -285,8 +272,7 @@ def _rules_of_scales(study: Study) -> list[Check]:
             needed = {metric: KEY_OF[metric.made_by] for metric in claim.metrics}
             why = f"be given for claim {claim.id}"
             rules += [(getattr(at, key), f"{place}.{key}", f"{why}, about {metric.name}", "none") for metric, key in needed.items()]
-            ends = claim.target == BASELINE
-            rules.append((not ends or at.lengths, f"{place}.lengths", f"{why}: the shortest schedule that ends there", "none"))
+            rules.append((not claim.races or at.lengths, f"{place}.lengths", f"{why}: the shortest schedule that ends there", "none"))
             for guard in claim.guards:
                 guard.margin(name)
     return rules

@@ -19,11 +19,12 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.bounded import parse_json, read_text
-from nocap.config.compose import Composed, to_plain
+from nocap.config.compose import Composed
 from nocap.config.errors import FailedError, StoppedError
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.config.paths import cache_root
+from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, Datasets, Grid, Result, dataset_of, key_of

@@ -27,7 +27,6 @@ HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
 BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
 ENDINGS = {
     "diverged": "diverged, counted as worst",
-    "censored": "never reached the loss",
     "at_most": "reached the loss in the shortest schedule, so steps are at most that",
 }
 

@@ -14,9 +14,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from tqdm import tqdm
-
-from nocap.config.outward import trusted, visible
+from nocap.config.outward import redact, trusted, visible
 from nocap.store.files import append_text
 from nocap.store.formats import duration
 from nocap.store.record import Row
@@ -70,10 +68,12 @@ class Reporter:
         if self._bar is None:
             print(text, flush=True)
         elif not drawn:
-            self._bar.write(visible(text), file=trusted(sys.stdout))
+            self._bar.write(visible(redact(text)), file=trusted(sys.stdout))
 
     def start(self, step: int) -> None:
         if self._log_path is not None and sys.stdout.isatty():
+            from tqdm import tqdm
+
             self._bar = tqdm(total=self._steps, initial=step, unit="step", file=trusted(sys.stdout), dynamic_ncols=True, leave=False)
 
     def row(self, row: Row) -> None:

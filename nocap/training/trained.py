@@ -1,23 +1,35 @@
-"""A trained run's model, read from its newest checkpoint: to generate from, or to learn from."""
+"""A trained run's model, read from its newest checkpoint or from a file of `nocap.export`: to generate from, or to learn from.
+
+That file is safetensors: the weights, and as metadata the config and what the run was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
+from nocap.config.bounded import parse_json
 from nocap.config.keys import InputError
+from nocap.config.outward import redact
 from nocap.config.paths import expanded
-from nocap.config.plain import load
+from nocap.config.plain import from_plain, load, to_plain
 from nocap.config.run import Run
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
+from nocap.store.files import write_file
 from nocap.store.identity import config_that_counts
 from nocap.store.record import check_record, read_json
+from nocap.store.runs import read
 from nocap.training import checkpoint
+from nocap.training.state import difference, put_weights, weights
 
 
 def run_of(path: str | Path) -> Run:
@@ -47,9 +59,54 @@ def trained(run_dir: Path, *, log: Callable[[str], None] = lambda line: None) ->
     if found.path is None:
         raise InputError(f"{run_dir} must hold a {'valid ' if found.invalid else ''}checkpoint, got none")
     checkpoint.load_validated(found.path, model, run)
-    if not all(bool(p.isfinite().all()) for p in model.parameters()):
-        raise ValueError(f"{found.path} must hold finite weights, got some that are not: the run diverged")
+    _check_finite(found.path, model.parameters())
     return run, model.eval(), found.step
+
+
+def _check_finite(path: Path, tensors: Iterable[torch.Tensor]) -> None:
+    if not all(bool(t.isfinite().all()) for t in tensors):
+        raise ValueError(f"{path} must hold finite weights, got some that are not: the run diverged")
+
+
+def export(run_dir: Path, path: Path, *, log: Callable[[str], None]) -> dict[str, Any]:
+    """Write the model of the run's newest valid checkpoint, and return what the file says of the run.
+
+    Errors:
+        ValueError: as for `trained`.
+        OSError: it cannot be written.
+    """
+    run, model, step = trained(run_dir, log=log)
+    record = read(run_dir, rows=False)
+    about = {"name": record.name, "identity": record.identity, "step": step, "val_loss": record.val_loss}
+    config = to_plain(replace(run, output_dir="outputs", cache_dir=None))  # places on this machine
+    metadata = {"format": "pt", "config": json.dumps(redact(config)), "run": json.dumps(redact(about), allow_nan=False)}
+    write_file(path, save({name: t.detach().contiguous() for name, t in weights(model).items()}, metadata))
+    return about
+
+
+def exported(path: Path) -> tuple[Run, LanguageModel, int]:
+    """As `trained`: the run, its model on the CPU in evaluation, and the step.
+
+    Errors:
+        ValueError: the file is no export, of another nocap's model, or its weights are not finite.
+    """
+    rule = f"{path} must be a file of nocap.export"
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        config, about = (parse_json(metadata[key]) for key in ("config", "run"))
+        step = int(about["step"])
+    except (KeyError, *checkpoint.UNREADABLE) as error:
+        raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
+    run = from_plain(config, rule)
+    run = replace(run, attention=run.attention.portable())
+    model = build_model(run, vocab_size=run.tokenizer.vocab_size)
+    if problem := difference({name: list(t.shape) for name, t in tensors.items()}, model):
+        raise ValueError(f"{path}: {problem}")
+    _check_finite(path, tensors.values())
+    put_weights(model, tensors)
+    return run, model.eval(), step
 
 
 def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> LanguageModel:

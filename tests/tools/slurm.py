@@ -1,4 +1,4 @@
-"""A Slurm of two partitions for tests: `sbatch`, `srun`, `sacct` and `scontrol` by the name they are called by.
+"""A Slurm of two partitions for tests: `sbatch`, `srun`, `sacct`, `scontrol` and `scancel` by the name they are called by.
 
 A node of the partition `one`, which is the default, has one core, of `two` two. Neither has a GPU. An array has at most 100 jobs.
 
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-COMMANDS = ("sbatch", "srun", "sacct", "scontrol")
+COMMANDS = ("sbatch", "srun", "sacct", "scontrol", "scancel")
 PARTITIONS = {"one": 1, "two": 2}  # cores of a node
 MOST = 100  # jobs of an array
 
@@ -58,7 +58,7 @@ def node(state: Path, script: str, job: str, partition: str) -> None:
     env = {**os.environ, "SLURM_JOB_ID": job, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0"}
     env |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "node1"}
     env |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": task} if task else {}
-    limit, requeue = state / f"limit-{job}", state / f"requeue-{job}"
+    limit, requeue, cancel = (state / f"{name}-{job}" for name in ("limit", "requeue", "cancel"))
     while True:
         (state / f"job-{job}").write_text("RUNNING")
         process = subprocess.Popen(["bash", script], env=env, start_new_session=True, preexec_fn=_deaf)
@@ -66,11 +66,14 @@ def node(state: Path, script: str, job: str, partition: str) -> None:
             if limit.exists():
                 limit.unlink()
                 os.killpg(process.pid, signal.SIGUSR2)
+            if cancel.exists():
+                os.killpg(process.pid, signal.SIGKILL)
             time.sleep(0.05)
         if not requeue.exists():
             break
         requeue.unlink()
-    (state / f"job-{job}").write_text("FAILED" if process.returncode else "COMPLETED")
+    ended = "CANCELLED" if cancel.exists() else "FAILED" if process.returncode else "COMPLETED"
+    (state / f"job-{job}").write_text(ended)
 
 
 def _deaf() -> None:
@@ -107,6 +110,10 @@ def sacct(state: Path, *words: str) -> None:
 def scontrol(state: Path, what: str, job: str) -> None:
     assert what == "requeue"
     (state / f"requeue-{job}").touch()
+
+
+def scancel(state: Path, job: str) -> None:
+    (state / f"cancel-{job}").touch()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Sliding(Softmax):
         return self.kernel
 
     def mixer(self, run: Run, layer: int) -> Mixer:
-        from nocap.model.flex import flex
+        from nocap.model.attention import flex
         from nocap.model.sliding import blocks
 
         if self.window_of(layer) is None:

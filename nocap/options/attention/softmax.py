@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nocap.config.run import Run
-    from nocap.model.attention import Mixer
-    from nocap.model.documents import Documents
+    from nocap.model.attention import Documents, Mixer
 
 
 class Kernel(Enum):
@@ -93,8 +92,7 @@ class Softmax(Attention):
         require(known, "attention.document_start", f"be null: the mixer of attention.kind={self.kind} takes no documents", start)
 
     def mixer(self, run: Run, layer: int) -> Mixer:
-        from nocap.model.attention import fused, materialized
-        from nocap.model.flex import flex
+        from nocap.model.attention import flex, fused, materialized
 
         if self.kernel is Kernel.flex:
             return flex(None)
@@ -102,7 +100,7 @@ class Softmax(Attention):
 
     def documents(self, run: Run) -> Callable[[Tensor], Documents] | None:
         """What makes, from a forward's tokens (B, T), the mixers' fourth argument; None: they have three."""
-        from nocap.model.documents import Documents
+        from nocap.model.attention import Documents
 
         if self.document_start is None:
             return None
@@ -114,7 +112,7 @@ class Softmax(Attention):
         return self.kernel
 
     def prepare(self, run: Run, device: torch.device) -> None:
-        from nocap.model.flex import prepare_flex
+        from nocap.model.attention import prepare_flex
 
         for window in {self.window_of(layer) for layer in range(run.model.n_layer) if self.kernel_of(layer) is Kernel.flex}:
             prepare_flex(window, seq_len=run.model.seq_len, device=device)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nocap.config.keys import key
+from nocap.launch.runner import Devices
 from nocap.options.launcher import Launcher
-
-if TYPE_CHECKING:
-    from nocap.launch.runner import Executor
 
 
 @dataclass(kw_only=True)
@@ -20,7 +17,5 @@ class Pool(Launcher):
     kind: str = "pool"
     jobs: int | None = key(ge=1, le=4096, default=None)  # cells at once, at most; null: as many as the devices hold
 
-    def executor(self, folder: Path) -> Executor:
-        from nocap.launch.runner import Devices
-
+    def executor(self, folder: Path) -> Devices:
         return Devices(jobs=self.jobs)

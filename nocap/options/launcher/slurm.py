@@ -1,17 +1,22 @@
-"""Cells as jobs of Slurm."""
+"""Cells as jobs of Slurm, by submitit's own API, each in a process of its own."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nocap.config.keys import key, require
+from nocap.launch.cell import CellJob
+from nocap.launch.grid import Cell
+from nocap.launch.runner import Executor, last_words
 from nocap.options.launcher import OfCluster
 
-if TYPE_CHECKING:
-    from nocap.launch.runner import Executor
+MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
+EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")  # submitit's own names, for any cluster
 
 
 @dataclass(kw_only=True)
@@ -42,8 +47,77 @@ class Slurm(OfCluster):
     array_parallelism: int = key(ge=1, le=10**6, default=256)  # jobs at once, at most
     setup: list[str] = field(default_factory=list)  # commands before srun
 
-    def executor(self, folder: Path) -> Executor:
+    def executor(self, folder: Path) -> SlurmJobs:
         require(find_spec("submitit") is not None, "hydra/launcher=slurm", "find submitit installed: pip install 'nocap[slurm]'", "none")
-        from nocap.launch.clusters import SlurmJobs
+        return SlurmJobs(folder, self)
 
-        return SlurmJobs(folder, {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "target")})
+
+class SlurmJobs(Executor):
+    """What was submitted since the last look becomes arrays of jobs. Slurm restarts them itself."""
+
+    def __init__(self, folder: Path, asked: Slurm) -> None:
+        import submitit
+
+        self.folder, self.asked, self._new = folder, asked, list[SlurmJob]()
+        self.logs = folder / "jobs" / "%j"
+        keys = {f.name: getattr(asked, f.name) for f in fields(asked) if f.name not in ("kind", "target", "max_num_timeout")}
+        try:
+            self._executor = submitit.AutoExecutor(self.logs, cluster="slurm", slurm_max_num_timeout=asked.max_num_timeout)
+            self._executor.update_parameters(**{name if name in EVERY else f"slurm_{name}": value for name, value in keys.items()})
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}") from error
+
+    def submit(self, cell: Cell, begun: Callable[[], None]) -> SlurmJob:
+        job = CellJob(str(self.folder), cell.plan.identity)
+        return self.hand_over(job, job.log.with_suffix(".job"))
+
+    def hand_over(self, job: Callable[[], Any], number: Path) -> SlurmJob:
+        """Anything that can be pickled. `number`: the file that holds Slurm's own of it, so that a later command finds it."""
+        self._new.append(made := SlurmJob(self, job, number))
+        return made
+
+    def send(self) -> None:
+        """Hand over what is new, unless a job of an earlier command still has it."""
+        import submitit
+
+        new, self._new = self._new, []
+        for made in new:  # all are known before the first is asked for: then one call of sacct answers for all
+            made.sent = submitit.SlurmJob(self.logs, made.number.read_text()) if made.number.is_file() else None
+        todo = [made for made in new if made.sent is None or made.sent.state == "UNKNOWN" or made.sent.done()]
+        for part in (todo[first : first + MOST_JOBS] for first in range(0, len(todo), MOST_JOBS)):
+            try:
+                for made, sent in zip(part, self._executor.submit_array([made.job for made in part]), strict=True):
+                    made.sent = sent
+                    made.number.write_text(sent.job_id)
+            except Exception as error:  # submitit's, of no class of their own: sbatch has refused the array
+                for made in part:
+                    made.reason = _last_line(error)
+
+
+class SlurmJob:
+    def __init__(self, jobs: SlurmJobs, job: Callable[[], Any], number: Path) -> None:
+        self.job, self.number, self._jobs = job, number, jobs
+        self.sent: Any = None
+        self.reason: str | None = None  # why there is no record to come
+
+    def poll(self) -> str | None:
+        self._jobs.send()
+        if self.reason is None and self.sent.done():
+            error = self.sent.exception()
+            printed = last_words(self.sent.stdout() if self._jobs.asked.stderr_to_stdout else self.sent.stderr())
+            self.reason = (printed if error is None else _last_line(error)) or f"see {self.number.parent}"
+        return self.reason
+
+    def stop(self) -> None:
+        """It goes on as it is: Slurm's jobs outlive the command that handed them over."""
+        self._jobs.send()
+        self.reason = self.reason or f"goes on as Slurm's job {self.sent.job_id}"
+
+    def cancel(self) -> None:
+        if self.sent is not None:
+            self.sent.cancel(check=False)
+
+
+def _last_line(error: Exception) -> str:
+    lines = re.findall(r"\S.*", str(error))
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"

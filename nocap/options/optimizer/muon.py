@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from nocap.config import hardware
 from nocap.config.keys import key
 from nocap.options.optimizer.adamw import AdamW
 
@@ -90,13 +89,13 @@ class Muon(AdamW):
         import torch
         from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
-        from nocap.training.optimizer import kept
+        from nocap.training.optimizer import kept, matmul_dtype
 
         momenta, momentum = kept(states, "momentum_buffer", params), self.momentum_at(group["step"])
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         updates: Sequence[Tensor] = torch._foreach_lerp(grads, momenta, momentum)  # Nesterov's look ahead
-        dtype = _precision(params[0].device)
-        if len(updates) > 1 or dtype is torch.float32 or self.iteration is Iteration.polar_express:
+        dtype = matmul_dtype(params[0])
+        if len(updates) > 1 or dtype is not torch.bfloat16 or self.iteration is Iteration.polar_express:
             updates = orthogonalized(torch.stack(list(updates)), self.polynomials(), dtype)
         else:
             updates = [_zeropower_via_newtonschulz(updates[0], NEWTON_SCHULZ, self.ns_steps, EPS)]
@@ -116,13 +115,6 @@ class Muon(AdamW):
             return [NEWTON_SCHULZ] * self.ns_steps
         found = [POLAR_EXPRESS[min(i, len(POLAR_EXPRESS) - 1)] for i in range(self.ns_steps)]
         return [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) if (a, b, c) != POLAR_EXPRESS[-1] else (a, b, c) for a, b, c in found]
-
-
-def _precision(device: torch.device) -> torch.dtype:
-    """bf16, as torch has it, but where a CPU would emulate it: there fp32 is 3 times as fast (AVX-512) or 20 times (AVX2; LOG.md)."""
-    import torch
-
-    return torch.float32 if device.type == "cpu" and not hardware.native_bf16() else torch.bfloat16
 
 
 def orthogonalized(x_NAB: Tensor, polynomials: list[tuple[float, float, float]], dtype: torch.dtype) -> list[Tensor]:

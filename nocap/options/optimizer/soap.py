@@ -30,10 +30,11 @@ class Soap(AdamW):
     def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
         """For a matrix W with gradient G, L and R the averages of GGᵀ and GᵀG by β₂, and Q_L and Q_R their eigenvectors:
 
-        G' = Q_LᵀGQ_R, M the average of G by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(Q_LᵀM̂Q_R / (√V̂ + ε))·Q_Rᵀ + λ·W).
+        G' = Q_LᵀGQ_R, M the average of G' by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᵀ + λ·W).
 
-        The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of LQ, every `basis_every` updates. A first
-        step makes them and leaves the weights alone: in the basis of one gradient, that gradient says nothing about the other directions.
+        The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of LQ, every `basis_every` updates, and M
+        turns with them. A first step makes them and leaves the weights alone: in the basis of one gradient, that gradient says nothing
+        about the other directions. Gradients and steps are turned in bf16 where the device computes it; averages and bases are fp32.
         """
         for p, grad, state in zip(params, grads, states, strict=True):
             if state:
@@ -42,28 +43,40 @@ class Soap(AdamW):
                 state.update(self._first(grad))
 
     def _first(self, grad: Tensor) -> dict[str, Tensor]:
-        """A parameter's state from its first gradient, the eigenvectors by falling eigenvalues, the order that orthogonal iteration
+        """A parameter's state from its first gradient, the eigenvectors as rows by falling eigenvalues, the order that orthogonal iteration
         keeps."""
         import torch
+
+        from nocap.training.optimizer import matmul_dtype
 
         state = {"exp_avg": torch.zeros_like(grad), "exp_avg_sq": torch.zeros_like(grad)}
         for side, product in (("left", grad @ grad.mT), ("right", grad.mT @ grad)):
             state[side] = (1 - self.beta2) * product
-            state[f"{side}_basis"] = torch.linalg.eigh(state[side]).eigenvectors.flip(1).contiguous()
+            basis = torch.linalg.eigh(state[side]).eigenvectors.mT.flip(0)
+            state[f"{side}_basis"] = basis.to(matmul_dtype(grad), memory_format=torch.contiguous_format)
         return state
 
     def _update(self, group: dict[str, Any], p: Tensor, grad: Tensor, state: dict[str, Tensor]) -> None:
-        import torch
-
         lr, step = group["lr"], group["step"] - 1  # the first one made the bases
-        left, right = state["left_basis"], state["right_basis"]
-        state["exp_avg"].lerp_(grad, 1 - self.beta1)
-        turned = left.mT @ grad @ right
+        left, right, mean = state["left_basis"], state["right_basis"], state["exp_avg"]
+        low = grad.to(left.dtype)
+        turned = (left @ (low @ right.mT)).to(grad.dtype)
+        mean.lerp_(turned, 1 - self.beta1)
         state["exp_avg_sq"].mul_(self.beta2).addcmul_(turned, turned, value=1 - self.beta2)
         scale = state["exp_avg_sq"].sqrt().div_(math.sqrt(1 - self.beta2**step)).add_(self.eps)
-        update = left @ (left.mT @ state["exp_avg"] @ right).div_(scale) @ right.mT
+        update = left.mT @ ((mean / scale).to(left.dtype) @ right)
         p.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr / (1 - self.beta1**step))
-        for side, product in (("left", grad @ grad.mT), ("right", grad.mT @ grad)):
-            state[side].lerp_(product, 1 - self.beta2)
-            if step % self.basis_every == 0:
-                state[f"{side}_basis"] = torch.linalg.qr(state[side] @ state[f"{side}_basis"]).Q.contiguous()
+        for side, product in (("left", low @ low.mT), ("right", low.mT @ low)):
+            state[side].mul_(self.beta2).add_(product, alpha=1 - self.beta2)
+        if step % self.basis_every == 0:
+            plain = left.mT.to(mean.dtype) @ (mean @ right.to(mean.dtype))
+            left, right = (_followed(state[side], state[f"{side}_basis"]) for side in ("left", "right"))
+            mean.copy_(left @ (plain @ right.mT))
+
+
+def _followed(average: Tensor, basis: Tensor) -> Tensor:
+    """The basis, (A, A) by rows, after one step of orthogonal iteration, in place; returned in the average's precision."""
+    import torch
+
+    q = torch.linalg.qr((basis.to(average.dtype) @ average).mT).Q.mT  # the average is symmetric; LAPACK reads and writes columns
+    return basis.copy_(q).to(average.dtype)

@@ -26,7 +26,6 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end
 
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
 GRACE_S = 5.0  # for wandb to keep to that time, before its thread is left behind
-BACKLOG = 10_000  # rows that may wait for wandb
 LONGEST_TAG = 64  # characters that a server takes
 
 
@@ -112,8 +111,6 @@ class WandbSession(TrackerSession):
         if self._silenced or not isinstance(step, int) or step < self._first_step:
             return
         failure = f"stopped mirroring at step {step}"
-        if self._calls.qsize() > BACKLOG:
-            self._silence(f"{failure}: wandb has not taken {BACKLOG} rows")
         values = {name: value for name, value in row.items() if value is not None}  # a curve has no point there
         for name in sorted(name for name in values if name.startswith("clock/") and name not in self._defined):
             self._defined.add(name)  # ten panels of seconds would come before the loss; the dashboard has them in a folded section
