@@ -148,12 +148,12 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
 
 def _typed(run: Record) -> Collection[str]:
     """The keys that somebody gave for it; others follow from these."""
-    return [key for attempt in run.manifest.get("attempts") or [] for key in attempt.get("swept") or ()]
+    return [key for attempt in run.manifest["attempts"] for key in attempt["swept"]]
 
 
 def _option(arm: Arm, group: str) -> str | None:
     """What was chosen in a group."""
-    chosen: str | None = (arm.all[0].manifest.get("options") or {}).get(group)
+    chosen: str | None = arm.all[0].manifest["options"].get(group)
     return chosen
 
 
@@ -193,7 +193,7 @@ def has(run: Record, part: str) -> bool:
     key, equals, value = part.partition("=")
     if not equals:
         return part in _name_parts(run)
-    options = run.manifest.get("options") or {}  # older records have none: their names are all there is
+    options = run.manifest["options"]  # older records have none: their names are all there is
     is_group = any(k.startswith(f"{key}.") for k in run.config)
     chosen = str(options[key]).split(",") if key in options else _name_parts(run) if is_group else []
     return value in chosen or any(_is(v, value) for k, v in run.config.items() if k == key or k.endswith(f".{key}"))

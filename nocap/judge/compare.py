@@ -99,7 +99,7 @@ class ComparedArm:
 
     @property
     def clock_s(self) -> dict[str, float]:
-        clocks = [run.summary.get("clock_s") or {} for run in self.arm.runs]
+        clocks = [run.summary["clock_s"] for run in self.arm.runs]
         return {line: fmean(clock.get(line) or 0.0 for clock in clocks) for line in dict.fromkeys(k for c in clocks for k in c)}
 
     def json(self) -> dict[str, Any]:
@@ -352,7 +352,7 @@ def _run(run: Record, arm: Arm) -> dict[str, Any]:
         **{key: run.summary.get(key) for key in ("steps", "tokens")},
         **{key: run.value(key) for key in ("val_loss", "val_bpb", "tokens_per_s", "train_s")},
         "curve": asdict(run.curve),
-        "clock_s": run.summary.get("clock_s") or {},
+        "clock_s": run.summary["clock_s"],
         "hardware": dict(run.hardware),
         "imported": dict(run.imported) or None,
     }

@@ -37,7 +37,6 @@ VERDICTS = {
 
 
 def write(comparison: Comparison, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, render(comparison).encode())
 
 

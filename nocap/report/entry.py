@@ -32,8 +32,8 @@ from nocap.store.files import write_text
 from nocap.store.formats import shorten
 from nocap.store.identity import git_state
 from nocap.store.metrics import now as today
-from nocap.store.record import MANIFEST, SCHEMA_VERSION, SEAL, SHAPES, SUMMARY, Json, Whole, check_shape, read_json, write_json
-from nocap.store.runs import Curve, Found, Record, dig
+from nocap.store.record import MANIFEST, SEAL, SHAPES, SUMMARY, Json, Whole, check_shape, read_json, write_json
+from nocap.store.runs import Curve, Found, Record
 
 FILE, PAGE = "entry.json", "entry.md"
 ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machine
@@ -67,13 +67,13 @@ def bare(found: Found) -> Found:
 
 def _row(record: Record) -> Json:
     manifest, summary = record.manifest, record.summary
-    shards = {split: [{SEAL: dig(shard, SEAL)} for shard in dig(manifest, "data", split) or []] for split in ("train", "val")}
-    attempts = [{key: attempt.get(key) for key in ("started", "swept")} for attempt in manifest.get("attempts") or []]
+    shards = {split: [{SEAL: shard.get(SEAL)} for shard in manifest["data"][split]] for split in ("train", "val")}
+    attempts = [{key: attempt.get(key) for key in ("started", "swept")} for attempt in manifest["attempts"]]
     row = {
         **asdict(record),
         "folder": record.folder.name,
         "parts": {key: part for key, part in record.parts.items() if key != "config"},  # it is there, flat
-        "manifest": {key: manifest[key] for key in KEPT if key in manifest} | {"data": shards, "attempts": attempts},
+        "manifest": {key: manifest[key] for key in KEPT if manifest[key]} | {"data": shards, "attempts": attempts},
         "summary": {key: value for key, value in summary.items() if key not in ("error", "tracker")}
         | {"hardware": {key: value for key, value in record.hardware.items() if key != "host"}},
     }
@@ -152,10 +152,7 @@ def verify(folder: Path) -> tuple[Comparison, list[str]]:
     """
     path = folder / FILE
     content = read_json(path) or {}
-    check_shape(content, {"schema_version": int, "kind": str}, path)
     require(content.get("kind") == "entry", str(path), "be an entry that nocap.export wrote", content.get("kind") or "none")
-    version = content.get("schema_version") or 0
-    require(version <= SCHEMA_VERSION, f"{path}: schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     check_shape(content, SHAPE, path)
     try:
         comparison = _judged(content["question"], content["runs"])

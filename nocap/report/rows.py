@@ -9,7 +9,7 @@ from typing import Any
 
 from nocap.config.outward import visible
 from nocap.judge.arms import group, swept_keys
-from nocap.store.runs import Record, dig
+from nocap.store.runs import Record
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -32,7 +32,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
             "wall_s": run.number("clock_s", "wall"),
             "params": run.value("params"),
             **{key: run.number(key) for key in ("flops_per_token", "mfu")},
-            "kernel": dig(run.summary, "kernel", "train"),
+            "kernel": run.summary["kernel"].get("train"),
             "devices": run.machine[1],
             "hardware": run.hardware.get("name"),
             "fingerprint": run.machine[0],

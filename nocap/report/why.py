@@ -10,7 +10,7 @@ from nocap.config.keys import flat
 from nocap.judge.arms import ABSENT, spell
 from nocap.report.table import Column, Table
 from nocap.store.record import ENDED
-from nocap.store.runs import Record, dig, read
+from nocap.store.runs import Record, read
 
 COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b")]
 RECORDED = "recorded"  # and not part of the identity
@@ -51,10 +51,10 @@ def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for part in ("config", "source", "environment", "teachers", "init"):
         yield part, run.parts.get(part) or {}
     tokens = {split: run.tokens_hash(split)[:12] for split in ("train", "val")}
-    yield "data", {"manifest": str(run.parts.get("data"))[:12], **tokens, **(dig(run.manifest, "data", "source") or {})}
-    versions = {f"version of {name}": version for name, version in (run.manifest.get("versions") or {}).items() if name != "torch"}
-    commit = str(dig(run.manifest, "git", "commit") or ABSENT)[:12]
-    kernel = dig(run.summary, "kernel", "train") or ABSENT
+    yield "data", {"manifest": str(run.parts.get("data"))[:12], **tokens, **run.manifest["data"]["source"]}
+    versions = {f"version of {name}": version for name, version in run.manifest["versions"].items() if name != "torch"}
+    commit = str(run.manifest["git"].get("commit") or ABSENT)[:12]
+    kernel = run.summary["kernel"].get("train") or ABSENT
     yield RECORDED, {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions}
 
 

@@ -59,8 +59,8 @@ def size_of(folder: Path) -> int:
 
 def swept(run: Record) -> str | None:
     """What its grid swept, with its own values: options by their names."""
-    values = {**run.config, "seed": run.seed, **(run.manifest.get("options") or {})}
-    return " ".join(f"{key.rpartition('.')[2]}={spell(values.get(key))}" for key in run.attempt.get("swept") or ()) or None
+    values = {**run.config, "seed": run.seed, **run.manifest["options"]}
+    return " ".join(f"{key.rpartition('.')[2]}={spell(values.get(key))}" for key in run.attempt["swept"]) or None
 
 
 # --- columns -------------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.formats import NONE, plural, shorten, size
 from nocap.store.record import ENDED, MANIFEST
-from nocap.store.runs import GRID, Record, dig, find_one, load, read, run_folders
+from nocap.store.runs import GRID, Record, find_one, load, read, run_folders
 from nocap.store.tracking import offline
 from nocap.study import log
 from nocap.training.terminal import table
@@ -98,7 +98,7 @@ def show(options: argparse.Namespace) -> int:
 
 def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
     last = f"{plural(len(run.manifest['attempts']), 'attempt')}, the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
-    code = {"commit": str(dig(run.manifest, "git", "commit") or "")[:12], **(run.manifest.get("versions") or {})}
+    code = {"commit": str(run.manifest["git"].get("commit") or "")[:12], **run.manifest["versions"]}
     steps = [str(step) for step in sorted(saved_steps(run.folder))]
     kept = f", of that {size(size_of(run.folder / FOLDER))} in checkpoints of steps {shorten(steps, most=8)}" if steps else ""
     return [
@@ -108,8 +108,8 @@ def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
         ("machine", run.machine_name),
         ("code", ", ".join(f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name))),
         ("disk", f"{size(size_of(run.folder))}{kept}"),
-        ("begins from", str(dig(run.manifest, "init", "path") or "")),
-        ("learns from", ", ".join(str(dig(teacher, "path")) for teacher in (run.manifest.get("teachers") or {}).values())),
+        ("begins from", str(run.manifest["init"].get("path") or "")),
+        ("learns from", ", ".join(str(teacher.get("path")) for teacher in run.manifest["teachers"].values())),
         ("used by", shorten(used_by, most=8) if used_by else ""),
     ]
 

@@ -60,6 +60,7 @@ class Race:
     failed: Event = field(default_factory=Event)  # begins nothing more
     log: Callable[[str], None] = print
     known: dict[str, Any] = field(default_factory=dict)  # the registration
+    rows: dict[Path, dict[str, float]] = field(default_factory=dict)  # of runs that ended
 
     # --- runs -------------------------------------------------------------------------------------------------------------------------
 
@@ -169,14 +170,19 @@ class Race:
     # --- what they show ---------------------------------------------------------------------------------------------------------------
 
     def values(self, arm: Command, metric: str, n: int) -> list[float]:
-        """Of the first n repeats. What never came to the target is infinite."""
-        places = [self.place(arm, repeat) for repeat in range(n)]
-        if metric in COSTS:
-            return [float((result(place) or {})[metric]) for place in places]
-        if metric in TO_TARGET:
-            return [self._to_target(place)[TO_TARGET.index(metric)] for place in places]
-        reading = next(reading for reading in self.measured if reading.name == metric)
-        return [reading.value(place) for place in places]
+        """Of the first n repeats."""
+        return [self.row(arm, repeat)[metric] for repeat in range(n)]
+
+    def row(self, arm: Command, repeat: int) -> dict[str, float]:
+        """All that is known of a run that ended, read once. What never came to the target is infinite."""
+        place = self.place(arm, repeat)
+        if place not in self.rows:
+            costs = dict(result(place) or {})
+            if self.target is not None:
+                costs |= zip(TO_TARGET, self._to_target(place), strict=True)
+            read = {reading.name: reading.value(place) for reading in self.measured}
+            self.rows[place] = read | {name: float(costs[name]) for name in self.costs}
+        return self.rows[place]
 
     @property
     def measured(self) -> list[Reading]:
@@ -281,10 +287,6 @@ def _exploratory(there: int, raced: int) -> str:
 def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All of it as JSON: the registration, every measurement, every verdict."""
     n = max([verdict["n"] for verdict in verdicts] + [1])
-    names = [*(reading.name for reading in race.measured), *race.costs]
-    rows = [
-        {"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **{name: race.values(arm, name, n)[i] for name in names}}
-        for arm in race.arms
-        for i in range(n)
-    ]
+    runs = [(arm, i) for arm in race.arms for i in range(n)]
+    rows = [{"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **race.row(arm, i)} for arm, i in runs]
     return {**race.known, "verdicts": list(verdicts), "measurements": finite(rows), "paired": race.seeded}

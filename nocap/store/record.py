@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.bounded import parse_json, read_bytes, read_text
-from nocap.config.keys import InputError
+from nocap.config.keys import InputError, require
 from nocap.config.outward import redact
 from nocap.store import lease
 from nocap.store.files import not_elsewhere, write_file
@@ -63,6 +63,7 @@ SHAPES: dict[str, Shape] = {
         "defaults": _TEXTS,
         "declared": {...: [str]},
         "outside": [_each(str, "group name sha256")],
+        "imported": dict,
     },
     "summary.json": _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
@@ -93,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in the file, whose keys hold what `SHAPES` has for a file of that name; `None` where there is no file.
 
     Errors:
-        ValueError: the file is there and holds no JSON object, or a key holds something else.
+        ValueError: the file is there and holds no JSON object, a key holds something else, or a newer nocap wrote it.
     """
     try:
         content = parse_json(read_text(path))
@@ -103,7 +104,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} must hold a JSON object, got {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
+    for shape in ({"schema_version": int}, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict)):
+        check_shape(content, shape, path)
+    version = content.get("schema_version") or 0
+    require(version <= SCHEMA_VERSION, f"{path}: schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     return content
 
 
@@ -127,6 +131,16 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
         for name in value:
             if (inner := shape.get(name, shape.get(...))) is not None:
                 check_shape(value[name], inner, path, f"{key}.{name}" if key else str(name))
+
+
+def filled(content: Any, shape: Shape) -> Any:
+    """The same with an empty object or list where one is missing or null: who reads it has no case for that."""
+    if isinstance(shape, list):
+        return [filled(item, shape[0]) for item in content or ()]
+    if not isinstance(shape, dict):
+        return content or {} if shape is dict else content
+    nests = {key: inner for key, inner in shape.items() if key is not ... and (inner is dict or isinstance(inner, dict | list))}
+    return {**(content or {}), **{key: filled((content or {}).get(key), inner) for key, inner in nests.items()}}
 
 
 def read_rows(content: bytes) -> list[Row]:

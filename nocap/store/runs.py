@@ -18,7 +18,7 @@ from nocap.config.outward import redact
 from nocap.config.paths import expanded
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement
-from nocap.store.record import ENDED, SCHEMA_VERSION, Metrics, Row, check_record, digest, read_json
+from nocap.store.record import ENDED, MANIFEST, SHAPES, SUMMARY, Metrics, Row, check_record, digest, filled, read_json
 
 OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last
@@ -41,7 +41,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A run as its folder has it."""
+    """A run as its folder has it. Manifest and summary have every object and list of `SHAPES`, an empty one where there is none."""
 
     folder: Path
     identity: str
@@ -55,6 +55,10 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
+
+    def __post_init__(self) -> None:
+        for name, file in {"manifest": MANIFEST, "summary": SUMMARY}.items():
+            object.__setattr__(self, name, filled(getattr(self, name), SHAPES[file]))
 
     def number(self, *keys: str) -> float | None:
         """A number of the summary, by its path; `None` where it was not measured."""
@@ -71,7 +75,7 @@ class Record:
     @property
     def train_s(self) -> float | None:
         """Seconds of training: its waits for data and a teacher's training included."""
-        clock = dig(self.summary, "clock_s")
+        clock = self.summary["clock_s"]
         return sum(clock.get(line) or 0.0 for line in TRAIN_LINES) if clock else None
 
     @property
@@ -82,12 +86,14 @@ class Record:
 
     @property
     def hardware(self) -> Mapping[str, Any]:
-        return self.summary.get("hardware") or self.manifest.get("hardware") or {}
+        hardware: Mapping[str, Any] = self.summary["hardware"] or self.manifest["hardware"]
+        return hardware
 
     @property
     def imported(self) -> Mapping[str, Any]:
         """Of a run whose log another trainer wrote: its format, what named its seed, and whether the user said its hardware."""
-        return self.manifest.get("imported") or {}
+        imported: Mapping[str, Any] = self.manifest["imported"]
+        return imported
 
     @property
     def machine(self) -> tuple[str, int]:
@@ -104,7 +110,7 @@ class Record:
 
     def tokens_hash(self, split: str) -> str:
         """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data manifest."""
-        named = [str(digest) for shard in dig(self.manifest, "data", split) or [] if (digest := dig(shard, "sha256"))]
+        named = [str(shard["sha256"]) for shard in self.manifest["data"][split] if shard.get("sha256")]
         return "+".join(named) or str(self.parts.get("data"))
 
 
@@ -178,8 +184,6 @@ def read(folder: Path, *, rows: bool = True) -> Record:
         ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
     """
     manifest, summary = check_record(folder)
-    version = max(content.get("schema_version") or 0 for content in (manifest, summary))
-    require(version <= SCHEMA_VERSION, "schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
     name = manifest.get("name") or folder.name
     shown, name, arm = redact((dig(manifest, "parts", "config") or {}, name, manifest.get("arm") or name))  # of another's nocap
     config = dict(flat(shown))
