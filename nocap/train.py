@@ -33,9 +33,7 @@ def _main() -> None:
     with refusals():
         flags = asked(words)
         if flags.help:
-            from nocap.launch.search import Search
-
-            print(manual([] if flags.grid else flags.overrides, search=Search, everything=flags.all))  # a sweep has no values to show
+            print(manual([] if flags.grid else flags.overrides, everything=flags.all))  # a sweep has no values to show
         elif flags.cfg:
             config, _ = unchecked(flags.overrides)
             with explained():

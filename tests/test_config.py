@@ -27,7 +27,6 @@ from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision, Trainer
-from nocap.launch.search import Search
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.training.optimizer import build_optimizers, set_lr
@@ -441,7 +440,7 @@ def test_every_key_of_the_shelf_has_a_comment_that_help_shows(group: str) -> Non
 
 
 def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> None:
-    lines = manual([], search=Search).splitlines()
+    lines = manual([]).splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= outside.WIDTH
     words = {word.strip(",") for line in lines for word in line.split()}
@@ -459,11 +458,11 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
 
 
 def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
-    chosen = manual(["attention=hybrid", "ideas=[x0]", "seed=3"], search=Search)
+    chosen = manual(["attention=hybrid", "ideas=[x0]", "seed=3"])
     keys = re.findall(r"^  ([\w.]+)=\S", chosen[chosen.index(KEYS) :], re.M)
     assert {"attention.window", "ideas.x0.x0"} < {*keys}
     assert {key.partition(".")[0] for key in keys} == {"attention", "ideas", "seed"}
-    every = manual([], search=Search, everything=True)
+    every = manual([], everything=True)
     assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < {*re.findall(r"^  ([\w.]+)=", every, re.M)}
     assert max(map(len, every.splitlines())) <= outside.WIDTH
     assert [asked(words.split()).all for words in ("--help all", "all --help", "--help", "seed=0 -h all")] == [True, True, False, True]
@@ -473,7 +472,7 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
 
 def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     words = ["attention=hybrid", "data=text", "ideas=[x0]", "trainer.steps=3"]
-    shown = manual(words, search=Search, everything=True)
+    shown = manual(words, everything=True)
     assert re.search(r"^  attention  +flash, gqa, hybrid", shown, re.M)
     assert re.search(r"^  attention\.n_kv_heads=\$\{model\.n_head\}  ", shown, re.M)
     assert re.search(r"^attention=hybrid  Layers take their kind from `pattern`", shown, re.M)
@@ -494,7 +493,7 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
         ("experiment=first_run", r"experiment must be left out of --help: --cfg job prints what it sets, got experiment=first_run"),
     ):
         with pytest.raises(ValueError, match=f"^{says}"):
-            manual([word], search=Search)
+            manual([word])
 
 
 def test_the_sweeps_that_help_shows_are_sweeps() -> None:

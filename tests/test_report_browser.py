@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from nocap.config.search import Sampler, Search
 from nocap.judge.compare import Comparison
-from nocap.launch.search import Sampler, Search
 from nocap.report import comparison as report
 from nocap.sources import answer
 from nocap.sources.race import content

@@ -21,12 +21,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.trial import create_trial
 
 from nocap.config.compose import Composed, composed
+from nocap.config.search import Sampler, Search
 from nocap.config.trainer import Device
 from nocap.launch import search as searching
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.multirun import multirun
 from nocap.launch.runner import Devices, one_at_a_time
-from nocap.launch.search import Params, Sampler, Search, Searching, Space, asked, describe, ends, propose, space_of, words_of
+from nocap.launch.search import Params, Searching, Space, asked, describe, ends, propose, space_of, words_of
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.runs import GRID

@@ -28,6 +28,7 @@ from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
+from nocap.config.search import Search
 from nocap.config.trainer import Trainer
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra tells
@@ -96,9 +97,9 @@ COMMON = (
 COLUMN = 32  # where what a key means begins
 
 
-def manual(words: Sequence[str], *, search: type, everything: bool = False) -> str:
+def manual(words: Sequence[str], *, everything: bool = False) -> str:
     """What there is to choose, and the common keys, each with its value in the yaml and the comment beside its field; of words the keys of
-    what they choose instead; or with `everything` every key. Nothing is composed. `search`: whose keys a grid that searches has.
+    what they choose instead; or with `everything` every key. Nothing is composed.
 
     Errors:
         ValueError: an unknown option or key, or a malformed override.
@@ -108,7 +109,7 @@ def manual(words: Sequence[str], *, search: type, everything: bool = False) -> s
         lines.append(_wrapped(f"  {outside.place(group):<14}  ", ", ".join(outside.yamls(group))))
     lines += ["", *([SWEEPS, ""] if everything else []), KEYS]
     asked, known = {re.split(r"[./]", one.key_or_group)[0] for one in overrides_of(words)}, set[str]()
-    for title, place, schema, plain in [("search", "search", search, {}), *_sections(words)]:
+    for title, place, schema, plain in [("search", "search", Search, {}), *_sections(words)]:
         kinds, comments, rows = get_type_hints(schema), comments_of(schema), list[str]()
         for f in dataclasses.fields(schema):
             key = f"{place}.{f.name}".lstrip(".")

@@ -23,6 +23,7 @@ from nocap.config import hardware
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.plain import explained, made
+from nocap.config.search import Search
 from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
@@ -139,7 +140,7 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     return option
 
 
-def _search(searched: search.Search, overrides: Sequence[Override], launcher: Launcher | None) -> int:
+def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher | None) -> int:
     """Carry out a search, and print what came of it. Its exit code."""
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
     require(launcher is None or isinstance(launcher, Pool), "hydra/launcher", rule, "another")

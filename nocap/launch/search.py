@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,9 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
 from nocap.config.compose import Composed, as_in, parsed
-from nocap.config.keys import check_keys, is_fault, key, require
+from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
+from nocap.config.search import Sampler, Search
 from nocap.launch.grid import REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
 from nocap.launch.plan import plan, settled, sound
 from nocap.launch.runner import Devices, Runner
@@ -44,24 +44,6 @@ DIGITS, STEP_DIGITS = 6, 12  # of a number that is proposed, and of one of a ran
 MOST = 10  # trials of the table on a terminal
 Space = dict[str, "BaseDistribution"]  # key or group → what it may be
 Params = Mapping[str, Any]
-
-
-class Sampler(Enum):
-    tpe = "tpe"  # tree-structured Parzen estimator (arXiv:2304.11127); its first ten trials are random
-    random = "random"
-    sobol = "sobol"  # scrambled: it covers the space evenly
-
-
-@dataclass(kw_only=True, slots=True)
-class Search:
-    """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
-
-    sampler: Sampler
-    trials: int = key(ge=1, le=10_000, default=20)  # how many; the same search with more of them goes on
-    seed: int = key(ge=0, lt=2**63, default=100)  # of the proposals and of the trials' runs: not one that a claim will use
-
-    def __post_init__(self) -> None:
-        check_keys("search", self)
 
 
 @explained()
