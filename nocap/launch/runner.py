@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections import deque
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from tqdm import tqdm
 
@@ -20,6 +19,7 @@ from nocap.config.outward import trusted
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.attempt import Attempt, Share, clean, hold
+from nocap.launch.executor import Executor, Work
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import DAMAGED, outcome
 from nocap.launch.signals import stop_handler
@@ -33,43 +33,6 @@ REFRESH_S = 0.5  # between updates of the bar
 TAIL_BYTES = 4096  # holds the last row of a run's metrics
 
 
-class Work(Protocol):
-    """What an executor has begun."""
-
-    def poll(self) -> Result | str | None:
-        """How it ended, once it has; of another machine a reason, which counts where the record tells nothing.
-
-        Errors:
-            HeldError: another process has taken it over.
-        """
-
-    def stop(self) -> None:
-        """Ask it, once or again, to save and end."""
-
-
-class Executor:
-    """Where cells run; what is written here is a cluster's."""
-
-    event: ClassVar[str] = "sent"  # what is said of a cell that it has begun
-    poll_s: ClassVar[float] = 0.5
-
-    def describe(self, runs: Sequence[Run]) -> str | None:
-        """A line for the user about these runs, printed before the first of them."""
-        return None
-
-    def submit(self, cell: Cell, begun: Callable[[], None]) -> Work | Result | None:
-        """Begin a cell, unless it has ended already. None: there is no room. `begun` is called before a worker on this machine starts.
-
-        Errors:
-            HeldError: another process trains it.
-            OSError, ValueError: it cannot begin.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing more will be submitted."""
-
-
 def ended(cell: Cell) -> Result | None:
     """How some process has brought this run to its end."""
     if (summary := outcome(cell.plan)) is None:
@@ -77,12 +40,6 @@ def ended(cell: Cell) -> Result | None:
     if summary["status"] != DAMAGED:
         clean(cell.plan)
     return Result(summary=summary)
-
-
-def last_words(printed: str | None) -> str | None:
-    """The last line in which a job says what is wrong."""
-    lines = re.findall(r"^nocap: (.*)", printed or "", re.MULTILINE)
-    return str(lines[-1]) if lines else None
 
 
 def _left_by(cell: Cell, reason: str) -> Result:

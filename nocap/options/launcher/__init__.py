@@ -11,7 +11,7 @@ from nocap.config.option import Option
 from nocap.config.trainer import Compile, Device, Precision
 
 if TYPE_CHECKING:
-    from nocap.launch.runner import Executor
+    from nocap.launch.executor import Executor
 
 
 @dataclass(kw_only=True, slots=True)

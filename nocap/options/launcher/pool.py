@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nocap.config.keys import key
-from nocap.launch.runner import Devices
 from nocap.options.launcher import Launcher
+
+if TYPE_CHECKING:
+    from nocap.launch.runner import Devices
 
 
 @dataclass(kw_only=True)
@@ -18,4 +21,6 @@ class Pool(Launcher):
     jobs: int | None = key(ge=1, le=4096, default=None)  # cells at once, at most; null: as many as the devices hold
 
     def executor(self, folder: Path) -> Devices:
+        from nocap.launch.runner import Devices
+
         return Devices(jobs=self.jobs)

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from nocap import outside
 from nocap.config.keys import key, require
 from nocap.config.trainer import Device
-from nocap.launch.cell import CellJob
-from nocap.launch.grid import Cell
-from nocap.launch.runner import Executor, last_words
+from nocap.launch.executor import Executor, last_words
 from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
+    from nocap.launch.grid import Cell
 
 NOBODY_S = 10.0  # until an address that does not answer is nobody's: Ray itself tries for minutes, and then ends the process
 PASSED_ON = (outside.VARIABLE, "NOCAP_CACHE", "PYTHONPATH")  # no secrets: Ray shows what it is given
@@ -94,6 +93,8 @@ class RayTasks(Executor):
 
 class RayTask:
     def __init__(self, tasks: RayTasks, cell: Cell) -> None:
+        from nocap.launch.cell import CellJob
+
         self._cell, self._tasks, self._losses, self._stopping = cell, tasks, 0, False
         self._job = CellJob(str(tasks.folder), cell.plan.identity)
         self._job.log.parent.mkdir(exist_ok=True)

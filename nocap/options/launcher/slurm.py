@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key, require
-from nocap.launch.cell import CellJob
-from nocap.launch.grid import Cell
-from nocap.launch.runner import Executor, last_words
+from nocap.launch.executor import Executor, last_words
 from nocap.options.launcher import OfCluster
+
+if TYPE_CHECKING:
+    from nocap.launch.grid import Cell
 
 MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
 EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")  # submitit's own names, for any cluster
@@ -68,6 +69,8 @@ class SlurmJobs(Executor):
             raise ValueError(f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}") from error
 
     def submit(self, cell: Cell, begun: Callable[[], None]) -> SlurmJob:
+        from nocap.launch.cell import CellJob
+
         job = CellJob(str(self.folder), cell.plan.identity)
         return self.hand_over(job, job.log.with_suffix(".job"))
 
