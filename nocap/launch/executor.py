@@ -1,0 +1,54 @@
+"""What carries a grid's cells out, here or on a cluster: its interface, which the launcher options build on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:  # `--help` reads the launchers' keys, and starts in half a second
+    from nocap.config.run import Run
+    from nocap.launch.grid import Cell, Result
+
+
+class Work(Protocol):
+    """What an executor has begun."""
+
+    def poll(self) -> Result | str | None:
+        """How it ended, once it has; of another machine a reason, which counts where the record tells nothing.
+
+        Errors:
+            HeldError: another process has taken it over.
+        """
+
+    def stop(self) -> None:
+        """Ask it, once or again, to save and end."""
+
+
+class Executor:
+    """Where cells run; what is written here is a cluster's."""
+
+    event: ClassVar[str] = "sent"  # what is said of a cell that it has begun
+    poll_s: ClassVar[float] = 0.5
+
+    def describe(self, runs: Sequence[Run]) -> str | None:
+        """A line for the user about these runs, printed before the first of them."""
+        return None
+
+    def submit(self, cell: Cell, begun: Callable[[], None]) -> Work | Result | None:
+        """Begin a cell, unless it has ended already. None: there is no room. `begun` is called before a worker on this machine starts.
+
+        Errors:
+            HeldError: another process trains it.
+            OSError, ValueError: it cannot begin.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing more will be submitted."""
+
+
+def last_words(printed: str | None) -> str | None:
+    """The last line in which a job says what is wrong."""
+    lines = re.findall(r"^nocap: (.*)", printed or "", re.MULTILINE)
+    return str(lines[-1]) if lines else None
