@@ -7,8 +7,10 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +361,10 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
         lambda root: [root, "--format", root / "none.py"],
         r"--format .*none.py must define read\(path\) and PATTERN",
     ),
+    "a place on no server": (
+        lambda root: ["a/b/c/d", "--format", "wandb"],
+        r"it must be ENTITY/PROJECT or ENTITY/PROJECT/GROUP, got a/b/c/d",
+    ),
 }
 
 
@@ -504,3 +510,99 @@ for group in ("base", "idea"):
     ):
         first.write_bytes(content)
         assert [s for _, s in compared(tmp_path / "wandb").not_compared if s.startswith(status)], status
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[Json]]]:
+    """Answers as W&B's server does to wandb 0.31: two groups of two runs, one of which crashed. The address, and what was asked."""
+    asked: list[Json] = []
+
+    def run(i: int) -> Json:
+        texts = dict.fromkeys(("description", "notes", "commit", "sweepName"))
+        times = dict.fromkeys(("createdAt", "heartbeatAt"), "2026-01-01T00:00:00")
+        config = json.dumps({"seed": {"value": i // 2}, "_wandb": {"value": {"t": 1}}})
+        group, state = ("base", "idea")[i % 2], "crashed" if i == 3 else "finished"
+        facts = {
+            "id": f"UnVu{i}",
+            "projectId": "1",
+            "tags": [],
+            "name": f"id{i}",
+            "displayName": f"run {i}",
+            "state": state,
+            "config": config,
+        }
+        facts |= {"group": group, "jobType": f"job {i % 2}", "readOnly": True, "systemMetrics": "{}", "summaryMetrics": "{}"}
+        return {**facts, **texts, **times, "historyLineCount": 3, "user": {"name": "me", "username": "me"}, "historyKeys": {"lastStep": 20}}
+
+    def answer(query: Json) -> Json:
+        text, named = query["query"], query.get("variables") or {}
+        if "viewer" in text:
+            return {"viewer": {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}}
+        if "runs(" in text:
+            edges = [
+                {"node": run(i), "cursor": str(i)} for i in range(4) if json.loads(named["filters"]).get("group") in (None, run(i)["group"])
+            ]
+            page = {"endCursor": "3", "hasNextPage": False}
+            return {"project": {"internalId": "1", "runCount": len(edges), "readOnly": True, "runs": {"edges": edges, "pageInfo": page}}}
+        if "historyKeys" in text:
+            return {"project": {"run": {"historyKeys": {"lastStep": 20}}}}
+        i = int((named.get("runName") or named.get("run") or named.get("name") or "id0")[2:])
+        rows = [{"_step": step, "_runtime": step / 2, "val/loss": 4 - step / 20 - (i % 2) / 10 + (i // 2) / 100} for step in (0, 10, 20)]
+        if "parquetHistory" in text:
+            return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": rows}}}}
+        if "history(" in text:
+            return {"project": {"run": {"history": [json.dumps(row) for row in rows]}}}
+        return {"project": None}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.path == "/graphql":
+                asked.append(json.loads(body))
+                body = json.dumps({"data": answer(asked[-1])}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}", asked
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "labels"), [("me/proj", ["base", "idea"]), ("me/proj/base", ["job 0"])])
+def test_wandb_s_server(tmp_path: Path, server: tuple[str, list[Json]], place: str, labels: list[str]) -> None:
+    """wandb's own client against a server on this machine."""
+    url, asked = server
+    words = [sys.executable, "-m", "nocap.compare", place, "--format", "wandb", "--json", "out.json"]
+    env = environment(tmp_path, WANDB_BASE_URL=url, WANDB_API_KEY="f" * 40)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [arm["label"] for arm in content["arms"]] == labels
+    assert content["runs"][0]["curve"] == {
+        "step": [0, 10, 20],
+        "tokens": [None] * 3,
+        "train_s": [None] * 3,
+        "val_loss": [4, 3.5, 3],
+        "val_bpb": [None] * 3,
+    }
+    assert [one["status"] for one in content["not_compared"]] == (["crashed"] if len(labels) == 2 else [])
+    assert any("HistoryPage" in one["query"] for one in asked)
+
+
+def test_wandb_without_a_login_is_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "W&B must have a login (wandb login, or WANDB_API_KEY), got none" in done.stderr.splitlines()[-1]
+    assert len(done.stderr.splitlines()) == 1

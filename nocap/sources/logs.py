@@ -47,7 +47,7 @@ REPEAT = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """A file that a format reads."""
+    """What a format reads: a file, or for a server's runs only a name."""
 
     path: Path
     folder: Path  # that is its arm, unless the log says another
@@ -59,10 +59,12 @@ class Log:
     @property
     def inside(self) -> str:
         """Its place in the folder, which may name the seed."""
-        return str(self.path.relative_to(self.folder))
+        return str(self.path.relative_to(self.folder) if self.path.is_absolute() else self.path)
 
     def content(self) -> str:
         """The same for copies."""
+        if not self.path.is_file():
+            return str(self.path)
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -189,8 +191,11 @@ def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
     place, by_format = Path(os.path.abspath(expanded(path))), dict[str, list[Log]]()
     for name in wanted:
         form = _format(name)
-        require(place.exists(), path, "be a file or a folder of logs", "nothing of that name")
-        files = [place] if place.is_file() and len(wanted) == 1 else _files(place, form["PATTERN"].split())
+        if place.exists():
+            files = [place] if place.is_file() and len(wanted) == 1 else _files(place, form["PATTERN"].split())
+        else:
+            require(bool(form.get("REMOTE")), path, "be a file or a folder of logs", "nothing of that name")
+            files = [Path(path)]
         if files:
             facts = {"format": Path(name).name, "read": form["read"], "given": not place.is_dir()}
             by_format[name] = [Log(path=file, folder=(folder := _folder(file)), arm=_arm(folder, place), **facts) for file in files]

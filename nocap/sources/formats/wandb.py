@@ -1,4 +1,10 @@
-"""W&B's file of a run, written offline or online. Keys of its config are columns too, as in --columns arm=config/optimizer."""
+"""W&B's runs: the file of a run that was written offline or online, or a project's runs from the server by wandb's public API.
+
+    python -m nocap.compare --format wandb ENTITY/PROJECT           an arm a group
+    python -m nocap.compare --format wandb ENTITY/PROJECT/GROUP     an arm a job type
+
+A run without a group, or job type, is an arm of its own name. Keys of its config are columns too, as in --columns arm=config/optimizer.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +19,37 @@ from nocap.config.keys import flat, require
 from nocap.sources.formats import Row
 
 PATTERN = "run-*.wandb"
+REMOTE = True  # a path that is no file is a name on the server
 HEAD, BLOCK, PART = b":W&B\xe1\xbe\x00", 2**15, struct.Struct("<IHB")  # LevelDB's log format: blocks of parts, each with its checksum
 ENDS = (1, 4)  # kinds of parts: whole records, and last parts
 
 
 def read(path: Path) -> Iterator[Row]:
+    yield from _of_file(path) if path.is_file() else _of_server(str(path))
+
+
+def _of_server(place: str) -> Iterator[Row]:
+    parts = place.split("/")
+    require(len(parts) in (2, 3), "it", "be ENTITY/PROJECT or ENTITY/PROJECT/GROUP", place)
+    import wandb
+
+    group = parts[2:]
+    wandb.setup(settings=wandb.Settings(silent=True))
+    require(wandb.login(prompt=False, verify=False), "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
+    filters = {"group": group[0]} if group else {}
+    for run in wandb.Api().runs("/".join(parts[:2]), filters=filters, order="+created_at", lazy=False):
+        arm = run.job_type if group else run.group
+        yield {
+            "run": f"{run.name} {run.id}",
+            "arm": arm or run.name,
+            "ended": run.state,
+            **_config(run.config),
+            **_machine(run.metadata or {}),
+        }
+        yield from run.scan_history()
+
+
+def _of_file(path: Path) -> Iterator[Row]:
     """Without an end it was killed."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
